@@ -1,0 +1,104 @@
+"""The values of model calls: what is asked, under which identity, what comes back and what it cost."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+from pydantic import Field
+
+from reflact.results import Usage
+from reflact.types import Frozen
+
+
+class ReplyModel(Frozen):
+    """Base of all types that a model is asked to fill in.
+
+    ``version`` is part of the key under which replies are stored: raise it whenever a field, a
+    description or a validation rule of the subclass changes its meaning.
+    """
+
+    version: ClassVar[int] = 1
+
+
+class Text(ReplyModel):
+    """A reply in plain text, as a target gives it; sent without any output format."""
+
+    text: str
+
+
+R_co = TypeVar("R_co", bound=ReplyModel, covariant=True)
+
+
+class Message(Frozen):
+    """One chat message of a request."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Rendered(Frozen):
+    """A prompt ready to be sent, and the file version that it came from."""
+
+    name: str
+    version: int
+    messages: tuple[Message, ...]
+
+
+class Sample(Frozen):
+    """The logical identity of a call: which place of the plan it fills, never when it was sent.
+
+    Calls inside a rollout carry its key and their number in it instead of a step, so that rollouts
+    can be reused across steps.
+    """
+
+    role: str = Field(pattern=r"^[a-z_]+$")
+    purpose: str = Field(pattern=r"^[a-z_]+$")
+    step: int | None = None
+    part: str = ""
+    trial: int = 0
+    attempt: int = 0
+    rollout: str | None = None
+    number: int = 0
+
+    @property
+    def label(self) -> str:
+        """The sample as one line of ASCII text; equal samples give equal labels and only they do."""
+        place = f"step={self.step}"
+        if self.rollout is not None:
+            place = f"rollout={quote(self.rollout, safe='')}/{self.number}"
+        words = [self.role, self.purpose, place, f"part={quote(self.part, safe='')}"]
+        return "/".join([*words, f"trial={self.trial}", f"attempt={self.attempt}"])
+
+
+class Reply(Frozen, Generic[R_co]):
+    """A validated reply, how many attempts it took and what they consumed."""
+
+    value: R_co
+    attempts: int = 1
+    usage: Usage = Usage()
+
+
+class Intent(Frozen):
+    """A call about to be sent: booked at its worst case if the process dies before the answer."""
+
+    key: str
+    run_id: str
+    sample: str
+    role: str
+    purpose: str
+    endpoint: str
+    model: str
+
+
+class StoredReply(Frozen):
+    """A provider's answer as it came: status, content type and the body's decoded chunks.
+
+    A body that was streamed keeps its chunks, one for each piece that arrived.
+    """
+
+    key: str
+    status: int
+    content_type: str
+    chunks: tuple[str, ...]
+    usage: Usage = Usage()

@@ -1,0 +1,178 @@
+"""The closed union of what can happen in a run.
+
+*Durable* events come in the plan's order, are stored once across all starts of a run and hold nothing
+that differs between two runs of the same plan: no times, no spend. *Live* events tell what is happening
+just now; siblings come in any order and nothing is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter
+
+from reflact.results import RunSummary, Scored
+from reflact.types import (
+    Action,
+    EditResult,
+    Fallback,
+    Frozen,
+    Report,
+    Verdict,
+    Version,
+    digest,
+)
+
+Stage = Literal["rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"]
+
+
+class _Event(Frozen):
+    """Base: which run and which step (0: before the first)."""
+
+    durable: ClassVar[bool] = True
+    run_id: str
+    step: int = 0
+
+    @property
+    def id(self) -> str:
+        """Content-derived identity, 16 hexadecimal digits: equal in every run of the same plan."""
+        return digest(self.model_dump(mode="json"))[:16]
+
+
+class RunStarted(_Event):
+    """The plan, before any call."""
+
+    kind: Literal["run_started"] = "run_started"
+    steps_per_epoch: int
+    n_train: int
+    n_val: int
+    n_test: int
+
+
+class BaselineMeasured(_Event):
+    """The initial skill's score on the validation split, in the gate's metric."""
+
+    kind: Literal["baseline_measured"] = "baseline_measured"
+    score: float
+    n: int
+
+
+class StepStarted(_Event):
+    """A step begins; ``item_ids`` is its batch."""
+
+    kind: Literal["step_started"] = "step_started"
+    epoch: int
+    item_ids: tuple[str, ...]
+
+
+class RolloutsDone(_Event):
+    """The batch was rolled out."""
+
+    kind: Literal["rollouts_done"] = "rollouts_done"
+    n: int
+    failures: int
+    unmeasured: int
+
+
+class ReportDone(_Event):
+    """One analyst's report, in the plan's order."""
+
+    kind: Literal["report_done"] = "report_done"
+    report: Report
+
+
+class FallbackTaken(_Event):
+    """A model's decision could not be had; what was done instead."""
+
+    kind: Literal["fallback_taken"] = "fallback_taken"
+    fallback: Fallback
+
+
+class EditsApplied(_Event):
+    """The step's edits and what became of each."""
+
+    kind: Literal["edits_applied"] = "edits_applied"
+    pool_size: int
+    budget: int | None
+    results: tuple[EditResult, ...]
+
+
+class Decided(_Event):
+    """The gate's verdict."""
+
+    kind: Literal["decided"] = "decided"
+    verdict: Verdict
+
+
+class StepCommitted(_Event):
+    """The step is in the store."""
+
+    kind: Literal["step_committed"] = "step_committed"
+    epoch: int
+    action: Action
+    current: Version
+    best: Version
+
+
+class TestOpened(_Event):
+    """The sealed test split is opened, for the ``count``-th time in this run."""
+
+    __test__ = False
+    kind: Literal["test_opened"] = "test_opened"
+    count: int
+
+
+class FinalScore(_Event):
+    """A score of the final report."""
+
+    kind: Literal["final_score"] = "final_score"
+    score: Scored
+
+
+class Progress(_Event):
+    """Live: ``done`` of ``total`` parts of a stage are finished."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["progress"] = "progress"
+    stage: Stage
+    done: int
+    total: int
+    note: str = ""
+
+
+class Warned(_Event):
+    """Live: something worth knowing that changes nothing."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["warned"] = "warned"
+    message: str
+
+
+class Finished(_Event):
+    """Live: the run has ended; always the last event."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["finished"] = "finished"
+    summary: RunSummary
+
+
+Event = Annotated[
+    RunStarted
+    | BaselineMeasured
+    | StepStarted
+    | RolloutsDone
+    | ReportDone
+    | FallbackTaken
+    | EditsApplied
+    | Decided
+    | StepCommitted
+    | TestOpened
+    | FinalScore
+    | Progress
+    | Warned
+    | Finished,
+    Field(discriminator="kind"),
+]
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+"""Reads an event from JSON: ``EVENT.validate_json(text)``."""

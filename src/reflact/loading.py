@@ -1,0 +1,234 @@
+"""Reads configurations: files, mappings, presets, overrides, and refusals that help.
+
+A configuration is a YAML or TOML file, a mapping, or a ``TrainerConfig``. Unknown keys and values are
+errors that name the nearest right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import JsonValue, ValidationError
+from pydantic_core import ErrorDetails
+
+from reflact.config import Section, TrainerConfig
+from reflact.errors import ConfigError
+from reflact.types import digest
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "skillopt": {"select": {"max_edits": 4, "min_edits": 2}, "gate": {"policy": "strict", "metric": "hard"}},
+}
+
+
+def load(
+    source: TrainerConfig | Mapping[str, Any] | Path | str, *, overrides: Sequence[str] = ()
+) -> TrainerConfig:
+    """Return the configuration that a file, a mapping or a ``TrainerConfig`` describes.
+
+    Paths to inputs inside a file are relative to that file; ``out_dir`` is relative to the current folder.
+
+    Args:
+        source: A configuration, a mapping, or the path of a ``.yaml``, ``.yml`` or ``.toml`` file.
+        overrides: Assignments such as ``train.num_epochs=2``; values are read as YAML.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest right one.
+    """
+    if isinstance(source, TrainerConfig) and not overrides:
+        return source
+    if isinstance(source, TrainerConfig):
+        raw, base = _plain(source), None
+    elif isinstance(source, Mapping):
+        raw, base = dict(source), None
+    else:
+        raw, base = _read(Path(source)), Path(source).resolve().parent
+    for assignment in overrides:
+        raw = _assign(raw, assignment)
+    preset = PRESETS.get(str(raw.get("preset", "default")), {})
+    try:
+        config = TrainerConfig.model_validate(_overlay(preset, raw))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    return config if base is None else _anchored(config, base)
+
+
+def identity(config: TrainerConfig) -> dict[str, JsonValue]:
+    """Return the keys, dotted, that make up a run's identity: all that are not changeable."""
+    return {key: value for key, value, changeable in _leaves(config) if not changeable}
+
+
+def keys() -> Iterator[tuple[str, str, str, bool, str]]:
+    """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
+    yield from _describe(TrainerConfig, "")
+
+
+def fingerprint(config: TrainerConfig) -> str:
+    """Return the hash of a run's identity."""
+    return digest(identity(config))
+
+
+def _leaves(
+    section: Section, prefix: str = "", locked: bool = False
+) -> Iterator[tuple[str, JsonValue, bool]]:
+    plain = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        if field.exclude:
+            continue
+        value = getattr(section, name)
+        extra = field.json_schema_extra
+        changeable = locked or (isinstance(extra, dict) and bool(extra.get("changeable")))
+        if isinstance(value, Section):
+            yield from _leaves(value, f"{prefix}{name}.", changeable)
+        else:
+            yield f"{prefix}{name}", plain[name], changeable
+
+
+def _describe(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, bool, str]]:
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _describe(kind, f"{prefix}{name}.")
+            continue
+        extra = field.json_schema_extra
+        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        changeable = isinstance(extra, dict) and bool(extra.get("changeable"))
+        yield f"{prefix}{name}", _type_name(kind), default, changeable, field.description or ""
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _type_name(kind: Any) -> str:
+    arguments = get_args(kind)
+    if kind is type(None):
+        return "null"
+    if arguments and all(isinstance(a, str | int) for a in arguments):
+        return " or ".join(f"`{a}`" for a in arguments)
+    if arguments and getattr(kind, "__origin__", None) in {dict, Mapping}:
+        return "mapping"
+    if (arguments and callable(kind) is False) or (
+        arguments and hasattr(kind, "__args__") and "|" in str(kind)
+    ):
+        return " or ".join(_type_name(a) for a in arguments)
+    if arguments:
+        return "function" if "Callable" in str(kind) else " or ".join(_type_name(a) for a in arguments)
+    return {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}.get(
+        getattr(kind, "__name__", str(kind)), str(kind)
+    )
+
+
+def _plain(config: TrainerConfig) -> dict[str, Any]:
+    return {
+        name: getattr(config, name) for name in type(config).model_fields if name in config.model_fields_set
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration {path} is not UTF-8 text: {error.reason}") from None
+    try:
+        if path.suffix == ".toml":
+            value: Any = tomllib.loads(text)
+        elif path.suffix in {".yaml", ".yml"}:
+            value = yaml.safe_load(text)
+        else:
+            raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is malformed: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(value).__name__}")
+    return value
+
+
+def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
+    key, sign, text = assignment.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set takes section.key=value, got {assignment!r}")
+    try:
+        value: Any = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {key}: {text!r} is not a YAML value; quote it") from None
+    nested: Any = value
+    for part in reversed(key.strip().split(".")):
+        nested = {part: nested}
+    return _overlay(raw, nested)
+
+
+def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        if isinstance(below, Section):
+            below = {k: getattr(below, k) for k in below.model_fields_set}
+        merged[name] = (
+            _overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
+    return merged
+
+
+def _anchored(config: TrainerConfig, base: Path) -> TrainerConfig:
+    def at(path: Path | None) -> Path | None:
+        return None if path is None else base / path.expanduser()
+
+    return config.model_copy(
+        update={
+            "skill": at(config.skill),
+            "data": config.data.model_copy(update={"path": at(config.data.path)}),
+            "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
+            "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
+        }
+    )
+
+
+def _explain(error: ValidationError) -> str:
+    lines = [_sentence(problem) for problem in error.errors()]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    path = [str(part) for part in problem["loc"]]
+    where = ".".join(path) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        known = _known(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        elsewhere = [k for k, *_ in keys() if k.rpartition(".")[2] == path[-1]]
+        hint = near[0] if near else (elsewhere[0] if elsewhere else None)
+        tail = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
+        return f"unknown key {where}; {tail}"
+    if problem["type"] == "missing":
+        return f"{where} is required"
+    given = problem.get("input")
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in {"literal_error", "enum"} and isinstance(given, str):
+        allowed = str(problem.get("ctx", {}).get("expected", ""))
+        near = difflib.get_close_matches(
+            given, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
+        )
+        message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
+    shown = "" if isinstance(given, Mapping | Section) else f" (got {given!r})"
+    return f"{where}: {message}{shown}"
+
+
+def _known(path: Sequence[str]) -> list[str]:
+    section: type[Section] = TrainerConfig
+    for part in path:
+        kind = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            return []
+        section = kind
+    return list(section.model_fields)

@@ -1,0 +1,223 @@
+"""What the house needs from outside: small protocols, a few methods each.
+
+Stages and the trainer know these and nothing else of models, targets, environments and storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
+
+from pydantic import JsonValue
+
+from reflact.calls import Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
+from reflact.events import Event
+from reflact.results import Spend, Status
+from reflact.types import (
+    Graded,
+    Item,
+    Rollout,
+    RunState,
+    Skill,
+    Split,
+    StepRecord,
+    Turn,
+)
+
+R = TypeVar("R", bound=ReplyModel)
+
+
+class LLM(Protocol):
+    """The one door to a role's model."""
+
+    @property
+    def identity(self) -> str:
+        """The endpoint, model and settings that influence replies; never credentials."""
+        ...
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Send a prompt and return a validated reply.
+
+        Args:
+            prompt: The messages.
+            reply_type: What is asked for; ``Text`` for plain text.
+            sample: The call's logical identity; part of the key under which the reply is stored.
+            check: Raises ValueError where a well-formed reply does not fit the data at hand; the
+                reply is then sent back with that reason. Must depend on nothing but the data that
+                the prompt was made from.
+
+        Raises:
+            ReplyError: No attempt gave a valid reply.
+            ContextOverflow: The request is larger than the model's context.
+            ProviderError: The endpoint refused, failed or could not be reached.
+        """
+        ...
+
+
+class Session(Protocol):
+    """A target at work on one item: holds the conversation."""
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The conversation so far, without the skill."""
+        ...
+
+    async def reply(self, message: str) -> str:
+        """Give the target a message (a question, an observation) and return its answer."""
+        ...
+
+
+class Target(Protocol):
+    """The frozen agent whose instructions are the skill."""
+
+    @property
+    def identity(self) -> str:
+        """The settings that influence answers; part of every rollout's key."""
+        ...
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        """Start a conversation under a skill; ``rollout`` is the rollout's key."""
+        ...
+
+
+class Environment(Protocol):
+    """Where tasks come from and how they are judged."""
+
+    @property
+    def identity(self) -> str:
+        """Name, version and settings that influence scores; part of every rollout's key."""
+        ...
+
+    def items(self, split: Split) -> Sequence[Item]:
+        """Return a split's items, in a fixed order."""
+        ...
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+        """Let the session work on an item and judge the result.
+
+        ``seed`` derives from the item and the trial. A model error is passed on as it is; any other
+        exception leaves the item unmeasured.
+        """
+        ...
+
+
+class EffectStore(Protocol):
+    """Model calls that were paid for, and those that are under way."""
+
+    async def find_reply(self, key: str) -> StoredReply | None:
+        """Return what was stored under a key, or None."""
+        ...
+
+    async def intend(self, intent: Intent) -> None:
+        """Book a call before it is sent; on disk when this returns."""
+        ...
+
+    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+        """Store an answer and settle its intent in one transaction; on disk when this returns."""
+        ...
+
+    async def drop_intent(self, intent: Intent) -> None:
+        """Close an intent whose call is known to have given nothing that is charged."""
+        ...
+
+
+class RolloutStore(Protocol):
+    """Rollouts that finished."""
+
+    async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
+        """Return those of the keys that are stored."""
+        ...
+
+    async def keep_rollout(self, rollout: Rollout) -> None:
+        """Store a measured rollout; on disk when this returns."""
+        ...
+
+
+class Journal(Protocol):
+    """Outcomes that decisions used but that are no effects, under (step, label), within one run."""
+
+    async def recall(self, step: int, label: str) -> JsonValue:
+        """Return what was noted, or None."""
+        ...
+
+    async def note(self, step: int, label: str, value: JsonValue) -> None:
+        """Note an outcome before it is used; the first note under a label stands."""
+        ...
+
+
+class RunStore(RolloutStore, EffectStore, Protocol):
+    """One run's history in a store that other runs may share."""
+
+    async def open_run(
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue
+    ) -> RunState | None:
+        """Start or go on with a run: returns its last committed state, None for a new run.
+
+        Intents that an earlier process left open become unsettled.
+        """
+        ...
+
+    def journal(self, run_id: str) -> Journal:
+        """Return the run's journal."""
+        ...
+
+    async def commit(
+        self, run_id: str, record: StepRecord | None, state: RunState, skills: Sequence[Skill]
+    ) -> None:
+        """Write a step's record, the state after it and its skills as one transaction.
+
+        Without a record the state is the run's first.
+        """
+        ...
+
+    async def records(self, run_id: str) -> tuple[StepRecord, ...]:
+        """Return all committed records, in order."""
+        ...
+
+    async def skill(self, skill_hash: str) -> Skill:
+        """Return a stored document.
+
+        Raises:
+            StoreError: There is none with this hash.
+        """
+        ...
+
+    async def append(self, event: Event) -> bool:
+        """Store a durable event; False where this run already has it."""
+        ...
+
+    async def events(self, run_id: str) -> tuple[Event, ...]:
+        """Return the run's durable events, in order."""
+        ...
+
+    async def spend(self, run_id: str) -> tuple[Spend, ...]:
+        """Return what the run has paid for, by role and purpose, sorted."""
+        ...
+
+    async def count_opening(self, run_id: str) -> int:
+        """Count one opening of the sealed test split and return how many there were."""
+        ...
+
+    async def add_seconds(self, run_id: str, seconds: float) -> float:
+        """Add active time and return the run's total, in seconds."""
+        ...
+
+    async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
+        """Store how this start of the run ended, with its summary as JSON text."""
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Something that events are handed to; must not block."""
+
+    async def __call__(self, event: Event) -> None:
+        """Take one event."""
+        ...

@@ -1,0 +1,5 @@
+"""The corridor."""
+
+
+class Trainer:
+    """Trains a skill document."""
