@@ -1,6 +1,7 @@
 """The configuration of a run: typed sections with strict keys.
 
-Keys marked *changeable* may differ between two starts of the same run; all others make up its identity.
+Keys marked *changeable* may differ between two starts of the same run; all others make up its identity,
+together with the contents of the files that paths name.
 ``reflact.loading`` reads configurations from files and mappings.
 """
 
@@ -25,7 +26,9 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """One role's model and how to reach it."""
 
-    model: str = Field(min_length=1, description="Model name, as the endpoint knows it.")
+    model: str = Field(
+        "", description="Model name, as the endpoint knows it; needed unless the role is passed in Python."
+    )
     base_url: str = Field(
         "https://api.openai.com/v1",
         pattern=r"^https?://\S+$",
@@ -87,8 +90,10 @@ CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "
 class ModelsConfig(Section):
     """The models by role; the optimizer takes the target's connection where it names none of its own."""
 
-    target: ModelConfig = Field(description="The frozen agent's model.")
-    optimizer: ModelConfig = Field(description="The model that analyses and edits.")
+    target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
+    optimizer: ModelConfig = Field(
+        default_factory=ModelConfig, description="The model that analyses and edits."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -106,7 +111,9 @@ class DataConfig(Section):
     """Where the items come from and how they are split."""
 
     path: Path | None = Field(
-        None, description="A folder with train/, val/ and test/, or one .json or .jsonl file to be split."
+        None,
+        description="A folder with train/, val/ and test/, or one .json or .jsonl file to be split.",
+        json_schema_extra=CHANGEABLE,
     )
     ratio: str = Field(
         "2:1:7", pattern=r"^[0-9]+:[0-9]+:[0-9]+$", description="train:val:test for a single file."
@@ -234,7 +241,9 @@ class PromptsConfig(Section):
     """Which prompt files are used."""
 
     folder: Path | None = Field(
-        None, description="Own folder of prompts; those it lacks come from the package."
+        None,
+        description="Own folder of prompts; those it lacks come from the package.",
+        json_schema_extra=CHANGEABLE,
     )
     versions: dict[str, int] = Field(
         default_factory=dict, description="Pinned version by prompt name; default: newest."
@@ -255,16 +264,20 @@ class ReplayConfig(Section):
 class TrainerConfig(Section):
     """A complete configuration."""
 
-    preset: Literal["default", "skillopt"] = Field("default", description="Defaults to start from.")
+    preset: Literal["default", "skillopt"] = Field(
+        "default", description="Defaults to start from.", json_schema_extra=CHANGEABLE
+    )
     seed: int = Field(42, description="Root of all randomness.")
     out_dir: Path = Field(
         Path("runs/default"), description="Where the run is kept.", json_schema_extra=CHANGEABLE
     )
-    skill: Path | None = Field(None, description="The initial skill document; null: an empty one.")
+    skill: Path | None = Field(
+        None, description="The initial skill document; null: an empty one.", json_schema_extra=CHANGEABLE
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="Items.")
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="Environment.")
     target: TargetConfig = Field(default_factory=TargetConfig, description="Target.")
-    models: ModelsConfig = Field(description="Models by role.")
+    models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
     reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="Reflection.")
     aggregate: AggregateConfig = Field(default_factory=AggregateConfig, description="Merging.")
