@@ -1,0 +1,63 @@
+# `make demo` and `make test` need nothing but make and Python 3.11 or newer; see README.md.
+# A folder other than .venv or an interpreter of your choice: make test VENV=/tmp/env PYTHON=python3.12
+
+VENV ?= .venv
+OUT ?= demo-run
+ifndef PYTHON
+PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+endif
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check lint types format docs wheel-test clean
+
+help:
+	@echo 'make demo        a complete training run from recorded replies, into $(OUT)'
+	@echo 'make test        the test suite'
+	@echo 'make check       everything that CI checks: lint, types, tests, docs, the built wheel'
+	@echo 'make format      rewrite the sources in the house format'
+	@echo 'make docs        write the generated pages of docs/ anew'
+	@echo 'make wheel-test  build sdist and wheel, install the wheel alone, run the demo there'
+	@echo 'make clean       remove the virtual environment and build products'
+
+demo: $(VENV)/.installed
+	$(BIN)/reflact demo --out $(OUT)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest
+
+check: lint types wheel-test test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python scripts/generate_docs.py
+
+wheel-test: $(VENV)/.installed-dev
+	bash scripts/wheel_test.sh $(abspath $(BIN)/python)
+
+clean:
+	rm -rf $(VENV) dist build
+
+$(VENV)/.pip:
+	@test -n "$(PYTHON)" || { echo 'error: found no Python 3.11 or newer; install one, or name it: make PYTHON=/path/to/python' >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds the sdist, the wheel from the sdist, installs the wheel alone in a new virtual environment
+# far from the source, and runs the demo there.
+# Usage: scripts/wheel_test.sh PYTHON, where PYTHON has the `build` package.
+set -euo pipefail
+python=$1
+source_tree=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m build --outdir "$work/dist" "$source_tree" >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+"$python" -m venv "$work/venv"
+"$work/venv/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
+"$work/venv/bin/python" -m pip install --quiet "$work"/dist/*.whl
+
+cd "$work"
+home=$("$work/venv/bin/python" -c 'import reflact; print(reflact.__file__)')
+case $home in
+"$work"/*) ;;
+*) echo "error: reflact was imported from $home, not from the wheel" >&2; exit 1 ;;
+esac
+"$work/venv/bin/reflact" demo --out "$work/demo"
+for file in run.db best_skill.md summary.json skills; do
+	test -e "$work/demo/$file" || { echo "error: the demo left no $file" >&2; exit 1; }
+done
+echo "the wheel runs the demo on its own"

@@ -1,0 +1,66 @@
+"""What `import reflact` costs and brings along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+import reflact
+
+HEAVY = ("openai", "instructor", "pydantic_ai", "httpx", "httpx2", "rich", "typer", "sqlite_utils")
+
+
+def python(code: str) -> str:
+    """Run code in a new interpreter and return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def best_of(count: int, code: str) -> float:
+    """Seconds that a new interpreter takes for the code, the shortest of some runs."""
+
+    def once() -> float:
+        begun = time.perf_counter()
+        python(code)
+        return time.perf_counter() - begun
+
+    return min(once() for _ in range(count))
+
+
+def test_importing_the_package_is_fast() -> None:
+    """`import reflact` adds less than 0.15 s to a bare interpreter."""
+    assert best_of(7, "import reflact") - best_of(7, "pass") < 0.15
+
+
+@pytest.mark.parametrize("module", ["reflact", "reflact.config", "reflact.loading", "reflact.ports"])
+def test_importing_loads_no_client_library(module: str) -> None:
+    """The package and its contracts load without any client, terminal or database library."""
+    loaded = python(f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))")
+    assert loaded == ""
+
+
+def test_help_loads_no_client_library() -> None:
+    """`reflact --help` does not wait for libraries that only a run needs."""
+    code = (
+        "import sys\nfrom reflact.cli import main\nsys.argv = ['reflact', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        f"print(*(m for m in {HEAVY[:5]!r} if m in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "train" in done.stdout
+    assert done.stderr.strip() == ""
+
+
+def test_every_exported_name_exists() -> None:
+    """Whatever `reflact.__all__` promises can be imported, and is told by `dir`."""
+    assert [name for name in reflact.__all__ if getattr(reflact, name, None) is None] == []
+    assert set(reflact.__all__) <= set(dir(reflact))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """Asking the package for a name that it lacks says so."""
+    with pytest.raises(AttributeError, match="Trainr"):
+        reflact.Trainr  # noqa: B018
