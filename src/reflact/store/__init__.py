@@ -1,0 +1,1 @@
+"""Where runs are kept: one SQLite file, and a lock for each run's folder."""

@@ -1,0 +1,258 @@
+"""One SQLite file, off the event loop: a writer thread that commits in groups, and readers beside it.
+
+Writes that wait at the same time share a transaction, so that they share one wait for the disk. Only
+this module knows sqlite-utils; work on the tables is handed in as plain functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import anyio
+from sqlite_utils import Database as Tables
+from sqlite_utils import Migrations
+
+from reflact.errors import StoreError
+from reflact.store.migrations import Migration
+
+__all__ = ["Database", "Tables"]
+
+T = TypeVar("T")
+
+READERS = 2
+CLOSING_SECONDS = 5.0
+
+REASONS: Mapping[int, str] = {
+    sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
+    sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
+    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or choose another out_dir",
+    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write; check it and start again",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a copy or choose another out_dir",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; choose another out_dir",
+    sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
+}
+
+
+@dataclass(frozen=True)
+class _Request(Generic[T]):
+    work: Callable[[Tables], T]
+    future: Future[T] = field(default_factory=Future)
+
+
+class Database:
+    """An asynchronous SQLite database; opened and closed by ``async with``, once.
+
+    Args:
+        path: The file; it and its folder are made where missing.
+        migrations: All schema steps, in order; pending ones are applied on opening.
+        patience: Seconds to wait for another process's lock.
+
+    Raises:
+        StoreError: On opening and from every method; says what is wrong with which file.
+    """
+
+    _tables: Tables
+
+    def __init__(self, path: Path, migrations: Sequence[Migration], *, patience: float = 30.0) -> None:
+        self.path = path
+        self._schema = migrations
+        self._patience = patience
+        self._open = False
+        self._transactions = 0
+        self._pending: deque[_Request[Any]] = deque()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="reflact-store-writer")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reflact-store-reader")
+        self._connections: list[Tables] = []
+        self._idle: SimpleQueue[Tables] = SimpleQueue()
+
+    @property
+    def transactions(self) -> int:
+        """How many write transactions were committed."""
+        return self._transactions
+
+    async def __aenter__(self) -> Self:
+        try:
+            await _outcome(self._writer.submit(self._set_up))
+        except BaseException:
+            await self._shut()
+            raise
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        await self._shut()
+
+    async def write(self, work: Callable[[Tables], T]) -> T:
+        """Run a function in a write transaction and return its result once that is on disk.
+
+        Functions that wait at the same time share the transaction; one that raises is undone alone.
+        A caller that is cancelled leaves at once; its function still runs and is committed.
+        """
+        self._require_open()
+        request = _Request(work)
+        self._pending.append(request)
+        self._writer.submit(self._commit_pending)
+        return await _outcome(request.future)
+
+    async def read(self, work: Callable[[Tables], T]) -> T:
+        """Run a function on one read-only snapshot; it must return values, not open cursors."""
+        self._require_open()
+        return await _outcome(self._readers.submit(self._look, work))
+
+    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Write with one statement and return how many rows it changed."""
+        return await self.write(lambda tables: tables.execute(sql, parameters).rowcount)
+
+    async def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read with one statement and return all rows."""
+        return await self.read(lambda tables: tables.execute(sql, parameters).fetchall())
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"database {self.path}: it is not open; use it inside `async with`")
+
+    async def _shut(self) -> None:
+        self._readers.shutdown(wait=False)
+        closing = self._writer.submit(self._tear_down)
+        with anyio.move_on_after(CLOSING_SECONDS, shield=True):
+            await _outcome(closing)
+        self._writer.shutdown(wait=closing.done())
+
+    # ------------------------------------------------------------------ on the writer's thread
+
+    def _set_up(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
+        try:
+            self._tables = self._connect("rwc")
+            self._tables.execute("PRAGMA journal_mode = WAL")
+            self._tables.execute("PRAGMA synchronous = FULL")
+            self._tables.execute("PRAGMA foreign_keys = ON")
+            self._migrate()
+            for _ in range(READERS):
+                self._idle.put(self._connect("ro"))
+        except sqlite3.Error as error:
+            raise self._renamed(error) from error
+
+    def _connect(self, mode: str) -> Tables:
+        connection = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=self._patience,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        tables = Tables(connection, execute_plugins=False)
+        self._connections.append(tables)
+        return tables
+
+    def _migrate(self) -> None:
+        migrations = Migrations("reflact")
+        for step in self._schema:
+            migrations(name=step.name)(_applying(step.sql))
+        known = {step.name for step in self._schema}
+        newer = [done.name for done in migrations.applied(self._tables) if done.name not in known]
+        if newer:
+            raise StoreError(
+                f"database {self.path}: it was written by a newer version of reflact "
+                f"(schema step {newer[-1]}); upgrade reflact or choose another out_dir"
+            )
+        if migrations.pending(self._tables):
+            self._transact(lambda: migrations.apply(self._tables))
+
+    def _commit_pending(self) -> None:
+        batch = [self._pending.popleft() for _ in range(len(self._pending))]
+        if not batch:
+            return
+        try:
+            outcomes = self._transact(lambda: [self._attempt(request.work) for request in batch])
+        except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
+            for request in batch:
+                request.future.set_exception(self._renamed(error))
+            return
+        self._transactions += 1
+        for request, (value, failure) in zip(batch, outcomes, strict=True):
+            if failure is None:
+                request.future.set_result(value)
+            else:
+                request.future.set_exception(self._renamed(failure))
+
+    def _transact(self, work: Callable[[], T]) -> T:
+        self._tables.execute("BEGIN IMMEDIATE")
+        try:
+            result = work()
+            self._tables.execute("COMMIT")
+        except BaseException:
+            self._tables.rollback()
+            raise
+        return result
+
+    def _attempt(self, work: Callable[[Tables], T]) -> tuple[T | None, Exception | None]:
+        try:
+            with self._tables.atomic():
+                return work(self._tables), None
+        except Exception as error:  # handed to the one who waits for it; its neighbours go on
+            if not self._tables.conn.in_transaction:
+                raise
+            return None, error
+
+    def _tear_down(self) -> None:
+        self._readers.shutdown(wait=True)
+        for tables in reversed(self._connections):
+            tables.close()
+
+    # ------------------------------------------------------------------ on any thread
+
+    def _look(self, work: Callable[[Tables], T]) -> T:
+        tables = self._idle.get()
+        try:
+            with tables.atomic():
+                return work(tables)
+        except sqlite3.Error as error:
+            raise self._renamed(error) from error
+        finally:
+            self._idle.put(tables)
+
+    def _renamed(self, error: Exception) -> Exception:
+        if not isinstance(error, sqlite3.Error):
+            return error
+        code = getattr(error, "sqlite_errorcode", None)
+        reason = REASONS.get(code & 0xFF) if code is not None else None
+        known = f"{reason} ({error})" if reason else str(error)
+        renamed = StoreError(f"database {self.path}: {known}")
+        renamed.__cause__ = error
+        return renamed
+
+
+def _applying(sql: str) -> Callable[[Tables], None]:
+    def apply(tables: Tables) -> None:
+        tables.executescript(sql)
+
+    return apply
+
+
+async def _outcome(future: Future[T]) -> T:
+    """Wait for a thread's result; a cancelled caller leaves the thread's work as it is."""
+    loop = asyncio.get_running_loop()
+    done = anyio.Event()
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
+    await done.wait()
+    return future.result()

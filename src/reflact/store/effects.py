@@ -1,0 +1,163 @@
+"""What was paid for: replies and rollouts by their content keys, and the ledger of calls.
+
+A row of the ledger is one call that was sent: *open* while its answer is awaited, *settled* with what it
+consumed, or *unsettled* where the process ended first. Replies and rollouts are shared by all runs of a
+store; the ledger says which run paid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
+
+from reflact.calls import Intent, StoredReply
+from reflact.errors import StoreError
+from reflact.results import Spend, Usage
+from reflact.store.database import Database, Tables
+from reflact.store.reading import read_back
+from reflact.types import Rollout
+
+NEWEST_OPEN = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
+
+
+class SQLiteEffects:
+    """Implements ``ports.EffectStore`` and ``ports.RolloutStore`` on a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find_reply(self, key: str) -> StoredReply | None:
+        """Return what was stored under a key; None also where it can no longer be read."""
+        return await self._database.read(lambda tables: _find_reply(tables, key))
+
+    async def intend(self, intent: Intent) -> None:
+        """Book a call before it is sent; on disk when this returns."""
+        await self._database.write(lambda tables: _book(tables, intent))
+
+    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+        """Store an answer and settle its intent in one transaction; on disk when this returns.
+
+        The first readable answer under a key stands; what a later one consumed is booked all the same.
+        """
+        text = reply.model_dump_json()
+
+        def keep(tables: Tables) -> None:
+            _settle(tables, intent, reply.usage)
+            if _find_reply(tables, reply.key) is None:
+                tables.execute(
+                    "INSERT OR REPLACE INTO replies (key, run_id, reply) VALUES (?, ?, ?)",
+                    (reply.key, intent.run_id, text),
+                )
+
+        await self._database.write(keep)
+
+    async def drop_intent(self, intent: Intent) -> None:
+        """Close an intent whose call is known to have given nothing that is charged."""
+        await self._database.execute(
+            f"DELETE FROM calls WHERE id = {NEWEST_OPEN}",  # noqa: S608 - a constant
+            (intent.run_id, intent.key),
+        )
+
+    async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
+        """Return those of the keys that are stored, in the order of the keys.
+
+        Raises:
+            StoreError: A stored rollout can no longer be read.
+        """
+        rows = await self._database.rows(
+            "SELECT key, rollout FROM rollouts WHERE key IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(keys)),),
+        )
+        found: dict[str, str] = dict(rows)
+        return {
+            key: read_back(Rollout.model_validate_json, found[key], f"rollout {key}")
+            for key in keys
+            if key in found
+        }
+
+    async def keep_rollout(self, rollout: Rollout) -> None:
+        """Store a measured rollout; on disk when this returns. The first under a key stands.
+
+        Raises:
+            StoreError: The rollout is unmeasured; failures are tried again, never stored as results.
+        """
+        if rollout.score is None:
+            raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
+        await self._database.execute(
+            "INSERT INTO rollouts (key, rollout) VALUES (?, ?) ON CONFLICT (key) DO NOTHING",
+            (rollout.key, rollout.model_dump_json()),
+        )
+
+    async def spend(self, run_id: str) -> tuple[Spend, ...]:
+        """Return what the run has paid for, by role and purpose, sorted.
+
+        ``unsettled`` counts calls that were in flight when an earlier process ended, also where the same
+        call succeeded later. Sums do not depend on the order in which answers came.
+        """
+        return await self._database.read(lambda tables: _spend(tables, run_id))
+
+
+def unsettle(tables: Tables, run_id: str) -> None:
+    """Book the open calls of a run as unsettled; for the start of a process that owns the run."""
+    tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
+
+
+def _find_reply(tables: Tables, key: str) -> StoredReply | None:
+    row = tables.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return None
+    try:
+        return StoredReply.model_validate_json(row[0])
+    except ValidationError:
+        return None
+
+
+def _book(tables: Tables, intent: Intent) -> int:
+    booked = tables.execute(
+        "INSERT INTO calls (run_id, key, sample, role, purpose, endpoint, model)"
+        " VALUES (:run_id, :key, :sample, :role, :purpose, :endpoint, :model)",
+        intent.model_dump(),
+    )
+    assert booked.lastrowid is not None
+    return booked.lastrowid
+
+
+def _settle(tables: Tables, intent: Intent, usage: Usage) -> None:
+    (booked,) = tables.execute(f"SELECT {NEWEST_OPEN}", (intent.run_id, intent.key)).fetchone()
+    tables.execute(
+        "UPDATE calls SET state = 'settled', calls = :calls, input_tokens = :input_tokens,"
+        " cached_tokens = :cached_tokens, output_tokens = :output_tokens, usd = :usd WHERE id = :id",
+        {**usage.model_dump(), "id": _book(tables, intent) if booked is None else booked},
+    )
+
+
+def _spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
+    sums = tables.execute(
+        "SELECT role, purpose, sum(calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens),"
+        " sum(state = 'unsettled') FROM calls WHERE run_id = ? AND state <> 'open'"
+        " GROUP BY role, purpose ORDER BY role, purpose",
+        (run_id,),
+    ).fetchall()
+    prices: dict[tuple[str, str], list[float]] = {}
+    for role, purpose, usd in tables.execute(
+        "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL", (run_id,)
+    ):
+        prices.setdefault((role, purpose), []).append(usd)
+    return tuple(
+        Spend(
+            role=role,
+            purpose=purpose,
+            usage=Usage(
+                calls=calls,
+                input_tokens=given,
+                cached_tokens=cached,
+                output_tokens=written,
+                usd=math.fsum(prices[role, purpose]) if (role, purpose) in prices else None,
+            ),
+            unsettled=unsettled,
+        )
+        for role, purpose, calls, given, cached, written, unsettled in sums
+    )

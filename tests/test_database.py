@@ -1,0 +1,362 @@
+"""The database: group commit, isolation of failures, cancellation, clean closing, and clear refusals."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from reflact.errors import StoreError
+from reflact.store.database import Database, Tables
+from reflact.store.migrations import Migration
+from reflact.tasks import fan_out, group
+
+pytestmark = pytest.mark.anyio
+
+NOTES = (Migration("0001_notes", "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)"),)
+LATER = Migration("0002_colour", "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEGER)")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "what? 100% #1.db"
+
+
+@pytest.fixture
+async def database(path: Path) -> AsyncIterator[Database]:
+    async with Database(path, NOTES) as opened:
+        yield opened
+
+
+async def put(database: Database, text: str | None) -> int:
+    return await database.execute("INSERT INTO notes (text) VALUES (?)", (text,))
+
+
+async def texts(database: Database) -> list[str]:
+    return [text for (text,) in await database.rows("SELECT text FROM notes ORDER BY id")]
+
+
+def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Tables], None]:
+    """A write that keeps the writer's thread busy until it is told to go on."""
+
+    def work(tables: Tables) -> None:
+        entered.set()
+        assert go_on.wait(20)
+
+    return work
+
+
+def overwrite(path: Path, content: bytes, at: int = 0) -> bytes:
+    """Put bytes into a file, which is made where missing, and return what it then holds."""
+    before = path.read_bytes() if path.exists() else b""
+    path.write_bytes(before[:at] + content + before[at + len(content) :])
+    return path.read_bytes()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_waiting_writes_share_a_transaction(database: Database) -> None:
+    """Writes that gather while the writer is busy are committed in one transaction, in order."""
+    entered, go_on = threading.Event(), threading.Event()
+    async with group() as tasks:
+        tasks.start_soon(database.write, holding(entered, go_on))
+        await until(entered.is_set)
+        for n in range(100):
+            tasks.start_soon(put, database, f"note {n}")
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+    assert database.transactions == 2
+    assert await texts(database) == [f"note {n}" for n in range(100)]
+
+
+async def test_concurrent_writers_take_fewer_transactions_than_writes(database: Database) -> None:
+    """64 writers of 10 notes each lose nothing and need far fewer than 640 transactions."""
+
+    async def writer(name: int) -> None:
+        for n in range(10):
+            await put(database, f"{name}/{n}")
+
+    await fan_out(writer, range(64))
+    assert len(await texts(database)) == 640
+    assert database.transactions < 320
+
+
+async def test_a_failing_write_is_undone_alone(database: Database) -> None:
+    """A write that raises loses all of its own rows and none of its neighbours'; each gets its own answer."""
+
+    def two_then_fail(tables: Tables) -> None:
+        tables.execute("INSERT INTO notes (text) VALUES ('mine')")
+        raise LookupError("mine")
+
+    entered, go_on = threading.Event(), threading.Event()
+    answers: dict[str, object] = {}
+
+    async def answer(name: str, work: Callable[[Tables], object]) -> None:
+        try:
+            answers[name] = await database.write(work)
+        except (StoreError, LookupError) as error:
+            answers[name] = error
+
+    async with group() as tasks:
+        tasks.start_soon(database.write, holding(entered, go_on))
+        await until(entered.is_set)
+        tasks.start_soon(
+            answer, "before", lambda t: t.execute("INSERT INTO notes (text) VALUES ('a')").rowcount
+        )
+        tasks.start_soon(answer, "own", two_then_fail)
+        tasks.start_soon(
+            answer, "sql", lambda t: t.execute("INSERT INTO notes (text) VALUES (NULL)").rowcount
+        )
+        tasks.start_soon(
+            answer, "after", lambda t: t.execute("INSERT INTO notes (text) VALUES ('b')").rowcount
+        )
+        await anyio.wait_all_tasks_blocked()
+        go_on.set()
+    assert await texts(database) == ["a", "b"]
+    assert (answers["before"], answers["after"]) == (1, 1)
+    assert isinstance(answers["own"], LookupError)
+    assert isinstance(answers["sql"], StoreError)
+    assert "NOT NULL constraint failed: notes.text" in str(answers["sql"])
+    assert database.transactions == 2
+
+
+async def test_a_cancelled_write_still_completes(database: Database) -> None:
+    """A cancelled caller leaves at once, while the writer is still busy; its write is committed."""
+    entered, go_on = threading.Event(), threading.Event()
+    async with group() as tasks:
+        tasks.start_soon(database.write, holding(entered, go_on))
+        await until(entered.is_set)
+        async with group() as doomed:
+            doomed.start_soon(put, database, "kept")
+            await anyio.wait_all_tasks_blocked()
+            doomed.cancel_scope.cancel()
+        assert not go_on.is_set()
+        go_on.set()
+    await put(database, "later")
+    assert await texts(database) == ["kept", "later"]
+
+
+async def test_closing_finishes_what_was_begun(path: Path) -> None:
+    """Writes that were cancelled just before closing are on disk after it."""
+    database = Database(path, NOTES)
+    with anyio.CancelScope() as scope:
+        async with database, group() as tasks:
+            for n in range(20):
+                tasks.start_soon(put, database, f"note {n}")
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    async with Database(path, NOTES) as again:
+        assert len(await texts(again)) == 20
+
+
+async def test_readers_do_not_block_the_writer(database: Database) -> None:
+    """A write commits while a read is under way, and that read keeps seeing what it began with."""
+    begun, go_on = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def look(tables: Tables) -> None:
+        seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
+        begun.set()
+        assert go_on.wait(20)
+        seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
+
+    async with group() as tasks:
+        tasks.start_soon(database.read, look)
+        await until(begun.is_set)
+        await put(database, "meanwhile")
+        assert await texts(database) == ["meanwhile"]
+        go_on.set()
+    assert seen == [0, 0]
+
+
+async def test_reads_cannot_write(database: Database) -> None:
+    """A read that tries to write is refused."""
+    with pytest.raises(StoreError, match="read-only"):
+        await database.read(lambda tables: tables.execute("DELETE FROM notes").rowcount)
+
+
+async def test_no_threads_are_left_behind(path: Path) -> None:
+    """After closing, also after a failed opening, the process has the threads that it had before."""
+    before = set(threading.enumerate())
+    async with Database(path, NOTES) as database:
+        await fan_out(lambda n: put(database, str(n)), range(8))
+        await fan_out(lambda _: texts(database), range(8))
+        assert set(threading.enumerate()) > before
+    overwrite(path, b"no database" * 1000)
+    with pytest.raises(StoreError):
+        async with Database(path, NOTES):
+            pass
+    assert set(threading.enumerate()) == before
+
+
+async def test_it_works_only_while_open(path: Path) -> None:
+    """Before opening and after closing, reads and writes are refused in a sentence."""
+    database = Database(path, NOTES)
+    with pytest.raises(StoreError, match="not open"):
+        await put(database, "early")
+    async with database:
+        pass
+    with pytest.raises(StoreError, match="not open"):
+        await texts(database)
+
+
+async def test_writes_wait_for_the_disk(database: Database) -> None:
+    """The writer's connection uses write-ahead logging with full synchronisation and foreign keys."""
+
+    def settings(tables: Tables) -> tuple[object, ...]:
+        names = ("journal_mode", "synchronous", "foreign_keys")
+        return tuple(tables.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+
+    assert await database.write(settings) == ("wal", 2, 1)
+
+
+# -------------------------------------------------------------------------------------------- schema
+
+
+async def test_pending_migrations_are_applied_to_what_is_there(path: Path) -> None:
+    """An older database gets the missing steps and keeps its rows; opening it again changes nothing."""
+    async with Database(path, NOTES) as older:
+        await put(older, "old")
+    for _ in range(2):
+        async with Database(path, (*NOTES, LATER)) as newer:
+            assert await newer.rows("SELECT text, colour FROM notes") == [("old", None)]
+
+
+async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
+    """A migration that fails halfway is undone with its receipt, and the old version still opens."""
+    broken = Migration("0002_broken", "CREATE TABLE half (id INTEGER); INSERT INTO missing VALUES (1)")
+    with pytest.raises(StoreError, match="no such table: missing"):
+        async with Database(path, (*NOTES, broken)):
+            pass
+    async with Database(path, NOTES) as older:
+        assert await older.rows("SELECT name FROM sqlite_master WHERE name IN ('half', 'notes')") != [
+            ("half",)
+        ]
+        assert await older.rows("SELECT name FROM _sqlite_migrations WHERE name = '0002_broken'") == []
+
+
+async def test_a_newer_schema_is_refused(path: Path) -> None:
+    """A database with steps that this version does not know is not touched."""
+    async with Database(path, (*NOTES, LATER)):
+        pass
+    with pytest.raises(StoreError, match=r"newer version of reflact .*0002_colour"):
+        async with Database(path, NOTES):
+            pass
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+
+async def test_a_file_that_is_no_database(path: Path) -> None:
+    """A file of another kind is refused and left as it is."""
+    content = overwrite(path, b"seed: 42\n" * 200)
+    with pytest.raises(StoreError, match="not a SQLite database"):
+        async with Database(path, NOTES):
+            pass
+    assert overwrite(path, b"") == content
+
+
+async def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
+    """A folder in place of the file is refused."""
+    with pytest.raises(StoreError, match="cannot be opened"):
+        async with Database(tmp_path, NOTES):
+            pass
+
+
+async def test_a_file_instead_of_the_folder(tmp_path: Path) -> None:
+    """A file in place of the folder is refused."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot make its folder"):
+        async with Database(tmp_path / "file" / "run.db", NOTES):
+            pass
+
+
+async def test_a_damaged_file(path: Path) -> None:
+    """Overwritten pages are reported as damage, not as missing rows."""
+    async with Database(path, NOTES) as database:
+        await fan_out(lambda n: put(database, f"{n}" * 500), range(200))
+    overwrite(path, b"\xff" * 4096 * 10, at=4096 * 2)
+    with pytest.raises(StoreError, match="damaged"):
+        async with Database(path, NOTES) as database:
+            await texts(database)
+
+
+async def test_a_full_disk(database: Database) -> None:
+    """Where no page is left, the write is refused with the reason and earlier ones are still there."""
+    await put(database, "earlier")
+    await database.write(lambda tables: tables.execute("PRAGMA max_page_count = 1").fetchone())
+    with pytest.raises(StoreError, match="disk is full"):
+        await put(database, "x" * 1_000_000)
+    assert await texts(database) == ["earlier"]
+
+
+async def test_a_lock_that_is_not_given_up(path: Path) -> None:
+    """Another process's lock is waited for, then named; nothing of the write remains."""
+    async with Database(path, NOTES, patience=0.01) as database:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="another process kept it locked"):
+            await put(database, "late")
+        other.execute("ROLLBACK")
+        other.close()
+        await put(database, "again")
+        assert await texts(database) == ["again"]
+
+
+READ_ONLY = """
+    import os, sys, anyio
+    from pathlib import Path
+    from reflact.errors import StoreError
+    from reflact.store.runs import open_store
+
+    async def main():
+        async with open_store(Path(sys.argv[1])):
+            pass
+
+    anyio.run(anyio.lowlevel.checkpoint)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        anyio.run(main)
+    except StoreError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no write permission there")
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_read_only_folder(tmp_path: Path, existing: bool) -> None:
+    """In a folder that may not be written to, opening ends in one sentence that says so."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if existing:
+        with sqlite3.connect(folder / "run.db") as other:
+            other.execute("CREATE TABLE t (id)")
+        other.close()
+        (folder / "run.db").chmod(0o444)
+    for above in [tmp_path, *tmp_path.parents[:2]]:
+        above.chmod(0o755)
+    folder.chmod(0o555)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(READ_ONLY), str(folder / "run.db")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert done.stderr == ""
+    assert "run.db" in done.stdout
+    assert "writable" in done.stdout
+    assert done.stdout.count("\n") == 1

@@ -1,0 +1,377 @@
+"""The SQLite store: what it keeps, what it refuses, and what it says when the file is no good."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.calls import Intent, StoredReply
+from reflact.errors import RunConflict, StoreError
+from reflact.events import Decided, Event, RunStarted, StepStarted
+from reflact.ports import RunStore
+from reflact.results import RunSummary, Spend, Usage
+from reflact.store.database import Tables
+from reflact.store.effects import _settle, _spend
+from reflact.store.migrations import MIGRATIONS
+from reflact.store.runs import SQLiteStore, open_store
+from reflact.types import (
+    Candidate,
+    Chosen,
+    Measurement,
+    Merged,
+    Rollout,
+    RunState,
+    Score,
+    Skill,
+    Split,
+    StepRecord,
+    Verdict,
+    Version,
+)
+
+pytestmark = pytest.mark.anyio
+
+FIRST = Skill(text="# Skill\n")
+SECOND = Skill(text="# Skill\n\nUse {braces}, $dollars and \x00.\n")
+IDENTITY = {"seed": 42, "train.batch_size": 40}
+
+
+def initial() -> RunState:
+    version = Version(number=0, skill_hash=FIRST.hash, origin="initial", score=0.25)
+    return RunState(current=version, best=version)
+
+
+def after(step: int, skill: Skill, score: float | None = 0.5) -> RunState:
+    version = Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
+    return RunState(step=step, current=version, best=version, latest_version=step)
+
+
+def record(step: int, reason: str = "greater") -> StepRecord:
+    return StepRecord(
+        step=step,
+        epoch=1,
+        step_in_epoch=step,
+        skill_before=FIRST.hash,
+        item_ids=("a", "b"),
+        rollout=Measurement(skill_hash=FIRST.hash, split=Split.train, n=2, hard=0.5, soft=0.1 + 0.2),
+        reports=(),
+        merged=Merged(),
+        chosen=Chosen(),
+        edits=Candidate(skill=SECOND).results,
+        candidate_hash=SECOND.hash,
+        verdict=Verdict(action="accept_new_best", reason=reason),
+        skill_after=SECOND.hash,
+        version_after=step,
+        best_hash=SECOND.hash,
+        best_score=0.0,
+    )
+
+
+def intent(key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout") -> Intent:
+    return Intent(
+        key=key, run_id=run_id, sample="s", role=role, purpose=purpose, endpoint="http://x", model="m"
+    )
+
+
+def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredReply:
+    usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2, usd=usd)
+    return StoredReply(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+
+
+async def pay(store: SQLiteStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
+    await store.intend(intent(key, run_id))
+    await store.keep_reply(reply(key, usd), intent(key, run_id))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SQLiteStore]:
+    async with open_store(path) as opened:
+        await opened.open_run("r", IDENTITY, {"seed": 42})
+        yield opened
+
+
+# ------------------------------------------------------------------------------------------- effects
+
+
+async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteStore) -> None:
+    """A stored reply equals the one that was kept, chunks and absent price included."""
+    kept = reply("k").model_copy(update={"chunks": ("data: {\n", "", "é\u2028\U0001f600")})
+    await store.intend(intent("k"))
+    assert await store.find_reply("k") is None
+    await store.keep_reply(kept, intent("k"))
+    assert await store.find_reply("k") == kept
+
+
+async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteStore) -> None:
+    """Two runs that pay for one key share the first answer, and each is charged for its own call."""
+    await store.intend(intent("k", "r"))
+    await store.intend(intent("k", "other"))
+    await store.keep_reply(reply("k", 0.5, "first"), intent("k", "r"))
+    await store.keep_reply(reply("k", 0.25, "second"), intent("k", "other"))
+    found = await store.find_reply("k")
+    assert found is not None
+    assert found.chunks == ("first",)
+    assert [row.usage.usd for row in await store.spend("r")] == [0.5]
+    assert [row.usage.usd for row in await store.spend("other")] == [0.25]
+
+
+async def test_an_unreadable_reply_is_a_miss_and_is_replaced(store: SQLiteStore, path: Path) -> None:
+    """A reply that no longer validates is not found, and the next one under its key takes its place."""
+    await pay(store, "k")
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE replies SET reply = '{\"key\": 1}'")
+    other.close()
+    assert await store.find_reply("k") is None
+    await pay(store, "k")
+    assert await store.find_reply("k") == reply("k")
+
+
+async def test_spend_is_summed_by_role_and_purpose(store: SQLiteStore) -> None:
+    """Spend is sorted by role and purpose, and a price is None only where no call had one."""
+    for key, role, purpose, usd in [
+        ("a", "target", "rollout", 0.1),
+        ("b", "target", "rollout", 0.2),
+        ("c", "target", "rollout", None),
+        ("d", "optimizer", "merge", None),
+    ]:
+        booked = intent(key, role=role, purpose=purpose)
+        await store.intend(booked)
+        await store.keep_reply(reply(key, usd), booked)
+    usage = Usage(calls=3, input_tokens=30, cached_tokens=9, output_tokens=6, usd=0.1 + 0.2)
+    assert await store.spend("r") == (
+        Spend(role="optimizer", purpose="merge", usage=reply("d").usage),
+        Spend(role="target", purpose="rollout", usage=usage),
+    )
+    assert await store.spend("unknown") == ()
+
+
+@given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.randoms(use_true_random=False))
+def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: random.Random) -> None:
+    """The sum of the prices is the same to the last bit in whatever order the answers came."""
+    tables = Tables(memory=True)
+    tables.executescript(MIGRATIONS[0].sql)
+    for run_id in ("one", "two"):
+        for price in prices:
+            _settle(tables, intent("k", run_id), Usage(calls=1, usd=price))
+        seed.shuffle(prices)
+    assert _spend(tables, "one") == _spend(tables, "two")
+    tables.close()
+
+
+async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteStore) -> None:
+    """Only the reopened run's open calls turn unsettled, and a later success does not erase them."""
+    await store.intend(intent("k"))
+    await store.intend(intent("k", "other"))
+    assert await store.spend("r") == ()
+    await store.open_run("r", IDENTITY, {})
+    await pay(store, "k")
+    (spend,) = await store.spend("r")
+    assert (spend.unsettled, spend.usage.calls) == (1, 1)
+    assert await store.spend("other") == ()
+
+
+async def test_a_reply_settles_one_intent_only(store: SQLiteStore) -> None:
+    """Of two intents under one key an answer closes one; the other stays open and is booked later."""
+    await store.intend(intent("k"))
+    await store.intend(intent("k"))
+    await store.keep_reply(reply("k"), intent("k"))
+    await store.open_run("r", IDENTITY, {})
+    (spend,) = await store.spend("r")
+    assert (spend.unsettled, spend.usage.calls) == (1, 1)
+
+
+async def test_a_dropped_intent_leaves_no_trace(store: SQLiteStore) -> None:
+    """A call that is known to have cost nothing is neither settled nor unsettled."""
+    await store.intend(intent("k"))
+    await store.drop_intent(intent("k"))
+    await store.open_run("r", IDENTITY, {})
+    assert await store.spend("r") == ()
+
+
+async def test_rollouts_are_found_by_key(store: SQLiteStore) -> None:
+    """Stored rollouts come back in the order asked for; the first under a key stands; others are absent."""
+    kept = [
+        Rollout(key=f"k{n}", item_id=f"i{n}", skill_hash=FIRST.hash, score=Score.of(n % 2)) for n in range(9)
+    ]
+    for rollout in kept:
+        await store.keep_rollout(rollout)
+    await store.keep_rollout(kept[0].model_copy(update={"answer": "another"}))
+    found = await store.find_rollouts(["k3", "missing", "k0"])
+    assert list(found.items()) == [("k3", kept[3]), ("k0", kept[0])]
+    assert await store.find_rollouts([]) == {}
+
+
+async def test_an_unmeasured_rollout_is_refused(store: SQLiteStore) -> None:
+    """A failure is not a result: it cannot be stored as a rollout."""
+    with pytest.raises(StoreError, match="was not measured"):
+        await store.keep_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, error="no answer"))
+
+
+# ---------------------------------------------------------------------------------------------- runs
+
+
+async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
+    """After closing and opening, records, state, skills and versions are those that were committed."""
+    async with open_store(path) as store:
+        assert await store.open_run("r", IDENTITY, {}) is None
+        await store.commit("r", None, initial(), [FIRST])
+        await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    async with open_store(path) as store:
+        assert await store.open_run("r", IDENTITY, {}) == after(1, SECOND)
+        assert await store.records("r") == (record(1),)
+        assert await store.skill(SECOND.hash) == SECOND
+        assert await store.versions("r") == (initial().current, after(1, SECOND).current)
+
+
+async def test_versions_carry_their_latest_score(store: SQLiteStore) -> None:
+    """A version that was measured after it was made is listed once, with the score."""
+    await store.commit("r", None, after(0, FIRST, None), [FIRST])
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    again = after(1, SECOND, 0.75).model_copy(update={"step": 2})
+    await store.commit("r", record(2), again, [])
+    assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
+
+
+async def test_a_changed_identity_is_refused_by_name(store: SQLiteStore) -> None:
+    """A run's folder refuses other settings and names each changed key with both values."""
+    with pytest.raises(RunConflict) as refusal:
+        await store.open_run("r", {"seed": 43, "target.kind": "chat", "train.batch_size": 40}, {})
+    message = str(refusal.value)
+    assert "seed was 42 and is now 43" in message
+    assert 'target.kind was absent and is now "chat"' in message
+    assert "batch_size" not in message
+    assert "out_dir" in message
+
+
+async def test_a_refused_start_changes_nothing(store: SQLiteStore) -> None:
+    """A start under another identity leaves config, status and open calls as they were."""
+    await store.intend(intent("k"))
+    await store.finish("r", "budget", "spent", "{}")
+    with pytest.raises(RunConflict):
+        await store.open_run("r", {}, {"changed": True})
+    (row,) = await store.runs()
+    assert (row.config, row.status) == ({"seed": 42}, "budget")
+    assert await store.spend("r") == ()
+
+
+async def test_the_order_of_identity_keys_is_no_change(store: SQLiteStore) -> None:
+    """An identity is a mapping: the order of its keys means nothing."""
+    assert await store.open_run("r", dict(reversed(IDENTITY.items())), {}) is None
+
+
+async def test_committing_a_step_twice(store: SQLiteStore) -> None:
+    """The same bytes again are harmless; other bytes for a committed step are refused and change nothing."""
+    await store.commit("r", None, initial(), [FIRST])
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    with pytest.raises(StoreError, match="step 1 is committed already"):
+        await store.commit("r", record(1, "another"), after(1, SECOND), [])
+    with pytest.raises(StoreError, match="step 0 is committed already"):
+        await store.commit("r", None, after(0, SECOND), [])
+    assert await store.records("r") == (record(1),)
+
+
+async def test_a_commit_is_all_or_nothing(store: SQLiteStore) -> None:
+    """A commit that names a skill it does not bring leaves neither record, state nor skills behind."""
+    extra = Skill(text="extra")
+    with pytest.raises(StoreError, match="not stored"):
+        await store.commit("r", record(1), after(1, SECOND), [extra])
+    assert await store.records("r") == ()
+    with pytest.raises(StoreError, match="holds no skill"):
+        await store.skill(extra.hash)
+
+
+async def test_record_and_state_must_agree(store: SQLiteStore) -> None:
+    """A record of one step with the state of another is refused."""
+    with pytest.raises(StoreError, match="record of step 2 came with a state of 1"):
+        await store.commit("r", record(2), after(1, SECOND), [SECOND])
+
+
+async def test_an_unreadable_record_is_named(store: SQLiteStore, path: Path) -> None:
+    """A stored record that no longer validates is an error that names step and field."""
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE steps SET record = json_remove(record, '$.verdict')")
+    other.close()
+    with pytest.raises(StoreError, match=r"record of step 1 of run r .* at verdict"):
+        await store.records("r")
+
+
+async def test_events_are_stored_once_and_in_order(store: SQLiteStore, path: Path) -> None:
+    """An event that the run has already is not stored again; order and content survive reopening."""
+    started = RunStarted(run_id="r", steps_per_epoch=1, n_train=3, n_val=2, n_test=1)
+    events: list[Event] = [started]
+    for step in (2, 1):
+        events.append(StepStarted(run_id="r", step=step, epoch=1, item_ids=("a",)))
+        events.append(Decided(run_id="r", step=step, verdict=Verdict(action="reject", reason="")))
+    assert [await store.append(event) for event in events] == [True] * 5
+    assert [await store.append(event) for event in events] == [False] * 5
+    await store.open_run("r2", {}, {})
+    assert await store.append(started.model_copy(update={"run_id": "r2"}))
+    async with open_store(path) as other:
+        assert await other.events("r") == tuple(events)
+
+
+async def test_the_first_note_stands(store: SQLiteStore) -> None:
+    """A journal keeps the first value under (step, label), apart for each run."""
+    journal = store.journal("r")
+    assert await journal.recall(1, "merge") is None
+    await journal.note(1, "merge", {"fallback": ["a", None, 0.1]})
+    await journal.note(1, "merge", "another")
+    await journal.note(2, "merge", False)
+    await store.open_run("other", {}, {})
+    assert await journal.recall(1, "merge") == {"fallback": ["a", None, 0.1]}
+    assert await journal.recall(2, "merge") is False
+    assert await store.journal("other").recall(1, "merge") is None
+
+
+async def test_counters_and_the_end_of_a_run(store: SQLiteStore) -> None:
+    """Openings and seconds add up; a finished run lists its status until it is started again."""
+    assert [await store.count_opening("r") for _ in range(3)] == [1, 2, 3]
+    assert [await store.add_seconds("r", 0.5) for _ in range(2)] == [0.5, 1.0]
+    assert await store.summary("r") is None
+    summary = RunSummary(run_id="r", status="budget", reason="max_calls", config={"a": [1]})
+    await store.finish("r", "budget", "max_calls", summary.model_dump_json())
+    assert await store.summary("r") == summary
+    (row,) = await store.runs()
+    assert (row.run_id, row.status, row.reason, row.steps, row.config) == (
+        "r",
+        "budget",
+        "max_calls",
+        0,
+        {"seed": 42},
+    )
+    await store.open_run("r", IDENTITY, {"seed": 42, "out_dir": "x"})
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    (row,) = await store.runs()
+    assert (row.status, row.steps, row.config) == (None, 1, {"seed": 42, "out_dir": "x"})
+    assert row.created.tzinfo is not None
+
+
+async def test_an_unknown_run_is_named(store: SQLiteStore) -> None:
+    """What needs a run refuses one that was never opened."""
+    with pytest.raises(StoreError, match="no run nobody"):
+        await store.add_seconds("nobody", 1.0)
+    with pytest.raises(StoreError, match="no run nobody"):
+        await store.commit("nobody", None, initial(), [FIRST])
+    with pytest.raises(StoreError, match="contradicts what is stored"):
+        await store.append(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))
+
+
+async def test_the_store_is_a_run_store(store: SQLiteStore) -> None:
+    """The store has every method of the port."""
+    port: RunStore = store
+    names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
+    assert len(names) >= 17
+    assert all(callable(getattr(port, name)) for name in names)
