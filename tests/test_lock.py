@@ -1,0 +1,90 @@
+"""The lock of a run's folder, between real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflact.errors import RunConflict, StoreError
+from reflact.store.lock import run_lock
+
+HOLD = """
+import sys
+from pathlib import Path
+from reflact.store.lock import run_lock
+
+with run_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that holds a folder until its input is closed or it is killed."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    """While a process holds a folder, another gets its pid and since when; afterwards it gets the lock."""
+    with holder(tmp_path) as child:
+        with pytest.raises(RunConflict) as refusal, run_lock(tmp_path):
+            pass
+        child.communicate("")
+    message = str(refusal.value)
+    assert f"process {child.pid} on " in message
+    assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
+    assert str(tmp_path) in message
+    with run_lock(tmp_path):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+    """The system releases the lock of a process that was killed, and the text it left does not matter."""
+    with holder(tmp_path) as child:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert f"process {child.pid} " in (tmp_path / "run.lock").read_text()
+        with run_lock(tmp_path):
+            assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
+
+
+def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+    """The lock also holds within a process."""
+    with run_lock(tmp_path), pytest.raises(RunConflict, match=f"process {os.getpid()} "), run_lock(tmp_path):
+        pass
+
+
+def test_an_error_releases_the_folder(tmp_path: Path) -> None:
+    """An error inside the block is passed on and the folder is free afterwards."""
+    with pytest.raises(LookupError), run_lock(tmp_path):
+        raise LookupError
+    with run_lock(tmp_path):
+        pass
+
+
+def test_folders_are_apart_and_made_where_missing(tmp_path: Path) -> None:
+    """Two folders can be held at the same time; one that does not exist is made."""
+    with run_lock(tmp_path / "a" / "b"), run_lock(tmp_path / "a" / "c"):
+        assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """A file in place of the folder is a store error that names the lock file."""
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StoreError, match=r"cannot make the lock file .*run\.lock"),
+        run_lock(tmp_path / "file"),
+    ):
+        pass
