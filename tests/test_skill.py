@@ -1,0 +1,389 @@
+"""The skill document and its edits: what is protected, what is applied, what is refused and why."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from reflact import skill as skills
+from reflact.errors import SkillError
+from reflact.types import Candidate, Edit, Operation, Skill
+
+FRONT = "---\nname: ledger\ndescription: Reads ledgers. Never guesses.\n---"
+SLOW = "<!-- SLOW_UPDATE_START -->\nGuidance: check units.\n<!-- SLOW_UPDATE_END -->"
+NOTES = "<!-- APPENDIX_START -->\n- Note: check signs.\n<!-- APPENDIX_END -->"
+MARKERS = (
+    "<!-- SLOW_UPDATE_START -->",
+    "<!-- SLOW_UPDATE_END -->",
+    "<!-- APPENDIX_START -->",
+    "<!-- APPENDIX_END -->",
+    "<!--APPENDIX_END-->",
+)
+PLAIN = (
+    *(
+        "Never",
+        " retry",
+        ".",
+        " ",
+        "\n",
+        "\r\n",
+        "\n\n",
+        "- rule",
+        "# Title\n",
+        "a",
+        "aa",
+        "é",
+        "e\u0301",
+        "don't",
+    ),
+    *(
+        "---",
+        "--- \n",
+        "_id",
+        "7",
+        "规则",
+        "👩‍🔬",
+        "\t",
+        "<!-- x -->",
+        "<!-- SLOW_",
+        "UPDATE_START -->",
+        "\u2028",
+        "\r",
+    ),
+)
+
+plain = st.lists(st.sampled_from(PLAIN), max_size=12).map("".join)
+wild = st.lists(st.sampled_from((*PLAIN, *MARKERS)), max_size=14).map("".join) | st.text(max_size=20)
+operations: st.SearchStrategy[Operation] = st.sampled_from(("append", "insert_after", "replace", "delete"))
+anchored: st.SearchStrategy[Operation] = st.sampled_from(("insert_after", "replace", "delete"))
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> str:
+    """A well-formed document with any of the protected regions."""
+    front = draw(st.sampled_from(("", FRONT + "\n", FRONT.replace("\n", "\r\n") + "\r\n")))
+    tails = draw(st.sampled_from(((), (SLOW,), (NOTES,), (SLOW, NOTES), (NOTES, SLOW))))
+    text = front + draw(plain) + "".join("\n" + tail for tail in tails) + draw(st.sampled_from(("", "\n")))
+    assume(_well_formed(text))
+    return text
+
+
+@st.composite
+def edits_of(draw: st.DrawFn, text: str) -> Edit:
+    """An edit whose anchor is mostly a piece of the text."""
+    start = draw(st.integers(0, len(text)))
+    target = draw(st.just(text[start : start + draw(st.integers(0, 12))]) | wild)
+    return Edit(op=draw(operations), target=target, content=draw(wild))
+
+
+@st.composite
+def edited(draw: st.DrawFn, source: st.SearchStrategy[str]) -> tuple[str, list[Edit]]:
+    """A text and edits of it."""
+    text = draw(source)
+    return text, draw(st.lists(edits_of(text), max_size=4))
+
+
+def _well_formed(text: str) -> bool:
+    try:
+        skills.check_document(text)
+    except SkillError:
+        return False
+    return True
+
+
+def _protected(text: str) -> list[str]:
+    return [text[region.start : region.end] for region in skills.regions(text)]
+
+
+def _edit(text: str, op: Operation, target: str = "", content: str = "") -> Candidate:
+    return skills.apply(Skill(text=text), [Edit(op=op, target=target, content=content)])
+
+
+def _edited(text: str, op: Operation, target: str = "", content: str = "") -> str:
+    candidate = _edit(text, op, target, content)
+    assert candidate.results[0].reason is None
+    return candidate.skill.text
+
+
+def _refusal(text: str, op: Operation, target: str = "", content: str = "") -> str:
+    candidate = _edit(text, op, target, content)
+    assert candidate.skill.text == text
+    assert candidate.results[0].status == "rejected"
+    return candidate.results[0].reason or ""
+
+
+# ------------------------------------------------------------------------------- properties (10,000 cases)
+
+
+@settings(max_examples=2500, deadline=None)
+@given(edited(wild))
+def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]) -> None:
+    """Applying is total, keeps the edits' order, and leaves a reason exactly where an edit was rejected."""
+    text, edits = case
+    candidate = skills.apply(Skill(text=text), edits)
+    assert [result.edit for result in candidate.results] == edits
+    assert all((result.status == "rejected") == bool(result.reason) for result in candidate.results)
+    assert _protected(candidate.skill.text) == _protected(text)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(edited(documents()))
+def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]]) -> None:
+    """Whatever is applied to a well-formed document, it stays one and its regions keep every byte."""
+    text, edits = case
+    after = skills.apply(Skill(text=text), edits).skill.text
+    assert _well_formed(after)
+    assert _protected(after) == _protected(text)
+    assert all((region in after) == (region in text) for region in (SLOW, NOTES))
+
+
+@settings(max_examples=1500, deadline=None)
+@given(edited(documents()))
+def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
+    """A list of edits gives what its edits give one after the other, and the rejected ones leave no trace."""
+    text, edits = case
+    candidate = skills.apply(Skill(text=text), edits)
+    step = Skill(text=text)
+    for edit, result in zip(edits, candidate.results, strict=True):
+        assert skills.check_edit(step, edit) == result.reason
+        step = skills.apply(step, [edit]).skill
+    assert step == candidate.skill
+    applied = [result.edit for result in candidate.results if result.status == "applied"]
+    assert skills.apply(Skill(text=text), applied).skill == candidate.skill
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.data())
+def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject) -> None:
+    """An edit is applied only if its anchor stands once, overlaps counted, outside the protected regions."""
+    text = data.draw(documents().filter(lambda t: "\r" not in t))
+    start = data.draw(st.integers(0, len(text)))
+    target = text[start : start + data.draw(st.integers(1, 6))].replace("\r", "")
+    assume(target)
+    open_text = text
+    for region in _protected(text):
+        open_text = open_text.replace(region, "\0", 1)
+    count = len(re.findall(f"(?={re.escape(target)})", open_text))
+    result = _edit(text, "insert_after", target, "something new").results[0]
+    assert result.status == "rejected" or count == 1
+
+
+@settings(max_examples=500, deadline=None)
+@given(wild)
+def test_no_edits_give_the_same_document(text: str) -> None:
+    """Applying nothing changes nothing."""
+    assert skills.apply(Skill(text=text), []) == Candidate(skill=Skill(text=text))
+
+
+@settings(max_examples=500, deadline=None)
+@given(documents(), anchored, st.text("xyzXYZ-", min_size=1))
+def test_a_missing_anchor_is_rejected(text: str, op: Operation, target: str) -> None:
+    """An anchor that is nowhere in the document is never applied elsewhere instead."""
+    assume(target.strip() and target not in text)
+    assert _refusal(text, op, target, "new") == "the target does not occur in the document"
+
+
+@settings(max_examples=500, deadline=None)
+@given(documents(), anchored, st.sampled_from(("twice.", "on\ntwo lines", "##")), plain)
+def test_an_ambiguous_anchor_is_rejected(text: str, op: Operation, target: str, between: str) -> None:
+    """An anchor that occurs twice is refused, not applied to the first place."""
+    text = f"{text}\n{target}{between}{target}\n"
+    assume(_well_formed(text) and ("\r" not in text or "\n" not in target))
+    assert "more than once" in _refusal(text, op, target, "new")
+
+
+@settings(max_examples=500, deadline=None)
+@given(anchored, st.text("abcäß", min_size=2, max_size=8), st.integers(1, 7), st.booleans(), plain)
+def test_a_partial_word_anchor_is_rejected(
+    op: Operation, word: str, cut: int, head: bool, before: str
+) -> None:
+    """An anchor that begins or ends in the middle of a word is refused even where it occurs once."""
+    cut = min(cut, len(word) - 1)
+    target = f"! {word[:cut]}" if head else f"{word[cut:]} !"
+    text = f"# Rules\n{before}\n! {word} !\n"
+    assume(_well_formed(text) and text.count(target) == 1)
+    assert "middle of a word" in _refusal(text, op, target, "new")
+
+
+@settings(max_examples=250, deadline=None)
+@given(documents(), anchored, st.text(" \t\r\n"))
+def test_an_empty_anchor_is_rejected(text: str, op: Operation, target: str) -> None:
+    """White space alone is no anchor."""
+    assert _refusal(text, op, target, "new") == "the target is empty"
+
+
+@settings(max_examples=500, deadline=None)
+@given(documents(), operations, st.tuples(plain, st.sampled_from(MARKERS), plain).map("".join), st.booleans())
+def test_a_marker_bearing_edit_is_rejected(text: str, op: Operation, bearing: str, in_target: bool) -> None:
+    """Neither target nor content may hold a marker of a protected region."""
+    in_target = (in_target and op != "append") or op == "delete"
+    target, content = (bearing, "new") if in_target else ("Never", bearing)
+    assert "marker of a protected region" in _refusal(text, op, target, content)
+
+
+@settings(max_examples=750, deadline=None)
+@given(st.data(), anchored)
+def test_a_region_spanning_anchor_is_rejected(data: st.DataObject, op: Operation) -> None:
+    """An anchor that lies in a protected region or crosses into one is refused and changes nothing."""
+    text = data.draw(documents().filter(lambda t: bool(_protected(t)) and ("\r" not in t)))
+    region = data.draw(st.sampled_from(skills.regions(text)))
+    start = data.draw(st.integers(max(0, region.start - 5), region.end - 1))
+    end = data.draw(st.integers(max(start, region.start) + 1, min(len(text), region.end + 5)))
+    assume(text[start:end].strip() and text[start:end] not in skills.body(text))
+    reason = _refusal(text, op, text[start:end], "new")
+    assert "lies in a protected region" in reason or "marker" in reason
+
+
+# ------------------------------------------------------------------------------------------ where text goes
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("", "New.\n"),
+        ("Old.", "Old.\n\nNew.\n"),
+        ("Old.\n", "Old.\n\nNew.\n"),
+        ("Old.\n\n\n", "Old.\n\n\nNew.\n"),
+        ("Old.\r\n", "Old.\r\n\r\nNew.\r\n"),
+        (FRONT, f"{FRONT}\n\nNew.\n"),
+        (SLOW, f"New.\n\n{SLOW}"),
+        (f"Old.\n{SLOW}\n\n{NOTES}\n", f"Old.\n\nNew.\n\n{SLOW}\n\n{NOTES}\n"),
+        (f"{SLOW}\nOld.\n{NOTES}", f"{SLOW}\nOld.\n\nNew.\n\n{NOTES}"),
+        (f"{SLOW}\nOld.", f"{SLOW}\nOld.\n\nNew.\n"),
+    ],
+)
+def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
+    """Appended content is a paragraph of its own, ends with a line break, and stands before the tail."""
+    assert _edited(text, "append", content="\nNew.\n\n") == after
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "after"),
+    [
+        ("- one two\n- three\n", "one", "- one two\n  - new\n- three\n"),
+        ("- one\n- three\n", "- one\n", "- one\n  - new\n- three\n"),
+        ("- one\n- three\n", "one\n- three", "- one\n- three\n  - new\n"),
+        ("- one", "one", "- one\n  - new\n"),
+        ("- one\r\n- two\r\n", "one", "- one\r\n  - new\r\n- two\r\n"),
+        (f"one {SLOW}", "one", f"one \n  - new\n{SLOW}"),
+        (f"one\n{SLOW}", "one", f"one\n  - new\n{SLOW}"),
+    ],
+)
+def test_insert_after_adds_lines_after_the_anchors_line(text: str, target: str, after: str) -> None:
+    """Inserted content starts on the line after the one that holds the anchor's last character."""
+    assert _edited(text, "insert_after", target, "  - new\n") == after
+
+
+def test_replace_and_delete_change_exactly_the_anchor() -> None:
+    """Replacing and deleting leave every other byte as it was."""
+    assert _edited("Always retry, twice.", "replace", "retry", "  wait\n") == "Always   wait\n, twice."
+    assert _edited("Never retry.\n- a\n- b\n", "delete", "- a\n") == "Never retry.\n- b\n"
+    assert _edited("只用规则一。", "replace", "规则一", "规则二") == "只用规则二。"
+
+
+def test_edits_are_read_with_the_documents_line_breaks() -> None:
+    """A document with CR LF throughout is edited by replies with LF and stays so; a mixed one is exact."""
+    assert _edited("one\r\ntwo\r\n", "replace", "one\ntwo", "1\n2") == "1\r\n2\r\n"
+    assert _edited("one\ntwo\n", "replace", "one\r\ntwo", "1\r\n2") == "1\n2\n"
+    assert _edited("one\r\ntwo\n", "replace", "two\n", "2\n") == "one\r\n2\n"
+    assert "does not occur" in _refusal("one\r\ntwo\n", "delete", "one\ntwo")
+
+
+def test_a_failing_edit_does_not_stop_the_rest() -> None:
+    """The second edit fails, the first and third stand, and the third sees what the first did."""
+    edits = [
+        Edit(op="append", content="- Check units."),
+        Edit(op="delete", target="nowhere"),
+        Edit(op="replace", target="Check units", content="Check all units"),
+    ]
+    candidate = skills.apply(Skill(text="Rules:\n"), edits)
+    assert candidate.skill.text == "Rules:\n\n- Check all units.\n"
+    assert [result.status for result in candidate.results] == ["applied", "rejected", "applied"]
+
+
+# -------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "target", "content", "reason"),
+    [
+        ("aaa!", "delete", "aa", "", "more than once"),
+        ("Never retry.", "delete", "Nev", "", "middle of a word"),
+        ("Never retry.", "replace", "ry.", "x", "middle of a word"),
+        ("I don't know.", "delete", "don", "", "middle of a word"),
+        ("cafe\u0301 au lait", "replace", "cafe", "x", "middle of a word"),
+        ("one, and two", "delete", ", and ", "", "run two words together"),
+        ("one two", "replace", "two", "two", "changes nothing"),
+        ("one two", "replace", "two", " \n", "the content is empty"),
+        ("one two", "append", "", "", "the content is empty"),
+        ("", "delete", "one", "", "does not occur"),
+        (f"one\n{SLOW}", "delete", "check units", "", "lies in a protected region"),
+        (f"Never.\n{FRONT}", "delete", "Never.\n", "", "open, close or change"),
+        ("", "append", "", "---\nname: x\n---", "open, close or change"),
+        ("---\na: 1\n---\none", "replace", "\none", "one", "open, close or change"),
+        (f"one\n{FRONT}", "replace", "one", "---", "open, close or change"),
+        ("<!-- APPENDIX_ START -->", "replace", "<!-- APPENDIX_ ", "<!-- APPENDIX_", "open, close or change"),
+    ],
+)
+def test_a_refusal_names_its_reason(text: str, op: Operation, target: str, content: str, reason: str) -> None:
+    """Each kind of unfit edit is refused with words that say why."""
+    assert reason in _refusal(text, op, target, content)
+    assert skills.check_edit(Skill(text=text), Edit(op=op, target=target, content=content)) is not None
+
+
+def test_check_edit_passes_what_apply_applies() -> None:
+    """An edit that fits has no reason against it."""
+    assert skills.check_edit(Skill(text="Never retry."), Edit(op="delete", target="Never ")) is None
+
+
+# ------------------------------------------------------------------------------------------- the document
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("---\nname: x\n", "line 1 opens front matter"),
+        ("a\n<!-- APPENDIX_START -->\nb", "line 2: .* is never closed"),
+        ("a\n\n<!-- APPENDIX_END -->", "line 3: .* not opened"),
+        ("<!-- APPENDIX_END --><!-- APPENDIX_START -->", "line 1: .* not opened"),
+        (f"<!-- APPENDIX_START -->\n{SLOW}\n<!-- APPENDIX_END -->", "line 2: .* inside another one"),
+        ("<!-- APPENDIX_START -->\n<!-- SLOW_UPDATE_END -->", "line 2: .* still open"),
+        (f"{SLOW}\n{SLOW}", "line 4: .* a second time"),
+    ],
+)
+def test_a_malformed_document_is_refused_and_its_rest_protected(text: str, words: str) -> None:
+    """Loading names the line at fault; editing takes everything from there on as protected."""
+    with pytest.raises(SkillError, match=words):
+        skills.check_document(text)
+    assert skills.regions(text)[-1].end == len(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\n", FRONT, f"{FRONT}\na\n{NOTES}\nb\n{SLOW}\n", "***\n", "a\n---\nb", "--- x"]
+)
+def test_a_well_formed_document_is_taken(text: str) -> None:
+    """Documents with any of the regions, or none, are read; rules further down are not front matter."""
+    skills.check_document(text)
+
+
+def test_regions_and_body_make_up_the_document() -> None:
+    """Regions are named and placed, and the body is what is left."""
+    text = f"{FRONT}\n# Rules\n{SLOW}\n\n{NOTES}\n"
+    found = skills.regions(text)
+    assert [(region.name, text[region.start : region.end]) for region in found] == [
+        ("front_matter", FRONT),
+        ("slow_update", SLOW),
+        ("appendix", NOTES),
+    ]
+    assert skills.body(text) == "\n# Rules\n\n\n\n"
+
+
+def test_diff_shows_what_changed() -> None:
+    """The diff is unified, marks a missing last line break, and is empty for equal texts."""
+    assert skills.diff("a\nb\n", "a\nb\n") == ""
+    assert skills.diff("a\nb\n", "a\nc") == (
+        "--- before\n+++ after\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n"
+    )
