@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectSendStream
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -53,3 +55,58 @@ async def group() -> AsyncIterator[TaskGroup]:
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+class Stream(Generic[T]):
+    """An iterator over what one task produces, with back-pressure and nothing dropped.
+
+    The task starts with the first step of the iteration. Leaving ``async with`` cancels it and waits for
+    it; after a bare ``break`` the event loop does so when it finalises the iterator. An error of the
+    producer is raised once everything produced before it was taken. It can be iterated once.
+
+    Args:
+        produce: Called with the function that hands an element over; runs in a task of its own.
+        buffer: Elements that may wait to be taken.
+    """
+
+    def __init__(
+        self, produce: Callable[[Callable[[T], Awaitable[None]]], Awaitable[None]], *, buffer: int = 256
+    ) -> None:
+        self._produce = produce
+        self._buffer = buffer
+        self._task: asyncio.Task[None] | None = None
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._iterate()
+
+    async def __aenter__(self) -> Stream[T]:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel the producer if it still runs, and wait until it has cleaned up."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({self._task})
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.exception()
+
+    async def _iterate(self) -> AsyncGenerator[T, None]:
+        if self._task is not None:
+            raise RuntimeError("a stream can be iterated once")
+        send, receive = anyio.create_memory_object_stream[T](self._buffer)
+        self._task = asyncio.create_task(self._run(send))
+        try:
+            with receive:
+                async for element in receive:
+                    yield element
+                await self._task
+        finally:
+            await self.aclose()
+
+    async def _run(self, send: MemoryObjectSendStream[T]) -> None:
+        with send:
+            await self._produce(send.send)

@@ -284,6 +284,7 @@ class StepRecord(Frozen):
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement
+    n_failures: int
     reports: tuple[Report, ...]
     merged: Merged
     chosen: Chosen

@@ -1,0 +1,52 @@
+"""The files beside the database: exports of it, each written atomically."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from reflact.errors import StoreError
+from reflact.results import RunSummary
+from reflact.types import Skill
+
+
+def export_version(folder: Path, number: int, skill: Skill) -> Path:
+    """Write ``skills/vNNNN.md`` and return its path."""
+    return write(folder / "skills" / f"v{number:04d}.md", skill.text)
+
+
+def export_best(folder: Path, skill: Skill) -> Path:
+    """Write ``best_skill.md`` and return its path."""
+    return write(folder / "best_skill.md", skill.text)
+
+
+def export_summary(folder: Path, summary: RunSummary) -> Path:
+    """Write ``summary.json`` and return its path."""
+    return write(folder / "summary.json", summary.model_dump_json(indent=2) + "\n")
+
+
+def write(path: Path, text: str) -> Path:
+    """Replace a file's content in one step: readers see the old text or the new one, never a part.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}: {error.strerror or error}; the database holds its content"
+        ) from None
+    return path

@@ -1,0 +1,164 @@
+"""Prompt files: found, checked, rendered in one pass.
+
+A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, holes, changelog), then the
+system part, a line ``<!-- user -->``, and the user part. Holes are written ``{{name}}``. What is put into
+them is never read again, so it may contain anything. A released version never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import yaml
+from pydantic import Field, JsonValue, ValidationError
+
+from reflact.calls import Message, Rendered
+from reflact.errors import PromptError
+from reflact.types import Frozen
+
+HOLE = re.compile(r"\{\{([a-z_]+)\}\}")
+USER_PART = "<!-- user -->"
+NAMES = ("analyst_failure", "analyst_success", "merge", "merge_final", "ranking", "placebo")
+
+
+class Header(Frozen):
+    """The front matter of a prompt file."""
+
+    name: str
+    version: int = Field(ge=1)
+    role: str
+    reply: str
+    holes: tuple[str, ...] = ()
+    changelog: str
+
+
+class Prompt(Frozen):
+    """One version of a prompt."""
+
+    header: Header
+    system: str
+    user: str
+    checksum: str
+
+    def render(self, values: Mapping[str, str]) -> Rendered:
+        """Fill the holes and return the messages.
+
+        Raises:
+            PromptError: A hole has no value, or a value has no hole.
+        """
+        wrong = set(values) ^ set(self.header.holes)
+        if wrong:
+            raise PromptError(
+                f"prompt {self.header.name} v{self.header.version}: holes do not match: {_list(wrong)}"
+            )
+
+        def fill(part: str) -> str:
+            return HOLE.sub(lambda hole: values[hole[1]], part)
+
+        messages = [Message(role="system", content=fill(self.system))]
+        if self.user:
+            messages.append(Message(role="user", content=fill(self.user)))
+        return Rendered(name=self.header.name, version=self.header.version, messages=tuple(messages))
+
+
+class PromptBook(Frozen):
+    """The prompts of a run, one version of each."""
+
+    prompts: Mapping[str, Prompt]
+
+    def render(self, name: str, values: Mapping[str, str]) -> Rendered:
+        """Render a prompt by name; see ``Prompt.render``."""
+        return self.prompts[name].render(values)
+
+    @property
+    def identity(self) -> dict[str, JsonValue]:
+        """Name, version and checksum of each prompt, for the run's identity."""
+        return {
+            f"prompts.{n}": f"v{p.header.version} {p.checksum[:16]}" for n, p in sorted(self.prompts.items())
+        }
+
+
+def fence(tag: str, text: str) -> str:
+    """Put text between tags that it cannot close: the tag is lengthened until the text does not hold it."""
+    while f"<{tag}>" in text or f"</{tag}>" in text:
+        tag += "_"
+    return f"<{tag}>\n{text}\n</{tag}>"
+
+
+def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:
+    """Load all prompts: pinned versions where given, the newest elsewhere.
+
+    Args:
+        versions: Version by prompt name.
+        folder: An own folder that is looked into first.
+
+    Raises:
+        PromptError: A file is missing or malformed, or a name is unknown.
+    """
+    pinned = versions or {}
+    unknown = set(pinned) - set(NAMES)
+    if unknown:
+        raise PromptError(f"prompts.versions: no prompt is called {_list(unknown)}; there are {_list(NAMES)}")
+    if folder is not None and not folder.is_dir():
+        raise PromptError(f"prompts.folder: {folder} is not a folder")
+    places = [p for p in (folder, data_folder("prompts")) if p is not None]
+    return PromptBook(prompts={name: _find(name, pinned.get(name), places) for name in NAMES})
+
+
+def data_folder(name: str) -> Path:
+    """Return the packaged folder ``prompts`` or ``demo``: in the wheel, or in the source tree.
+
+    Raises:
+        PromptError: The installation lacks it.
+    """
+    packaged = Path(str(files("reflact"))) / "_data" / name
+    source = Path(__file__).resolve().parents[2] / {"prompts": "prompts", "demo": "fixtures/demo"}[name]
+    for place in (packaged, source):
+        if place.is_dir():
+            return place
+    raise PromptError(f"this installation of reflact lacks its folder {name!r}; install it again")
+
+
+def read_prompt(path: Path) -> Prompt:
+    """Read one prompt file.
+
+    Raises:
+        PromptError: It cannot be read, its front matter is wrong, or holes and text do not match.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read the prompt {path}: {error}") from None
+    parts = re.split(r"^---\n", text, maxsplit=2, flags=re.MULTILINE)
+    if len(parts) != 3 or parts[0]:
+        raise PromptError(f"{path}: a prompt starts with front matter between two lines of ---")
+    try:
+        header = Header.model_validate(yaml.safe_load(parts[1]))
+    except (yaml.YAMLError, ValidationError) as error:
+        raise PromptError(f"{path}: front matter is wrong: {' '.join(str(error).split())}") from None
+    system, _, user = parts[2].partition(USER_PART)
+    used = set(HOLE.findall(parts[2]))
+    if used != set(header.holes):
+        raise PromptError(f"{path}: holes in text and front matter differ: {_list(used ^ set(header.holes))}")
+    if (header.name, f"v{header.version}") != (path.parent.name, path.stem):
+        raise PromptError(f"{path}: says it is {header.name} v{header.version}")
+    checksum = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return Prompt(header=header, system=system.strip(), user=user.strip(), checksum=checksum)
+
+
+def _find(name: str, version: int | None, places: list[Path]) -> Prompt:
+    for place in places:
+        found = {int(p.stem[1:]): p for p in (place / name).glob("v*.md") if p.stem[1:].isdigit()}
+        chosen = version if version is not None else max(found, default=None)
+        if chosen in found:
+            return read_prompt(found[chosen])
+    wanted = f"v{version}" if version is not None else "any version"
+    raise PromptError(f"prompt {name}: {wanted} is not to be found in {_list(str(p) for p in places)}")
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

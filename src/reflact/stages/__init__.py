@@ -1,0 +1,1 @@
+"""The six doors of a step, and the final test."""

@@ -1,0 +1,131 @@
+"""Stage 3: many patches become one, by a tree of merges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reflact.calls import Sample
+from reflact.config import AggregateConfig
+from reflact.errors import ContextOverflow, ReplyError
+from reflact.ports import LLM
+from reflact.prompts import PromptBook
+from reflact.stages.material import show_edits, show_skill
+from reflact.stages.replies import MergedEdit, MergeReply, merge_check
+from reflact.tasks import fan_out
+from reflact.types import Edit, Fallback, Frozen, Merged, Patch, Report, Skill, Source
+
+
+class _Node(Frozen):
+    patch: Patch
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+async def aggregate(
+    reports: Sequence[Report],
+    skill: Skill,
+    *,
+    llm: LLM,
+    prompts: PromptBook,
+    config: AggregateConfig,
+    step: int,
+) -> Merged:
+    """Merge the patches of all reports: failures and successes apart, then both, failures first.
+
+    Groups of ``merge_batch_size`` are merged level by level, those of one level at once. Groups follow
+    the order of the reports, never that of completion. A patch that is alone passes unchanged. Where a
+    merge cannot be had, the group's edits are put together without repetition, and the outcome says so.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+    """
+    merger = _Merger(skill=skill, llm=llm, prompts=prompts, size=config.merge_batch_size, step=step)
+    sides = await fan_out(merger.tree, [(s, _patches(reports, s)) for s in ("failure", "success")])
+    nodes = [side for side in sides if side.patch.edits]
+    fallbacks = tuple(f for side in sides for f in side.fallbacks)
+    if len(nodes) < 2:
+        patch = nodes[0].patch if nodes else Patch()
+    else:
+        last = await merger.merge(("merge_final", "final", nodes))
+        patch, fallbacks = last.patch, fallbacks + last.fallbacks
+    return Merged(patch=patch, fallbacks=fallbacks)
+
+
+def together(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+    """Return the edits without repetition, in order; equal ones add their support."""
+    kept: dict[tuple[str, str, str], Edit] = {}
+    for edit in edits:
+        key = (edit.op, edit.target, edit.content.strip())
+        first = kept.get(key)
+        if first is None:
+            kept[key] = edit
+        else:
+            same = first.source_type == edit.source_type
+            kept[key] = first.model_copy(
+                update={
+                    "support_count": first.support_count + edit.support_count,
+                    "source_type": first.source_type if same else None,
+                }
+            )
+    return tuple(kept.values())
+
+
+def _patches(reports: Sequence[Report], source: str) -> tuple[Patch, ...]:
+    ordered = sorted((r for r in reports if r.source_type == source), key=lambda r: r.index)
+    return tuple(r.patch for r in ordered if r.patch.edits)
+
+
+class _Merger:
+    def __init__(self, *, skill: Skill, llm: LLM, prompts: PromptBook, size: int, step: int) -> None:
+        self._skill = skill
+        self._llm = llm
+        self._prompts = prompts
+        self._size = size
+        self._step = step
+
+    async def tree(self, side: tuple[Source, Sequence[Patch]]) -> _Node:
+        source, patches = side
+        nodes = [_Node(patch=p) for p in patches]
+        fallbacks: tuple[Fallback, ...] = ()
+        level = 0
+        while len(nodes) > 1:
+            level += 1
+            groups = [nodes[i : i + self._size] for i in range(0, len(nodes), self._size)]
+            jobs = [("merge", f"{source}/{level}/{n}", group) for n, group in enumerate(groups)]
+            nodes = list(await fan_out(self.merge, jobs))
+            fallbacks += tuple(f for node in nodes for f in node.fallbacks)
+        return _Node(patch=nodes[0].patch if nodes else Patch(), fallbacks=fallbacks)
+
+    async def merge(self, job: tuple[str, str, Sequence[_Node]]) -> _Node:
+        name, part, group = job
+        if len(group) == 1:
+            return _Node(patch=group[0].patch)
+        edits = together([e for node in group for e in node.patch.edits])
+        reasoning = "; ".join(node.patch.reasoning for node in group if node.patch.reasoning)
+        if len(edits) == 1:
+            return _Node(patch=Patch(reasoning=reasoning, edits=edits))
+        prompt = self._prompts.render(
+            name,
+            {"document": show_skill(self._skill), "proposals": show_edits(edits), "count": str(len(edits))},
+        )
+        sample = Sample(role="optimizer", purpose=name, step=self._step, part=part)
+        check = merge_check(self._skill, proposals=len(edits))
+        try:
+            reply = (await self._llm.ask(prompt, MergeReply, sample=sample, check=check)).value
+        except (ReplyError, ContextOverflow) as error:
+            fallback = Fallback(
+                label=f"{name}/{part}", reason=str(error), instead="proposals joined, equal ones once"
+            )
+            return _Node(patch=Patch(reasoning=reasoning, edits=edits), fallbacks=(fallback,))
+        return _Node(patch=Patch(reasoning=reasoning, edits=tuple(_merged(e, edits) for e in reply.edits)))
+
+
+def _merged(reply: MergedEdit, proposals: Sequence[Edit]) -> Edit:
+    sources = [proposals[n - 1] for n in reply.sources]
+    kinds = {s.source_type for s in sources}
+    return reply.edit().model_copy(
+        update={
+            "source_type": kinds.pop() if len(kinds) == 1 else None,
+            "support_count": sum(s.support_count for s in sources),
+            "merge_level": 1 + max(s.merge_level for s in sources),
+        }
+    )

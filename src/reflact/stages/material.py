@@ -1,0 +1,82 @@
+"""How documents, trajectories and proposals are shown to an optimizer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import JsonValue
+
+from reflact.prompts import fence
+from reflact.skill import body
+from reflact.types import BufferEntry, Edit, Item, Rollout, Skill, canonical
+
+
+def show_skill(skill: Skill) -> str:
+    """Return the document's editable text, fenced; says so where it is empty."""
+    text = body(skill.text).strip("\n")
+    return fence("document", text) if text.strip() else "The document is still empty."
+
+
+def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, chars: int) -> str:
+    """Return numbered trajectories with answers, references and feedback, each cut to ``chars``."""
+    return "\n\n".join(
+        fence(f"case_{n}", _case(r, i, chars))
+        for n, (r, i) in enumerate(zip(rollouts, items, strict=True), 1)
+    )
+
+
+def show_edits(edits: Sequence[Edit]) -> str:
+    """Return numbered proposals, each fenced."""
+    return "\n\n".join(fence(f"proposal_{n}", _edit(e)) for n, e in enumerate(edits, 1))
+
+
+def show_buffer(buffer: Sequence[BufferEntry]) -> str:
+    """Return what earlier steps of the epoch tried, as a note; empty where there were none."""
+    if not buffer:
+        return ""
+    lines = [_entry(entry) for entry in buffer]
+    return "Earlier attempts in this round:\n" + fence("attempts", "\n".join(lines))
+
+
+def cut(text: str, chars: int) -> str:
+    """Return a text of at most about ``chars`` characters: head and tail, with the gap marked by its size."""
+    if len(text) <= chars:
+        return text
+    head = chars * 2 // 3
+    tail = chars - head
+    return f"{text[:head]}\n[... {len(text) - chars} characters cut ...]\n{text[-tail:]}"
+
+
+def as_text(value: JsonValue) -> str:
+    """Return a value as people would write it: text as it is, anything else as canonical JSON."""
+    return value if isinstance(value, str) else canonical(value)
+
+
+def _case(rollout: Rollout, item: Item, chars: int) -> str:
+    turns = "\n".join(f"{t.role}: {t.content}" for t in rollout.turns)
+    lines = [cut(turns, chars)]
+    if item.reference is not None:
+        lines.append(f"right answer: {cut(as_text(item.reference), chars)}")
+    if rollout.feedback:
+        lines.append(f"remark: {cut(rollout.feedback, chars)}")
+    return "\n".join(lines)
+
+
+def _edit(edit: Edit) -> str:
+    lines = [f"op: {edit.op}"]
+    if edit.target:
+        lines.append(f"target: {edit.target}")
+    if edit.content:
+        lines.append(f"content: {edit.content}")
+    source = "" if edit.source_type is None else f", from {edit.source_type} cases"
+    lines.append(f"supported by {edit.support_count} cases{source}")
+    return "\n".join(lines)
+
+
+def _entry(entry: BufferEntry) -> str:
+    words = [f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome {entry.action}"]
+    if entry.score_before is not None and entry.score_after is not None:
+        words.append(f"validation score {entry.score_before:.3f} before, {entry.score_after:.3f} after")
+    words += [f"pattern ({p.count}): {p.type}: {p.description}" for p in entry.patterns]
+    words += [f"did not help: {e.op} {as_text(e.content or e.target)}" for e in entry.rejected_edits]
+    return "\n  ".join(words)

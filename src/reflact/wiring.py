@@ -1,0 +1,160 @@
+"""Builds real collaborators from a configuration: the one place where rooms meet."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from reflact.config import TrainerConfig
+from reflact.data import DataSet, check
+from reflact.errors import ConfigError, SkillError
+from reflact.loading import identity as config_identity
+from reflact.ports import LLM, Environment, RunStore, Target
+from reflact.prompts import PromptBook, load_book
+from reflact.skill import check_document
+from reflact.types import Skill, Split, digest
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Collaborators that the caller brings instead of having them built."""
+
+    environment: Environment | None = None
+    target: Target | None = None
+    optimizer: LLM | None = None
+    transport: httpx.AsyncBaseTransport | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a run that is known before anything is opened or sent."""
+
+    config: TrainerConfig
+    environment: Environment
+    data: DataSet
+    prompts: PromptBook
+    initial: Skill
+    identity: Mapping[str, JsonValue]
+    run_id: str
+
+
+@dataclass(frozen=True)
+class House:
+    """The collaborators of one run, open."""
+
+    plan: Plan
+    store: RunStore
+    target: Target
+    optimizer: LLM
+
+
+def plan(config: TrainerConfig, passed: Passed) -> Plan:
+    """Read and check everything that a run needs, without opening or sending anything.
+
+    Raises:
+        UsageError: Something is missing, malformed or contradictory.
+    """
+    for role, given in (("target", passed.target), ("optimizer", passed.optimizer)):
+        if given is None and not getattr(config.models, role).model:
+            raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
+    environment = passed.environment or _dataset(config)
+    data = DataSet(
+        train=tuple(environment.items(Split.train)),
+        val=tuple(environment.items(Split.val)),
+        test=tuple(environment.items(Split.test)),
+    )
+    check(data, config.data.train_size)
+    prompts = load_book(config.prompts.versions, config.prompts.folder)
+    initial = _initial(config)
+    identity: dict[str, JsonValue] = {
+        **config_identity(config),
+        **prompts.identity,
+        "data": data.fingerprint,
+        "environment": environment.identity,
+        "skill": initial.hash,
+    }
+    if passed.target is not None:
+        identity["target"] = passed.target.identity
+    if passed.optimizer is not None:
+        identity["optimizer"] = passed.optimizer.identity
+    return Plan(config, environment, data, prompts, initial, identity, f"r{digest(identity)[:12]}")
+
+
+@asynccontextmanager
+async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
+    """Lock the run's folder, open its store and connect its models; closes all of them.
+
+    Raises:
+        RunConflict: Another process works in the folder.
+        ConfigError: A key is missing.
+        CassetteError: The cassette is missing or malformed.
+        StoreError: The database cannot be opened.
+    """
+    from reflact.store.lock import run_lock
+    from reflact.store.runs import open_store
+
+    config = planned.config
+    async with AsyncExitStack() as stack:
+        transport = passed.transport
+        if config.replay.cassette is not None and (passed.target is None or passed.optimizer is None):
+            from reflact.llm.cassette import open_cassette
+
+            transport = await stack.enter_async_context(
+                open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
+            )
+        stack.enter_context(run_lock(config.out_dir))
+        store = await stack.enter_async_context(open_store(config.out_dir / "run.db"))
+        target = passed.target
+        if target is None:
+            from reflact.targets.chat import ChatTarget
+
+            llm = await stack.enter_async_context(_client(planned, "target", store, transport))
+            target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
+        optimizer = passed.optimizer
+        if optimizer is None:
+            optimizer = await stack.enter_async_context(_client(planned, "optimizer", store, transport))
+        yield House(planned, store, target, optimizer)
+
+
+@asynccontextmanager
+async def _client(
+    planned: Plan, role: str, store: RunStore, transport: httpx.AsyncBaseTransport | None
+) -> AsyncIterator[LLM]:
+    from reflact.llm.client import Client
+
+    client = Client(
+        getattr(planned.config.models, role),
+        role=role,
+        run_id=planned.run_id,
+        effects=store,
+        journal=store.journal(planned.run_id),
+        transport=transport,
+    )
+    async with client:
+        yield client
+
+
+def _dataset(config: TrainerConfig) -> Environment:
+    from reflact.environments.dataset import from_config
+
+    return from_config(config)
+
+
+def _initial(config: TrainerConfig) -> Skill:
+    if config.skill is None:
+        return Skill(text="")
+    try:
+        text = config.skill.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SkillError(f"cannot read the skill {config.skill}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise SkillError(f"the skill {config.skill} is not UTF-8 text: {error.reason}") from None
+    check_document(text)
+    return Skill(text=text)
