@@ -1,0 +1,306 @@
+"""Data sets: reading, splitting and checking them, and the plan of an epoch.
+
+A data set is a folder or a file. A folder holds ``train``, ``val`` and ``test``, each as a file ``.json``
+or ``.jsonl`` or as a folder with exactly one such file. One file by itself is split by a ratio. A ``.json``
+file is a list of items, a ``.jsonl`` file has one item a line; items have the fields of ``Item``.
+
+All randomness derives from a seed and a label, and is the same in every Python version.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from reflact.errors import DataError
+from reflact.types import Frozen, Item, Split, digest
+
+T = TypeVar("T")
+
+Batch = tuple[str, ...]
+"""The ids of the items that are rolled out together."""
+
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    Split.train: ("train",),
+    Split.val: ("val", "valid_seen", "selection"),
+    Split.test: ("test", "valid_unseen"),
+}
+"""What each split may be called; the first is its name."""
+
+_SUFFIXES = (".json", ".jsonl")
+
+
+class DataSet(Frozen):
+    """Items in three splits, each in a fixed order."""
+
+    train: tuple[Item, ...]
+    val: tuple[Item, ...]
+    test: tuple[Item, ...]
+
+    def items(self, split: Split) -> tuple[Item, ...]:
+        """Return a split's items."""
+        return {Split.train: self.train, Split.val: self.val, Split.test: self.test}[split]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all items with their splits and order, 64 hexadecimal digits."""
+        return digest({split.value: [item.fingerprint for item in self.items(split)] for split in Split})
+
+
+def split_named(name: str) -> Split:
+    """Return the split that a name or an alias stands for.
+
+    Raises:
+        DataError: There is no such split; lists the names.
+    """
+    for split, names in SPLIT_NAMES.items():
+        if name in names:
+            return split
+    known = [name for names in SPLIT_NAMES.values() for name in names]
+    raise DataError(f"there is no split {name!r}{_nearest(name, known)}; the names are {', '.join(known)}")
+
+
+def load(path: Path, ratio: str, split_seed: int) -> DataSet:
+    """Read a data set; whether it is fit for a run is for ``check`` to say.
+
+    A single file is split by ``ratio``, rounded by largest remainders. Each ``task_type`` is spread over
+    the splits in the same proportion, give or take an item or two; which items go where depends on the
+    items and the seed, not on the order of the rows. Within a split items stay in the file's order.
+
+    Args:
+        path: The folder or file.
+        ratio: train:val:test for a single file, such as ``2:1:7``; not used for a folder.
+        split_seed: Seed of the split of a single file.
+
+    Raises:
+        DataError: Something is missing, ambiguous or malformed; names the file and the row.
+    """
+    try:
+        if path.is_dir():
+            parts = {split: _read(_find(path, split)) for split in Split}
+        elif path.is_file():
+            parts = _divide(_read(path), _shares(ratio), split_seed)
+        else:
+            raise DataError(
+                f"there is no data at {path}: give a folder with train, val and test, or one file"
+            )
+    except OSError as error:
+        raise DataError(f"cannot read the data {error.filename or path}: {error.strerror or error}") from None
+    return DataSet(train=parts[Split.train], val=parts[Split.val], test=parts[Split.test])
+
+
+def check(dataset: DataSet, train_size: int | None = None) -> None:
+    """Refuse a data set that would make a run meaningless.
+
+    Args:
+        dataset: What was loaded.
+        train_size: How many train items there should be; None: any number.
+
+    Raises:
+        DataError: An empty split, an id used twice, the same input in two splits, or another train size.
+    """
+    for split in Split:
+        if not dataset.items(split):
+            sizes = ", ".join(f"{s.value} {len(dataset.items(s))}" for s in Split)
+            raise DataError(f"the {split.value} split is empty ({sizes}): add items or change data.ratio")
+    placed = [(split, item) for split in Split for item in dataset.items(split)]
+    item_id, times = Counter(item.id for _, item in placed).most_common(1)[0]
+    if times > 1:
+        where = ", ".join(dict.fromkeys(split.value for split, item in placed if item.id == item_id))
+        raise DataError(f"the item id {item_id!r} is used {times} times (in {where}): ids must be unique")
+    first: dict[str, tuple[Split, Item]] = {}
+    for split, item in placed:
+        other_split, other = first.setdefault(digest(item.input), (split, item))
+        if other_split is not split:
+            raise DataError(
+                f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have the same "
+                "input: keep it in one split only"
+            )
+    if train_size is not None and train_size != len(dataset.train):
+        raise DataError(
+            f"data.train_size is {train_size}, but the train split has {len(dataset.train)} items: "
+            "correct the number or leave it out"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def rng(seed: int, label: str) -> random.Random:
+    """Return the generator of a seed and a label; labels draw independently of each other.
+
+    Only its ``random()`` is promised by Python to give the same numbers in every version.
+    """
+    text = f"{seed}/{label}".encode()
+    return random.Random(int.from_bytes(hashlib.sha256(text).digest()))  # noqa: S311 - plans, not secrets
+
+
+def shuffled(values: Iterable[T], seed: int, label: str) -> tuple[T, ...]:
+    """Return the values in the random order of a seed and a label (Fisher and Yates, Durstenfeld's form)."""
+    order = list(values)
+    generator = rng(seed, label)
+    for last in range(len(order) - 1, 0, -1):
+        other = int(generator.random() * (last + 1))
+        order[last], order[other] = order[other], order[last]
+    return tuple(order)
+
+
+def steps_per_epoch(n_train: int, batch_size: int, accumulation: int = 1) -> int:
+    """Return how many steps deal all train items: ``ceil(n_train / (batch_size * accumulation))``."""
+    if n_train < 1 or batch_size < 1 or accumulation < 1:
+        raise ValueError("an epoch needs items, a batch size and an accumulation of at least 1")
+    return -(-n_train // (batch_size * accumulation))
+
+
+def epoch_plan(
+    ids: Iterable[str], *, epoch: int, seed: int, batch_size: int, accumulation: int = 1
+) -> tuple[tuple[Batch, ...], ...]:
+    """Return the steps of an epoch, each a tuple of ``accumulation`` batches of ids.
+
+    The ids are shuffled with seed ``seed + 1000 * epoch`` and dealt in order: each is dealt once, and all
+    batches but the last are full. Batches that this leaves empty in the last step are each dealt from a
+    fresh shuffle. The plan depends on which ids there are, not on the order they come in.
+
+    Raises:
+        ValueError: There are no ids or equal ones, or a size is not positive.
+    """
+    known = sorted(ids)
+    if len(set(known)) != len(known):
+        raise ValueError("a plan needs distinct ids")
+    steps = steps_per_epoch(len(known), batch_size, accumulation)
+    epoch_seed = seed + 1000 * epoch
+    order = shuffled(known, epoch_seed, "epoch")
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    while len(batches) < steps * accumulation:
+        refill = shuffled(known, epoch_seed, f"refill/{len(batches)}")
+        batches.append(refill[:batch_size])
+    return tuple(tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps))
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def _find(folder: Path, split: Split) -> Path:
+    names = SPLIT_NAMES[split]
+    found = [folder / name for name in names if (folder / name).is_dir()]
+    found += [p for name in names for end in _SUFFIXES if (p := folder / f"{name}{end}").is_file()]
+    if not found:
+        wanted = " or ".join(f"{name}, {name}.json, {name}.jsonl" for name in names)
+        raise DataError(f"{folder} has no {split.value} split: looked for {wanted}")
+    if len(found) > 1:
+        listed = ", ".join(path.name for path in found)
+        raise DataError(f"{folder} has more than one {split.value} split: {listed}; keep one")
+    if found[0].is_file():
+        return found[0]
+    files = sorted(path for path in found[0].iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    if len(files) != 1:
+        listed = ", ".join(path.name for path in files) or "none"
+        raise DataError(f"{found[0]} must hold exactly one .json or .jsonl file; it holds {listed}")
+    return files[0]
+
+
+def _read(path: Path) -> tuple[Item, ...]:
+    if path.suffix not in _SUFFIXES:
+        raise DataError(f"{path}: a data file ends in .json or .jsonl")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the data file {path} is not UTF-8 text: {error.reason}") from None
+    if path.suffix == ".jsonl":
+        lines = enumerate(text.split("\n"), start=1)
+        return tuple(
+            _item(_parse(line, f"{path} row {n}"), f"{path} row {n}") for n, line in lines if line.strip()
+        )
+    rows = _parse(text, str(path))
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a list of items, found {_kind(rows)}")
+    return tuple(_item(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise DataError(f"{where} is not JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise DataError(f"{where} is not valid JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _item(row: Any, where: str) -> Item:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object with id and input, found {_kind(row)}")
+    known = list(Item.model_fields)
+    for name in row:
+        if name not in known:
+            hint = _nearest(name, known)
+            raise DataError(f"{where}: unknown field {name!r}{hint}; the fields are {', '.join(known)}")
+    if _has_lone_surrogate(row):
+        raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text")
+    try:
+        return Item.model_validate(row)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(str(part) for part in problem["loc"][:1])
+        message = "is missing" if problem["type"] == "missing" else f"is wrong: {problem['msg']}"
+        raise DataError(f"{where}: the field {field!r} {message}") from None
+
+
+def _has_lone_surrogate(value: Any) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in json.dumps(value, ensure_ascii=False))
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+# -------------------------------------------------------------------------------------------- splitting
+
+
+def _shares(ratio: str) -> tuple[int, ...]:
+    parts = ratio.split(":")
+    if (
+        len(parts) != 3
+        or not all(part.isascii() and part.isdigit() for part in parts)
+        or not any(map(int, parts))
+    ):
+        raise DataError(f"the ratio {ratio!r} is not train:val:test in whole numbers, such as 2:1:7")
+    return tuple(int(part) for part in parts)
+
+
+def _divide(items: Sequence[Item], shares: Sequence[int], seed: int) -> dict[Split, tuple[Item, ...]]:
+    groups: dict[str, list[int]] = {}
+    for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
+        groups.setdefault(items[n].task_type or "", []).append(n)
+    order = [n for name in sorted(groups) for n in shuffled(groups[name], seed, f"split/{name}")]
+    place = dict(zip(order, _dealt(len(items), shares), strict=True))
+    return {split: tuple(item for n, item in enumerate(items) if place[n] is split) for split in Split}
+
+
+def _dealt(n: int, shares: Sequence[int]) -> Iterator[Split]:
+    """Yield n splits in the proportion of the shares, each spread evenly over the whole sequence."""
+    exact = [Fraction(n * share, sum(shares)) for share in shares]
+    sizes = [int(size) for size in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda k: (sizes[k] - exact[k], k))
+    for k in by_remainder[: n - sum(sizes)]:
+        sizes[k] += 1
+    places = [(Fraction(2 * j + 1, 2 * size), k) for k, size in enumerate(sizes) for j in range(size)]
+    return (list(Split)[k] for _, k in sorted(places))

@@ -1,0 +1,125 @@
+"""Canonical JSON, digests and sample labels: what stored keys are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue, ValidationError
+
+from reflact.calls import Sample
+from reflact.types import Edit, Item, Rollout, Score, Skill, canonical, digest
+
+values: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+DIGEST = "90d8761401c99dab25f70cc4f5cb032bcebca7f9de6d9eec2b084ffb4f4d10be"
+names = st.text("az_", min_size=1, max_size=4)
+steps = st.none() | st.integers(0, 99)
+samples = st.builds(
+    Sample,
+    role=names,
+    purpose=names,
+    step=steps,
+    part=st.text(max_size=6) | st.sampled_from(("1/2", "trial=1", "a/part=b", "%2F")),
+    trial=st.integers(0, 3),
+    attempt=st.integers(0, 3),
+)
+
+
+def test_canonical_json_is_pinned() -> None:
+    """Sorted keys, no spaces, ASCII only: the text under every stored key."""
+    value: JsonValue = {"b": [1, 1.0, 1e-7, True, None], "a": "é\n👩", "é": {}}
+    assert canonical(value) == r'{"a":"\u00e9\n\ud83d\udc69","b":[1,1.0,1e-07,true,null],"\u00e9":{}}'
+    assert digest(value) == DIGEST
+
+
+@given(values)
+def test_canonical_json_reads_back_and_repeats(value: JsonValue) -> None:
+    """The text is ASCII, means the same value, and comes out the same again."""
+    text = canonical(value)
+    assert text.isascii()
+    assert json.loads(text) == value
+    assert canonical(json.loads(text)) == text
+    assert digest(value) == hashlib.sha256(text.encode()).hexdigest()
+
+
+@given(st.dictionaries(st.text(max_size=4), values, max_size=5))
+def test_the_order_of_keys_does_not_matter(value: dict[str, JsonValue]) -> None:
+    """Equal mappings have one digest, however they were built."""
+    assert digest(dict(reversed(value.items()))) == digest(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf]])
+def test_what_is_not_json_has_no_digest(value: JsonValue) -> None:
+    """NaN and the infinities are refused."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        digest(value)
+
+
+def test_sample_labels_are_pinned() -> None:
+    """A label is one line of ASCII that names the place in the plan."""
+    analyst = Sample(role="optimizer", purpose="analyse_failures", step=3, part="é/0", attempt=1)
+    turn = Sample(role="target", purpose="rollout", rollout="r/1", number=2, step=3)
+    assert analyst.label == "optimizer/analyse_failures/step=3/part=%C3%A9%2F0/trial=0/attempt=1"
+    assert turn.label == "target/rollout/rollout=r%2F1/2/part=/trial=0/attempt=0"
+
+
+@given(samples, samples)
+def test_labels_tell_samples_apart(one: Sample, other: Sample) -> None:
+    """Equal samples have equal labels, and only they do."""
+    assert (one.label == other.label) == (one == other)
+    assert one.label.isascii()
+    assert "\n" not in one.label
+
+
+@given(samples, st.text(max_size=5), st.integers(0, 3), st.text(max_size=5), st.integers(0, 3))
+def test_labels_tell_calls_of_rollouts_apart(
+    sample: Sample, key: str, number: int, other_key: str, other_number: int
+) -> None:
+    """Calls inside rollouts differ by the rollout's key and by their number, and from calls outside."""
+    one = sample.model_copy(update={"rollout": key, "number": number})
+    other = sample.model_copy(update={"rollout": other_key, "number": other_number})
+    assert (one.label == other.label) == ((key, number) == (other_key, other_number))
+    assert sample.label != one.label
+
+
+def test_a_skills_hash_is_that_of_its_exact_bytes() -> None:
+    """One line break more is another skill."""
+    assert Skill(text="é").hash == hashlib.sha256("é".encode()).hexdigest()
+    assert len({Skill(text=text).hash for text in ("", "\n", "\r\n", "a", "a\n")}) == 5
+
+
+def test_an_items_fingerprint_covers_all_its_fields() -> None:
+    """Whatever changes in an item changes its fingerprint."""
+    item = Item(id="a", input="b")
+    fields: list[dict[str, JsonValue]] = [{"id": "x"}, {"input": "x"}, {"task_type": "x"}, {"reference": "x"}]
+    changed = [item.model_copy(update=field) for field in fields]
+    assert len({each.fingerprint for each in (item, *changed)}) == 5
+    assert item.fingerprint == Item(id="a", input="b").fingerprint
+
+
+def test_values_are_frozen_and_closed() -> None:
+    """Values never change, take no unknown fields and no NaN."""
+    skill = Skill(text="a")
+    with pytest.raises(ValidationError):
+        skill.text = "b"  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        Edit.model_validate({"op": "append", "contents": "x"})
+    with pytest.raises(ValidationError):
+        Score.of(math.nan)
+    with pytest.raises(ValidationError):
+        Score.of(1.5)
+
+
+@pytest.mark.parametrize(("hard", "failed"), [(0.0, True), (0.1, False), (1.0, False), (None, False)])
+def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, failed: bool) -> None:
+    """A fraction of success is no failure, and an unmeasured rollout has not failed."""
+    score = None if hard is None else Score.of(hard)
+    assert Rollout(key="k", item_id="i", skill_hash="s", score=score).failed is failed
