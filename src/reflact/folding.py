@@ -66,6 +66,7 @@ def record_of(
         verdict=verdict,
         skill_after=candidate.skill.hash if accepted else state.current.skill_hash,
         version_after=number if accepted else state.current.number,
+        score_after=verdict.candidate_score if accepted else state.current.score,
         best_hash=candidate.skill.hash if best_is_new else state.best.skill_hash,
         best_score=verdict.candidate_score if best_is_new else state.best.score,
     )
@@ -80,7 +81,7 @@ def after(state: RunState, record: StepRecord) -> RunState:
             number=record.version_after,
             skill_hash=record.skill_after,
             origin=f"step {record.step}",
-            score=verdict.candidate_score,
+            score=record.score_after,
         )
         if record.best_hash == record.skill_after:
             best = current
@@ -182,13 +183,12 @@ def summarise(
 
 
 def _epoch(epoch: int, records: Sequence[StepRecord]) -> EpochStats:
-    last = records[-1].verdict
     return EpochStats(
         epoch=epoch,
         steps=len(records),
         accepts=sum(r.verdict.accepted for r in records),
         rejects=sum(r.verdict.action == "reject" for r in records),
         skips=sum(r.verdict.action in UNCHANGED for r in records),
-        current_score=last.candidate_score if last.accepted else last.current_score,
+        current_score=records[-1].score_after,
         best_score=records[-1].best_score,
     )

@@ -201,10 +201,6 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         """Return what the run has paid for, by role and purpose, sorted."""
         ...
 
-    async def count_opening(self, run_id: str) -> int:
-        """Count one opening of the sealed test split and return how many there were."""
-        ...
-
     async def add_seconds(self, run_id: str, seconds: float) -> float:
         """Add active time and return the run's total, in seconds."""
         ...

@@ -129,7 +129,7 @@ async def evaluate_skill(
         run = _Run(house, emit or _unheard)
         await run.open()
         if split is Split.test:
-            await run.open_test(f"eval/{skill.hash}")
+            await run.open_test(f"eval {skill.hash}")
         (result,) = await final_test(
             [Contender(name="skill", skill=skill)], split, roll=run.roller(split, step=0)
         )
@@ -263,7 +263,7 @@ class _Run:
         documents.append(Contender(name="final", skill=await self._store.skill(state.current.skill_hash)))
         splits = [Split.val]
         if self._config.test.enabled:
-            await self.open_test(f"test_opened/{state.best.skill_hash}/{state.current.skill_hash}")
+            await self.open_test(f"best {state.best.skill_hash}, final {state.current.skill_hash}")
             splits.append(Split.test)
         for split in splits:
             scores = await final_test(documents, split, roll=self.roller(split, step=state.step))
@@ -273,10 +273,13 @@ class _Run:
 
     async def open_test(self, why: str) -> None:
         """Count an opening of the sealed test split, once for each reason."""
-        if await self._journal.recall(0, why) is None:
-            self._openings = await self._store.count_opening(self.id)
-            await self._journal.note(0, why, self._openings)
-            await self._emit(events.TestOpened(run_id=self.id, count=self._openings))
+        number = 1
+        while (noted := await self._journal.recall(0, f"opening/{number}")) not in {None, why}:
+            number += 1
+        if noted is None:
+            await self._journal.note(0, f"opening/{number}", why)
+        self._openings = number
+        await self._emit(events.TestOpened(run_id=self.id, count=number))
 
     async def finish(self, status: Status, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run."""

@@ -293,6 +293,7 @@ class StepRecord(Frozen):
     verdict: Verdict
     skill_after: str
     version_after: int
+    score_after: float | None
     best_hash: str
     best_score: float | None
 
