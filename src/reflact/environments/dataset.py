@@ -1,0 +1,109 @@
+"""The environment that asks one question an item and grades the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pydantic import JsonValue
+
+from reflact.config import TrainerConfig
+from reflact.data import DataSet, check, load
+from reflact.environments.graders import Grader, ReferenceGrader, grader_from, grader_identity, judge
+from reflact.errors import ConfigError
+from reflact.ports import Session
+from reflact.types import Graded, Item, Split, canonical
+
+HOLE = "{input}"
+
+
+class DatasetEnvironment:
+    """Items of a data set, each one message to the target and one graded answer.
+
+    Args:
+        data: The items.
+        grade: A grader of ``reflact.environments.graders``, or any function of an item and an answer.
+        template: The message to the target; ``{input}`` stands for the item's input and is the only hole.
+            Text goes in as it is, any other input as indented JSON with sorted keys.
+        name: What the environment is called; part of its identity.
+        version: Raise it whenever ``grade`` is a function of your own and begins to judge otherwise, so
+            that scores of the older one are not used again.
+        check_references: Whether to look at all references now, before anything is asked; a function
+            of your own is not asked about them.
+
+    Raises:
+        ConfigError: The template has no hole, or the grader no name.
+        DataError: A reference is none that the grader can use; names the item.
+    """
+
+    def __init__(
+        self,
+        data: DataSet,
+        *,
+        grade: Grader,
+        template: str = HOLE,
+        name: str = "dataset",
+        version: int = 1,
+        check_references: bool = True,
+    ) -> None:
+        if HOLE not in template:
+            raise ConfigError(f"the template {template!r} has no {HOLE}: say where the item's input goes")
+        self._data = data
+        self._grade = grade
+        self._template = template
+        self._identity = canonical(
+            {
+                "environment": name,
+                "version": version,
+                "template": template,
+                "grader": grader_identity(grade),
+            }
+        )
+        if check_references and isinstance(grade, ReferenceGrader):
+            for split in Split:
+                for item in data.items(split):
+                    grade.check(item)
+
+    @property
+    def identity(self) -> str:
+        """Name, version, template and grader with its settings, as canonical JSON."""
+        return self._identity
+
+    def items(self, split: Split) -> Sequence[Item]:
+        """Return a split's items in the data set's order."""
+        return self._data.items(split)
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+        """Ask the item's question and grade the answer; the seed has no use here.
+
+        Raises:
+            EnvironmentFailure: The grader returned something that is no score.
+            ModelError: The target gave no answer.
+        """
+        answer = await session.reply(self.message(item))
+        return await judge(self._grade, item, answer)
+
+    def message(self, item: Item) -> str:
+        """Return what the target is asked: the template with the input put in, in one pass."""
+        return self._template.replace(HOLE, _shown(item.input))
+
+
+def from_config(config: TrainerConfig) -> DatasetEnvironment:
+    """Load and check the data set that a configuration describes, and return its environment.
+
+    Raises:
+        ConfigError: ``data.path`` is not set.
+        DataError: The data is not fit for a run, or a reference not for the grader.
+    """
+    if config.data.path is None:
+        raise ConfigError("data.path is required: a folder with train, val and test, or one file")
+    dataset = load(config.data.path, config.data.ratio, config.data.split_seed)
+    check(dataset, config.data.train_size)
+    environment = config.environment
+    return DatasetEnvironment(dataset, grade=grader_from(environment), template=environment.template)
+
+
+def _shown(value: JsonValue) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,447 @@
+"""How an answer is judged against an item's reference. Everything here is pure.
+
+A reference is one accepted answer or a list of accepted answers; with a list the best match counts. A
+grader says in words what was expected and what it got wherever an answer falls short, and is silent
+about a full match. What a reference must be is part of each grader's description; ``check`` refuses
+one that the grader cannot use.
+
+Instead of these, an environment takes any function ``(item, answer)``, plain or async, that returns a
+``Graded``, a ``Score``, a number in 0..1 or a truth value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
+
+from pydantic import Field, JsonValue
+
+from reflact.config import EnvironmentConfig
+from reflact.errors import ConfigError, DataError, EnvironmentFailure
+from reflact.types import Frozen, Graded, Item, Score
+
+if TYPE_CHECKING:
+    from regex import Pattern
+
+Outcome: TypeAlias = Graded | Score | float | bool
+"""What a grader may return; a number is a fraction of success in 0..1."""
+
+Grader: TypeAlias = Callable[[Item, str], Awaitable[Outcome] | Outcome]
+"""Judges an answer to an item."""
+
+E = TypeVar("E")
+
+MATCH_SECONDS = 0.25
+"""How long the ``Regex`` grader lets one pattern work on one answer."""
+
+SHOWN_CHARS = 300
+"""How much of an answer or a reference is quoted in feedback."""
+
+
+class ReferenceGrader(Frozen, ABC, Generic[E]):
+    """Base of the graders that compare an answer with the item's reference."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    def __call__(self, item: Item, answer: str) -> Graded:
+        """Judge an answer: soft is the best match among the accepted answers, hard is 0 or 1.
+
+        Raises:
+            DataError: The item's reference is none that this grader can use.
+        """
+        matches = [self._match(expected, answer) for expected in self._accepted(item)]
+        soft, why = max(matches, key=lambda match: match[0])
+        score = Score(hard=float(soft >= self._bar), soft=soft)
+        if soft == 1:
+            return Graded(score=score, answer=answer)
+        expected = " or ".join(_quoted(reference) for reference in _references(item))
+        feedback = f"expected {expected}, got {_quoted(answer)}" + (f": {why}" if why else "")
+        return Graded(score=score, answer=answer, feedback=feedback)
+
+    @property
+    def identity(self) -> JsonValue:
+        """Name, version and settings: all that a score depends on beside item and answer."""
+        return {"grader": self.name, "version": self.version, "settings": self.model_dump(mode="json")}
+
+    def check(self, item: Item) -> None:
+        """Raise DataError, naming the item, where its reference is none that this grader can use."""
+        self._accepted(item)
+
+    @property
+    def _bar(self) -> float:
+        """The soft score from which an item counts as solved."""
+        return 1.0
+
+    def _accepted(self, item: Item) -> list[E]:
+        try:
+            accepted = [self._read(reference) for reference in _references(item)]
+        except ValueError as error:
+            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
+        if not accepted:
+            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it accepts no answer at all")
+        return accepted
+
+    @abstractmethod
+    def _read(self, reference: JsonValue) -> E:
+        """Return one accepted answer in the form it is compared in; ValueError where it has none."""
+
+    @abstractmethod
+    def _match(self, expected: E, answer: str) -> tuple[float, str]:
+        """Return how far an answer matches, in 0..1, and what is wrong with it."""
+
+
+# ------------------------------------------------------------------------------------------------- text
+
+
+class Exact(ReferenceGrader[str]):
+    """The same text, character by character, white space at both ends aside.
+
+    References are text or whole numbers.
+    """
+
+    name = "exact"
+
+    def _read(self, reference: JsonValue) -> str:
+        return _text(reference).strip()
+
+    def _match(self, expected: str, answer: str) -> tuple[float, str]:
+        return float(answer.strip() == expected), ""
+
+
+class Normalized(ReferenceGrader[str]):
+    """The same text after ``normalized``. Articles count: ``The Who`` is not ``who``.
+
+    References are text or whole numbers of which something is left after ``normalized``.
+    """
+
+    name = "normalized"
+
+    def _read(self, reference: JsonValue) -> str:
+        text = normalized(_text(reference))
+        if not text:
+            raise ValueError(f"nothing of the reference {_quoted(reference)} is left without punctuation")
+        return text
+
+    def _match(self, expected: str, answer: str) -> tuple[float, str]:
+        return float(normalized(answer) == expected), ""
+
+
+class TokenF1(ReferenceGrader[Counter[str]]):
+    """Overlap of words, as SQuAD measures it (Rajpurkar et al., 2016): F1 of the two bags of ``tokens``.
+
+    Soft is F1; hard is 1 where F1 reaches ``threshold``. References are text or whole numbers with at
+    least one token.
+    """
+
+    name = "token_f1"
+    threshold: float = Field(1.0, gt=0, le=1)
+
+    @property
+    def _bar(self) -> float:
+        return self.threshold
+
+    def _read(self, reference: JsonValue) -> Counter[str]:
+        words = tokens(_text(reference))
+        if not words:
+            raise ValueError(f"the reference {_quoted(reference)} has no words")
+        return Counter(words)
+
+    def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
+        given = Counter(tokens(answer))
+        shared = (given & expected).total()
+        f1 = 2 * shared / (given.total() + expected.total())
+        return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
+
+
+def normalized(text: str) -> str:
+    r"""Return a text as the ``normalized`` grader compares it.
+
+    In this order: Unicode NFKC, case folding, NFKC; runs of white space become one space; white space
+    and punctuation (Unicode category P, and the backtick) are cut off at both ends. Kept there are
+    ``% # @ & / \``, and a dash or a leading full stop that touches a letter or a digit, since
+    they carry meaning (``-5``, ``.5``, ``5%``, ``C#``).
+    """
+    return _bare(" ".join(_folded(text).split()))
+
+
+def tokens(text: str) -> tuple[str, ...]:
+    """Return the words of a text, as the ``token_f1`` grader counts them.
+
+    The text is split at white space and each word goes through ``normalized``; ``a``, ``an`` and ``the``
+    are left out unless the text holds nothing else.
+    """
+    words = tuple(bare for word in _folded(text).split() if (bare := _bare(word)))
+    return tuple(word for word in words if word not in {"a", "an", "the"}) or words
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def _bare(text: str) -> str:
+    start, end = 0, len(text)
+    while start < end and _is_edge(text[start], text[start + 1 : end][:1], keeps_point=True):
+        start += 1
+    while start < end and _is_edge(text[end - 1], text[start : end - 1][-1:], keeps_point=False):
+        end -= 1
+    return text[start:end]
+
+
+def _is_edge(mark: str, neighbour: str, *, keeps_point: bool) -> bool:
+    if mark == "`" or mark.isspace():
+        return True
+    category = unicodedata.category(mark)
+    if not category.startswith("P") or mark in "%#@&/\\":
+        return False
+    carries = category == "Pd" or (keeps_point and mark == ".")
+    return not (carries and neighbour.isalnum())
+
+
+# ---------------------------------------------------------------------------------------------- numbers
+
+
+class Numeric(ReferenceGrader[float]):
+    """The same number within ``tolerance`` or within ``relative_tolerance`` times the reference.
+
+    The answer must be a number and nothing else, in the form that ``number`` reads. Numbers are compared
+    as double-precision floats. References are numbers, or text in the same form.
+    """
+
+    name = "numeric"
+    tolerance: float = Field(0.0, ge=0)
+    relative_tolerance: float = Field(1e-6, ge=0)
+
+    def _read(self, reference: JsonValue) -> float:
+        value: float | None = None
+        if isinstance(reference, str):
+            value = number(reference)
+        elif isinstance(reference, int | float) and not isinstance(reference, bool):
+            value = _finite(reference)
+        if value is None:
+            raise ValueError(f"the reference {_quoted(reference)} is not a finite number")
+        return value
+
+    def _match(self, expected: float, answer: str) -> tuple[float, str]:
+        given = number(answer)
+        if given is None:
+            return 0.0, "the answer must be a single number and nothing else"
+        off = abs(given - expected)
+        allowed = max(self.tolerance, self.relative_tolerance * abs(expected))
+        return float(off <= allowed), f"it is off by {off:g} and {allowed:g} is allowed"
+
+
+_NUMBER = re.compile(
+    r"(?P<sign>[+-])?(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<exponent>e[+-]?[0-9]+)?\s*(?P<percent>%)?",
+    re.IGNORECASE,
+)
+
+
+def number(text: str) -> float | None:
+    """Return the number that a text is, or None where it is anything else.
+
+    White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
+    ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
+    decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). Never a
+    number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity and what overflows.
+    """
+    found = _NUMBER.fullmatch(text.strip().replace("\u2212", "-"))
+    if found is None:
+        return None
+    digits = found["digits"].replace(",", "")
+    value = float(f"{found['sign'] or ''}{digits}{found['exponent'] or ''}")
+    return _finite(value / 100 if found["percent"] else value)
+
+
+def _finite(value: float) -> float | None:
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    return real if math.isfinite(real) else None
+
+
+# --------------------------------------------------------------------------------------------- patterns
+
+
+class Regex(ReferenceGrader["Pattern[str]"]):
+    """The whole answer, white space at both ends aside, matches a regular expression.
+
+    References are patterns as the ``regex`` package reads them, a superset of Python's own; inline flags
+    such as ``(?i)`` apply. A match that takes longer than ``MATCH_SECONDS`` is broken off, and the item
+    stays unmeasured: the fault is the pattern's, not the answer's.
+    """
+
+    name = "regex"
+
+    def _read(self, reference: JsonValue) -> Pattern[str]:
+        import regex
+
+        pattern = _text(reference)
+        try:
+            return regex.compile(pattern)
+        except (regex.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"{_quoted(reference)} is not a regular expression: {error}") from None
+
+    def _match(self, expected: Pattern[str], answer: str) -> tuple[float, str]:
+        try:
+            found = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
+        except TimeoutError:
+            raise EnvironmentFailure(
+                f"the pattern {_quoted(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
+                f"{len(answer)} characters: rewrite it without nested repetitions"
+            ) from None
+        return float(found is not None), "the whole answer must match this pattern"
+
+
+# ------------------------------------------------------------------------------------------------- JSON
+
+
+class JsonFields(ReferenceGrader[dict[str, JsonValue]]):
+    """The answer is a JSON object with the reference's fields; further fields are ignored.
+
+    Soft is the share of the reference's fields that are there with an equal value, hard is 1 where all
+    are. Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and lists are
+    equal as a whole. The answer is read strictly: nothing around the object, no repeated names, no NaN or
+    infinity, nothing mended. References are objects with at least one field.
+    """
+
+    name = "json_fields"
+
+    def _read(self, reference: JsonValue) -> dict[str, JsonValue]:
+        if not isinstance(reference, dict) or not reference:
+            raise ValueError(f"the reference {_quoted(reference)} is not an object with fields")
+        return reference
+
+    def _match(self, expected: dict[str, JsonValue], answer: str) -> tuple[float, str]:
+        try:
+            wrong = _wrong_fields(expected, _strict_json(answer))
+        except RecursionError:
+            return 0.0, "the answer is nested too deeply to be read as JSON"
+        except ValueError as error:
+            return 0.0, f"the answer is not a JSON object ({error})"
+        return 1 - len(wrong) / len(expected), "; ".join(wrong)
+
+
+def _wrong_fields(expected: dict[str, JsonValue], given: Any) -> list[str]:
+    if not isinstance(given, dict):
+        raise ValueError("it is JSON of another kind")  # noqa: TRY004 - the caller words it
+    return [
+        f"{_quoted(name)} is {_quoted(given[name])}" if name in given else f"{_quoted(name)} is missing"
+        for name, value in expected.items()
+        if name not in given or not _equal(value, given[name])
+    ]
+
+
+def _strict_json(text: str) -> Any:
+    return json.loads(
+        text, object_pairs_hook=_object, parse_constant=_refuse_number, parse_float=_parse_finite
+    )
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return made
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is not a finite number")
+
+
+def _equal(one: JsonValue, other: JsonValue) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+# --------------------------------------------------------------------------------------------- choosing
+
+
+def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
+    """Return the grader that a configuration names, with its settings."""
+    match config.grader:
+        case "exact":
+            return Exact()
+        case "normalized":
+            return Normalized()
+        case "token_f1":
+            return TokenF1(threshold=config.threshold)
+        case "numeric":
+            return Numeric(tolerance=config.tolerance, relative_tolerance=config.relative_tolerance)
+        case "regex":
+            return Regex()
+        case "json_fields":
+            return JsonFields()
+
+
+def grader_identity(grade: Grader) -> JsonValue:
+    """Return what identifies a grader: name, version and settings, or a function's qualified name.
+
+    Raises:
+        ConfigError: It is an object without a name of its own, such as a ``functools.partial``.
+    """
+    if isinstance(grade, ReferenceGrader):
+        return grade.identity
+    name = getattr(grade, "__qualname__", None)
+    if name is None:
+        raise ConfigError(
+            f"the grader {type(grade).__name__} has no name to tell its scores from others': "
+            "pass a function or a method"
+        )
+    return {"grader": f"{grade.__module__}.{name}"}
+
+
+async def judge(grade: Grader, item: Item, answer: str) -> Graded:
+    """Apply a grader, plain or async, and return what it says as a ``Graded``.
+
+    Raises:
+        EnvironmentFailure: It returned something else than an ``Outcome``; names the item.
+    """
+    outcome = grade(item, answer)
+    if inspect.isawaitable(outcome):
+        outcome = await outcome
+    if isinstance(outcome, Graded):
+        return outcome
+    if isinstance(outcome, Score):
+        return Graded(score=outcome, answer=answer)
+    if isinstance(outcome, bool | int | float) and 0 <= outcome <= 1:
+        return Graded(score=Score.of(outcome), answer=answer)
+    raise EnvironmentFailure(
+        f"the grader returned {outcome!r:.100} for item {item.id!r}: "
+        "return a Graded, a Score, True or False, or a number in 0..1"
+    )
+
+
+def _references(item: Item) -> list[JsonValue]:
+    return item.reference if isinstance(item.reference, list) else [item.reference]
+
+
+def _text(reference: JsonValue) -> str:
+    if isinstance(reference, str):
+        return reference
+    if isinstance(reference, int) and not isinstance(reference, bool):
+        return str(reference)
+    raise ValueError(f"the reference {_quoted(reference)} is neither text nor a whole number")
+
+
+def _quoted(value: JsonValue) -> str:
+    """Return a value as JSON that can always be stored: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"

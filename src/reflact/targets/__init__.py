@@ -1,0 +1,3 @@
+"""The frozen agents whose instructions are the skill."""
+
+from __future__ import annotations

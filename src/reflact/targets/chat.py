@@ -1,0 +1,80 @@
+"""The target that is a chat model with the skill as its system message."""
+
+from __future__ import annotations
+
+from reflact.calls import Message, Rendered, Sample, Text
+from reflact.ports import LLM
+from reflact.types import Skill, Turn, canonical
+
+VERSION = 1
+"""How a conversation becomes a request. Part of every rollout's key: raised when that changes."""
+
+
+class ChatTarget:
+    """A chat model; its system message is the skill between a preamble and a postamble.
+
+    Args:
+        llm: The door to the model.
+        preamble: Text before the skill.
+        postamble: Text after the skill.
+    """
+
+    def __init__(self, llm: LLM, *, preamble: str = "", postamble: str = "") -> None:
+        self._llm = llm
+        self._preamble = preamble
+        self._postamble = postamble
+
+    @property
+    def identity(self) -> str:
+        """The model's identity, the texts around the skill and ``VERSION``, as canonical JSON."""
+        return canonical(
+            {
+                "target": "chat",
+                "version": VERSION,
+                "llm": self._llm.identity,
+                "preamble": self._preamble,
+                "postamble": self._postamble,
+            }
+        )
+
+    def session(self, skill: Skill, *, rollout: str) -> ChatSession:
+        """Start a conversation under a skill; ``rollout`` is the rollout's key."""
+        return ChatSession(self._llm, system_message(self._preamble, skill.text, self._postamble), rollout)
+
+
+class ChatSession:
+    """A conversation; each reply sends all of it again."""
+
+    def __init__(self, llm: LLM, system: str, rollout: str) -> None:
+        self._llm = llm
+        self._system = (Message(role="system", content=system),) if system else ()
+        self._rollout = rollout
+        self._said: tuple[Message, ...] = ()
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The messages and answers so far, without the skill."""
+        return tuple(Turn(role=message.role, content=message.content) for message in self._said)
+
+    async def reply(self, message: str) -> str:
+        """Send a message after all earlier ones and return the answer.
+
+        A message that was not answered leaves no trace in the conversation.
+
+        Raises:
+            ModelError: There is no answer.
+        """
+        asked = (*self._said, Message(role="user", content=message))
+        answered = len(self._said) // 2
+        reply = await self._llm.ask(
+            Rendered(name="target", version=VERSION, messages=(*self._system, *asked)),
+            Text,
+            sample=Sample(role="target", purpose="rollout", rollout=self._rollout, number=answered),
+        )
+        self._said = (*asked, Message(role="assistant", content=reply.value.text))
+        return reply.value.text
+
+
+def system_message(*parts: str) -> str:
+    """Return the parts joined by blank lines; parts of white space alone are left out."""
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip())

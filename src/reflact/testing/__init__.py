@@ -1,0 +1,38 @@
+"""Stand-ins for models, worlds, stores and networks: for reflact's own tests and for those of its users.
+
+    from reflact import Trainer
+    from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+
+    summary = await Trainer(
+        {"out_dir": tmp_path},
+        environment=ToyEnvironment(),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    ).train()
+
+Nothing here calls a model or opens a connection, and nothing depends on time or on a global generator.
+"""
+
+from __future__ import annotations
+
+from reflact.testing.llm import Call, ScriptedLLM
+from reflact.testing.store import MemoryStore
+from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
+from reflact.testing.transport import CutShort, Fault, FaultyTransport, Refused, TimedOut, Unreachable
+
+__all__ = [
+    "TOY_RULES",
+    "Call",
+    "CutShort",
+    "Fault",
+    "FaultyTransport",
+    "MemoryStore",
+    "Refused",
+    "ScriptedLLM",
+    "TimedOut",
+    "ToyEnvironment",
+    "ToyRule",
+    "ToyTarget",
+    "Unreachable",
+    "toy_optimizer",
+]

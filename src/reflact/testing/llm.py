@@ -1,0 +1,118 @@
+"""A model whose replies are a function."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
+
+from anyio.lowlevel import checkpoint
+from pydantic import JsonValue, ValidationError
+
+from reflact.calls import Rendered, Reply, ReplyModel, Sample, Text
+from reflact.errors import ReplyError
+from reflact.ports import R
+from reflact.results import Usage
+
+Answer: TypeAlias = ReplyModel | JsonValue | Exception
+"""What a script may answer; see ``ScriptedLLM``."""
+
+Script: TypeAlias = Callable[[Rendered, type[ReplyModel], Sample], Answer | Awaitable[Answer]]
+"""Answers a prompt; may be async."""
+
+
+class Call(NamedTuple):
+    """One attempt that a ``ScriptedLLM`` was asked for."""
+
+    prompt: Rendered
+    reply_type: type[ReplyModel]
+    sample: Sample
+
+
+class ScriptedLLM:
+    """Implements ``ports.LLM`` with a function instead of a model.
+
+    The function's answer is read as if it had come from a model: a string is the reply's text (plain for
+    ``Text``, else JSON); a value of the reply type, or any other JSON value, is validated as that type.
+    An exception that the function *returns* is raised, as a provider's error would be. What does not
+    validate, or does not pass ``check``, is asked for again with ``sample.attempt`` raised by one; the
+    prompt stays the same.
+
+    Args:
+        script: Called with the prompt, the reply type and the sample.
+        identity: What the model is called in keys.
+        reasks: How often an invalid answer is asked for again.
+
+    Attributes:
+        calls: All attempts so far, in the order they were made.
+    """
+
+    def __init__(self, script: Script, *, identity: str = "scripted", reasks: int = 2) -> None:
+        self._script = script
+        self._identity = identity
+        self._reasks = reasks
+        self.calls: list[Call] = []
+
+    @property
+    def identity(self) -> str:
+        """The name given at construction."""
+        return self._identity
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Return the script's answer, validated; every attempt counts as one call without tokens.
+
+        Raises:
+            ReplyError: No attempt gave a valid reply; holds the reason of each refusal.
+        """
+        reasons: list[str] = []
+        for attempt in range(1 + self._reasks):
+            numbered = sample.model_copy(update={"attempt": sample.attempt + attempt})
+            answer = await self._answer(Call(prompt, reply_type, numbered))
+            try:
+                value = _read(answer, reply_type)
+                if check is not None:
+                    check(value)
+            except ValueError as error:
+                reasons.append(_reason(error))
+            else:
+                return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
+        raise ReplyError(
+            f"{sample.label}: no valid {reply_type.__name__} in {len(reasons)} attempts; the last reason: "
+            f"{reasons[-1]}",
+            reasons=tuple(reasons),
+        )
+
+    async def _answer(self, call: Call) -> ReplyModel | JsonValue:
+        self.calls.append(call)
+        await checkpoint()
+        answer = self._script(*call)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _read(answer: ReplyModel | JsonValue, reply_type: type[R]) -> R:
+    if isinstance(answer, reply_type):
+        return answer
+    if isinstance(answer, ReplyModel):
+        raise ValueError(f"expected a {reply_type.__name__}, got a {type(answer).__name__}")  # noqa: TRY004
+    if isinstance(answer, str) and issubclass(reply_type, Text):
+        return reply_type(text=answer)
+    return reply_type.model_validate_json(answer if isinstance(answer, str) else json.dumps(answer))
+
+
+def _reason(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problems = ((".".join(map(str, p["loc"])), p["msg"]) for p in error.errors(include_url=False))
+    return "; ".join(f"{place}: {message}" if place else message for place, message in problems)

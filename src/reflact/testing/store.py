@@ -1,0 +1,200 @@
+"""A store that lives as long as the process."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from reflact.calls import Intent, StoredReply
+from reflact.errors import RunConflict, StoreError
+from reflact.events import Event
+from reflact.results import Spend, Status, Usage
+from reflact.types import Rollout, RunState, Skill, StepRecord, canonical
+
+
+@dataclass
+class _Booked:
+    intent: Intent
+    state: str = "open"
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass
+class _Run:
+    identity: str
+    steps: dict[int, tuple[StepRecord | None, RunState]] = field(default_factory=dict)
+    notes: dict[tuple[int, str], str] = field(default_factory=dict)
+    events: dict[str, Event] = field(default_factory=dict)
+    openings: int = 0
+    seconds: float = 0.0
+    end: tuple[Status, str | None, str] | None = None
+
+
+class MemoryStore:
+    """Implements ``ports.RunStore`` with dictionaries; any number of runs may share one.
+
+    It behaves as the database does, but for what only a disk can do: it forgets everything with the
+    process. For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._replies: dict[str, StoredReply] = {}
+        self._rollouts: dict[str, Rollout] = {}
+        self._skills: dict[str, Skill] = {}
+        self._calls: list[_Booked] = []
+        self._runs: dict[str, _Run] = {}
+
+    async def find_reply(self, key: str) -> StoredReply | None:
+        """Return what was stored under a key, or None."""
+        return self._replies.get(key)
+
+    async def intend(self, intent: Intent) -> None:
+        """Book a call before it is sent."""
+        self._calls.append(_Booked(intent))
+
+    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+        """Store an answer, the first under its key, and settle its intent."""
+        booked = self._open_call(intent)
+        if booked is None:
+            booked = _Booked(intent)
+            self._calls.append(booked)
+        booked.state, booked.usage = "settled", reply.usage
+        self._replies.setdefault(reply.key, reply)
+
+    async def drop_intent(self, intent: Intent) -> None:
+        """Forget a call that is known to have given nothing that is charged."""
+        booked = self._open_call(intent)
+        if booked is not None:
+            self._calls.remove(booked)
+
+    async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
+        """Return those of the keys that are stored, in the order of the keys."""
+        return {key: self._rollouts[key] for key in keys if key in self._rollouts}
+
+    async def keep_rollout(self, rollout: Rollout) -> None:
+        """Store a measured rollout, the first under its key; StoreError for an unmeasured one."""
+        if rollout.score is None:
+            raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
+        self._rollouts.setdefault(rollout.key, rollout)
+
+    async def open_run(
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue
+    ) -> RunState | None:
+        """Start or go on with a run; open calls become unsettled. RunConflict for another identity."""
+        text = canonical(dict(identity))
+        run = self._runs.setdefault(run_id, _Run(text))
+        if run.identity != text:
+            raise RunConflict(f"run {run_id} was started with other settings; give the changed run a new id")
+        for call in self._calls:
+            if call.intent.run_id == run_id and call.state == "open":
+                call.state = "unsettled"
+        run.end = None
+        return run.steps[max(run.steps)][1] if run.steps else None
+
+    def journal(self, run_id: str) -> MemoryJournal:
+        """Return the run's journal."""
+        return MemoryJournal(self._runs, run_id)
+
+    async def commit(
+        self, run_id: str, record: StepRecord | None, state: RunState, skills: Sequence[Skill]
+    ) -> None:
+        """Store a step; StoreError where it contradicts a committed one, its state or its skills."""
+        steps = _known(self._runs, run_id).steps
+        if record is not None and record.step != state.step:
+            raise StoreError(f"run {run_id}: the record of step {record.step} has a state of {state.step}")
+        if steps.get(state.step, (record, state)) != (record, state):
+            raise StoreError(f"run {run_id}: step {state.step} is committed already and differs")
+        known = {**self._skills, **{skill.hash: skill for skill in skills}}
+        missing = {state.current.skill_hash, state.best.skill_hash} - known.keys()
+        if missing:
+            raise StoreError(f"run {run_id}: step {state.step} names skills that are not stored: {missing}")
+        steps[state.step] = (record, state)
+        self._skills = known
+
+    async def records(self, run_id: str) -> tuple[StepRecord, ...]:
+        """Return all committed records, in order."""
+        steps = self._runs[run_id].steps if run_id in self._runs else {}
+        return tuple(record for _, (record, _) in sorted(steps.items()) if record is not None)
+
+    async def skill(self, skill_hash: str) -> Skill:
+        """Return a stored document; StoreError where there is none."""
+        if skill_hash not in self._skills:
+            raise StoreError(f"the store holds no skill with the hash {skill_hash}")
+        return self._skills[skill_hash]
+
+    async def append(self, event: Event) -> bool:
+        """Store a durable event; False where this run already has it."""
+        events = _known(self._runs, event.run_id).events
+        is_new = event.id not in events
+        events.setdefault(event.id, event)
+        return is_new
+
+    async def events(self, run_id: str) -> tuple[Event, ...]:
+        """Return the run's durable events, in order."""
+        return tuple(self._runs[run_id].events.values()) if run_id in self._runs else ()
+
+    async def spend(self, run_id: str) -> tuple[Spend, ...]:
+        """Return what the run has paid for, by role and purpose, sorted."""
+        paid = [call for call in self._calls if call.intent.run_id == run_id and call.state != "open"]
+        places = sorted({(call.intent.role, call.intent.purpose) for call in paid})
+        return tuple(
+            _spend(place, [call for call in paid if (call.intent.role, call.intent.purpose) == place])
+            for place in places
+        )
+
+    async def count_opening(self, run_id: str) -> int:
+        """Count one opening of the sealed test split and return how many there were."""
+        run = _known(self._runs, run_id)
+        run.openings += 1
+        return run.openings
+
+    async def add_seconds(self, run_id: str, seconds: float) -> float:
+        """Add active time and return the run's total, in seconds."""
+        run = _known(self._runs, run_id)
+        run.seconds += seconds
+        return run.seconds
+
+    async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
+        """Store how this start of the run ended, with its summary as JSON text."""
+        _known(self._runs, run_id).end = (status, reason, summary)
+
+    def _open_call(self, intent: Intent) -> _Booked | None:
+        place = (intent.run_id, intent.key)
+        mine = (c for c in self._calls if (c.intent.run_id, c.intent.key) == place and c.state == "open")
+        return next(reversed(list(mine)), None)
+
+
+class MemoryJournal:
+    """Implements ``ports.Journal`` for one run of a ``MemoryStore``."""
+
+    def __init__(self, runs: Mapping[str, _Run], run_id: str) -> None:
+        self._runs = runs
+        self._run_id = run_id
+
+    async def recall(self, step: int, label: str) -> JsonValue:
+        """Return what was noted, or None."""
+        notes = self._runs[self._run_id].notes if self._run_id in self._runs else {}
+        value: JsonValue = json.loads(notes.get((step, label), "null"))
+        return value
+
+    async def note(self, step: int, label: str, value: JsonValue) -> None:
+        """Note an outcome before it is used; the first note under a label stands."""
+        _known(self._runs, self._run_id).notes.setdefault((step, label), canonical(value))
+
+
+def _known(runs: Mapping[str, _Run], run_id: str) -> _Run:
+    if run_id not in runs:
+        raise StoreError(f"the store holds no run {run_id}; open it first")
+    return runs[run_id]
+
+
+def _spend(place: tuple[str, str], calls: Sequence[_Booked]) -> Spend:
+    usages = [call.usage for call in calls]
+    prices = [usage.usd for usage in usages if usage.usd is not None]
+    total = sum(usages, Usage()).model_copy(update={"usd": math.fsum(prices) if prices else None})
+    unsettled = sum(call.state == "unsettled" for call in calls)
+    return Spend(role=place[0], purpose=place[1], usage=total, unsettled=unsettled)

@@ -1,0 +1,202 @@
+"""A small world whose every outcome is known beforehand: learnable, fast, without a model.
+
+An item asks for a rule by name and for a number to apply it to, such as ``double 7``. ``ToyTarget``
+answers rightly if and only if the skill holds the line of that rule, so a skill is worth exactly the
+rules that are written in it. The environment's feedback names the missing rule, and ``toy_optimizer``
+reads it there and proposes the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from anyio.lowlevel import checkpoint
+
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.data import DataSet
+from reflact.environments.dataset import DatasetEnvironment
+from reflact.stages.replies import (
+    AnalystReply,
+    EditReply,
+    MergedEdit,
+    MergeReply,
+    PatternReply,
+    RankReply,
+    SuccessReply,
+)
+from reflact.testing.llm import Script
+from reflact.types import Graded, Item, Score, Skill, Turn, canonical, digest
+
+UNKNOWN = "unknown"
+
+
+class ToyRule(NamedTuple):
+    """A rule: the line that a skill must hold, and what it makes of a number."""
+
+    line: str
+    answer: Callable[[int], str]
+
+
+TOY_RULES: Mapping[str, ToyRule] = MappingProxyType(
+    {
+        "double": ToyRule("- double: answer with twice the number.", lambda n: str(2 * n)),
+        "square": ToyRule("- square: answer with the number times itself.", lambda n: str(n * n)),
+        "negate": ToyRule("- negate: answer with the number after a minus sign.", lambda n: str(-n)),
+        "parity": ToyRule("- parity: answer with even or odd.", lambda n: "odd" if n % 2 else "even"),
+        "reverse": ToyRule("- reverse: answer with the digits from last to first.", lambda n: str(n)[::-1]),
+        "length": ToyRule("- length: answer with the number of digits.", lambda n: str(len(str(n)))),
+    }
+)
+"""All rules by name, in the order in which worlds take them."""
+
+
+class ToyEnvironment(DatasetEnvironment):
+    """A world of as many rules and items as a test needs; the rules take turns within each split.
+
+    Args:
+        train: Items of the train split.
+        val: Items of the validation split.
+        test: Items of the test split.
+        rules: How many of ``TOY_RULES`` there are, 1 to 6.
+    """
+
+    def __init__(self, *, train: int = 8, val: int = 8, test: int = 8, rules: int = 4) -> None:
+        if not 1 <= rules <= len(TOY_RULES):
+            raise ValueError(f"there are 1 to {len(TOY_RULES)} rules, not {rules}")
+        names = list(TOY_RULES)[:rules]
+
+        def items(split: str, size: int, first: int) -> tuple[Item, ...]:
+            return tuple(_item(f"{split}-{n:03}", names[n % len(names)], first + n) for n in range(size))
+
+        data = DataSet(
+            train=items("train", train, 10),
+            val=items("val", val, 10 + train),
+            test=items("test", test, 10 + train + val),
+        )
+        super().__init__(data, grade=grade_toy, name="toy")
+
+
+def grade_toy(item: Item, answer: str) -> Graded:
+    """Compare with the reference; the feedback on a wrong answer names the rule."""
+    right = answer == item.reference
+    return Graded(
+        score=Score.of(right), answer=answer, feedback=None if right else f"missing rule: {item.task_type}"
+    )
+
+
+class ToyTarget:
+    """Implements ``ports.Target``: answers by the rules that the skill holds, and ``unknown`` otherwise.
+
+    Args:
+        noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does not say,
+            or not what it says. Drawn from the seed and the rollout's key, so trials of an item differ.
+        seed: Root of the noise.
+    """
+
+    def __init__(self, *, noise: float = 0.0, seed: int = 0) -> None:
+        self._noise = noise
+        self._seed = seed
+
+    @property
+    def identity(self) -> str:
+        """Noise and seed, as canonical JSON."""
+        return canonical({"target": "toy", "noise": self._noise, "seed": self._seed})
+
+    def session(self, skill: Skill, *, rollout: str) -> ToySession:
+        """Start a conversation under a skill."""
+        drawn = int(digest([self._seed, rollout])[:13], 16) / 16**13
+        return ToySession(skill, slips=drawn < self._noise)
+
+
+class ToySession:
+    """A conversation with a ``ToyTarget``; ``slips`` turns its knowledge round."""
+
+    def __init__(self, skill: Skill, *, slips: bool) -> None:
+        self._lines = skill.text.splitlines()
+        self._slips = slips
+        self._turns: tuple[Turn, ...] = ()
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The conversation so far."""
+        return self._turns
+
+    async def reply(self, message: str) -> str:
+        """Answer a question such as ``double 7``; anything else is ``unknown``."""
+        await checkpoint()
+        name, _, number = message.partition(" ")
+        rule = TOY_RULES.get(name)
+        answer = UNKNOWN
+        if rule is not None and (rule.line in self._lines) is not self._slips:
+            answer = rule.answer(int(number))
+        self._turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
+        return answer
+
+
+def toy_optimizer(*, edits: int = 1) -> Script:
+    """Return a script for ``ScriptedLLM`` that does every part of an optimizer in the toy world.
+
+    The failure analyst proposes the missing rules that its cases name, most frequent first; the success
+    analyst has nothing to add; merges join equal proposals; rankings take the first ones.
+
+    Args:
+        edits: Rules that an analyst proposes at most; must not exceed the run's ``select.max_edits``.
+    """
+
+    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel | Exception:
+        shown = "\n".join(message.content for message in prompt.messages if message.role == "user")
+        if reply_type is AnalystReply:
+            return _analysis(shown, edits)
+        if reply_type is SuccessReply:
+            return SuccessReply(strengths="The rules were followed.", edits=[])
+        if reply_type is MergeReply:
+            return _merge(shown)
+        if reply_type is RankReply:
+            budget = int(_BUDGET.findall("\n".join(message.content for message in prompt.messages))[-1])
+            return RankReply(reasoning="First come, first served.", selected=list(range(1, budget + 1)))
+        return TypeError(f"the toy optimizer has no {reply_type.__name__} for {sample.label}")
+
+    return answer
+
+
+_MISSING = re.compile(r"missing rule: (\w+)")
+_PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
+_BUDGET = re.compile(r"\b(?:give|choose|select)\D{0,20}(\d+)", re.IGNORECASE)
+
+
+def _item(item_id: str, name: str, number: int) -> Item:
+    return Item(
+        id=item_id, input=f"{name} {number}", task_type=name, reference=TOY_RULES[name].answer(number)
+    )
+
+
+def _analysis(shown: str, most: int) -> AnalystReply:
+    missing = Counter(_MISSING.findall(shown)).most_common()
+    new = [name for name, _ in missing if TOY_RULES[name].line not in shown.splitlines()]
+    return AnalystReply(
+        patterns=[
+            PatternReply(type=name, count=count, description=f"It does not know the rule {name}.")
+            for name, count in missing[:4]
+        ],
+        edits=[EditReply(op="append", target="", content=TOY_RULES[name].line) for name in new[:most]],
+    )
+
+
+def _merge(shown: str) -> MergeReply:
+    proposals = [(int(number), text) for _, number, text in _PROPOSAL.findall(shown)]
+    return MergeReply(
+        edits=[
+            MergedEdit(op="append", target="", content=rule.line, sources=sources)
+            for rule in _proposed(text for _, text in proposals)
+            if (sources := [number for number, text in proposals if rule.line in text])
+        ]
+    )
+
+
+def _proposed(texts: Iterable[str]) -> list[ToyRule]:
+    found = [rule for text in texts for rule in TOY_RULES.values() if rule.line in text]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,128 @@
+"""A network that fails on demand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, TypeAlias
+
+import httpx
+from anyio.lowlevel import checkpoint
+from pydantic import Field
+
+from reflact.types import Frozen
+
+
+class Refused(Frozen):
+    """The server answers with an error status and does no work.
+
+    Args:
+        status: The HTTP status.
+        headers: Response headers, such as ``retry-after``.
+        body: The response's text.
+    """
+
+    kind: Literal["refused"] = "refused"
+    status: int = Field(ge=100, le=599)
+    headers: tuple[tuple[str, str], ...] = ()
+    body: str = '{"error": {"message": "injected"}}'
+
+
+class Unreachable(Frozen):
+    """No connection can be made; the server never sees the request."""
+
+    kind: Literal["unreachable"] = "unreachable"
+
+
+class TimedOut(Frozen):
+    """The server gets the request and does the work, but its answer does not come in time."""
+
+    kind: Literal["timed_out"] = "timed_out"
+
+
+class CutShort(Frozen):
+    """The answer begins and breaks off.
+
+    Args:
+        after: Bytes of the body that arrive.
+        silent: Whether the body then ends as if it were complete, rather than with a broken connection.
+    """
+
+    kind: Literal["cut_short"] = "cut_short"
+    after: int = Field(0, ge=0)
+    silent: bool = False
+
+
+Fault: TypeAlias = Refused | Unreachable | TimedOut | CutShort
+"""What can go wrong with a request."""
+
+
+class FaultyTransport(httpx.AsyncBaseTransport):
+    """Hands requests on to another transport, apart from those that are to fail.
+
+    Args:
+        inner: What serves the requests that get through.
+        faults: Called with each request and its number (0 for the first that arrives); returns the fault
+            to inject, or None.
+    """
+
+    def __init__(
+        self, inner: httpx.AsyncBaseTransport, faults: Callable[[httpx.Request, int], Fault | None]
+    ) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._arrived = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Serve or break one request.
+
+        Raises:
+            httpx.ConnectError: The fault is ``Unreachable``.
+            httpx.ReadTimeout: The fault is ``TimedOut``.
+        """
+        await checkpoint()
+        number = self._arrived
+        self._arrived += 1
+        fault = self._faults(request, number)
+        if isinstance(fault, Unreachable):
+            raise httpx.ConnectError("injected: no connection", request=request)
+        if isinstance(fault, Refused):
+            return httpx.Response(fault.status, headers=list(fault.headers), text=fault.body, request=request)
+        response = await self._inner.handle_async_request(request)
+        if isinstance(fault, TimedOut):
+            await response.aclose()
+            raise httpx.ReadTimeout("injected: no answer in time", request=request)
+        if isinstance(fault, CutShort):
+            return _cut(response, fault, request)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the transport behind this one."""
+        await self._inner.aclose()
+
+
+def _cut(response: httpx.Response, fault: CutShort, request: httpx.Request) -> httpx.Response:
+    headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-length"]
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    stream = _CutStream(response.stream, fault, request)
+    return httpx.Response(response.status_code, headers=headers, stream=stream)
+
+
+class _CutStream(httpx.AsyncByteStream):
+    def __init__(self, whole: httpx.AsyncByteStream, fault: CutShort, request: httpx.Request) -> None:
+        self._whole = whole
+        self._fault = fault
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._fault.after
+        async for chunk in self._whole:
+            if left > 0:
+                yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                break
+        if not self._fault.silent:
+            raise httpx.RemoteProtocolError("injected: the connection broke", request=self._request)
+
+    async def aclose(self) -> None:
+        await self._whole.aclose()
