@@ -1,0 +1,56 @@
+"""All commands, and what errors look like at a terminal.
+
+Exit codes: 0 completed; 1 a run ended without completing; 2 something given is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from reflact.cli.demo import demo
+from reflact.cli.eval import evaluate
+from reflact.cli.record import record
+from reflact.cli.replay import replay
+from reflact.cli.runs import runs
+from reflact.cli.show import show
+from reflact.cli.train import train
+from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
+
+
+class Commands(TyperGroup):
+    """Turns errors into one sentence on standard error and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the context names."""
+        try:
+            return super().invoke(ctx)
+        except (UsageError, CassetteError, StoreError) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+        except ReflactError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted; the same command goes on from where it was", err=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    name="reflact",
+    cls=Commands,
+    help="Train skill documents for frozen LLM agents, and keep the evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train)
+app.command("eval")(evaluate)
+app.command("demo")(demo)
+app.command("runs")(runs)
+app.command("show")(show)
+app.command("record")(record)
+app.command("replay")(replay)

@@ -1,0 +1,74 @@
+"""``reflact eval``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reflact.cli.running import Config, Overrides, configured
+
+if TYPE_CHECKING:
+    from reflact.config import TrainerConfig
+    from reflact.report.terminal import Show
+    from reflact.results import Scored
+    from reflact.types import Skill, Split
+
+
+class Measured(StrEnum):
+    """The splits that a skill can be measured on."""
+
+    val = "val"
+    test = "test"
+
+
+def evaluate(
+    config: Config,
+    skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
+    split: Annotated[Measured, typer.Option(help="Where to measure it.")] = Measured.val,
+    overrides: Overrides = None,
+) -> None:
+    """Measure one skill document on a split.
+
+    Uses the run's folder: rollouts that it holds are not repeated, and each opening of the test
+    split is counted there.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.report.terminal import score_table, watching
+    from reflact.types import Split
+
+    settings = configured(config, overrides)
+    document = _read(skill)
+    console = Console()
+    with watching(console) as show:
+        scored = anyio.run(_measure, settings, document, Split(split.value), show)
+    console.print(score_table([scored]))
+
+
+async def _measure(config: TrainerConfig, skill: Skill, split: Split, show: Show) -> Scored:
+    from reflact.events import Event
+    from reflact.trainer import evaluate_skill
+
+    async def emit(event: Event) -> None:
+        show(event)
+
+    return await evaluate_skill(config, skill, split, emit=emit)
+
+
+def _read(path: Path) -> Skill:
+    from reflact.errors import SkillError
+    from reflact.skill import check_document
+    from reflact.types import Skill
+
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
+    check_document(text)
+    return Skill(text=text)

@@ -1,0 +1,87 @@
+"""What the commands that start runs share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from reflact.config import TrainerConfig
+    from reflact.report.terminal import Show
+    from reflact.results import RunSummary
+    from reflact.trainer import Trainer
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .yaml or .toml file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key, such as train.num_epochs=2. Repeatable."
+    ),
+]
+Cassette = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one event a line as JSON, and nothing else.")]
+
+
+def configured(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
+    """Return the configuration of a file with overrides.
+
+    Raises:
+        ConfigError: The file, a key or a value is wrong.
+    """
+    from reflact.loading import load
+
+    return load(path, overrides=overrides or ())
+
+
+def with_cassette(overrides: Sequence[str] | None, cassette: Path, mode: str) -> list[str]:
+    """Return overrides that make a run use a cassette; a relative path counts from the current folder."""
+    path = json.dumps(str(cassette.expanduser().absolute()))
+    return [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"]
+
+
+def train_and_show(config: TrainerConfig, *, as_json: bool = False) -> None:
+    """Run a training to its end and show it.
+
+    Raises:
+        typer.Exit: The run did not complete; the code is 1.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.report.terminal import print_summary, watching
+    from reflact.trainer import Trainer
+
+    trainer = Trainer(config)
+    if as_json:
+        summary = anyio.run(_follow, trainer, _print_json)
+    else:
+        console = Console()
+        with watching(console) as show:
+            summary = anyio.run(_follow, trainer, show)
+        print_summary(console, summary, config.out_dir)
+    if summary.status != "completed":
+        typer.echo(f"error: the run ended as {summary.status}: {summary.reason}", err=True)
+        raise typer.Exit(1)
+
+
+async def _follow(trainer: Trainer, show: Show) -> RunSummary:
+    from reflact.errors import RunFailed
+    from reflact.events import Finished
+
+    async with trainer.stream() as happenings:
+        async for event in happenings:
+            show(event)
+            if isinstance(event, Finished):
+                return event.summary
+    raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to go on")
+
+
+def _print_json(event: object) -> None:
+    from pydantic import BaseModel
+
+    if isinstance(event, BaseModel):
+        typer.echo(event.model_dump_json())

@@ -1,0 +1,106 @@
+"""``reflact show``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from reflact.store.runs import RunRow, SQLiteStore
+    from reflact.types import StepRecord
+
+
+def show(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run.", show_default=False)
+    ],
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", help="The step to show in full.", show_default=False)
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN_ID", help="Which run of the folder; the newest where none is named."),
+    ] = None,
+) -> None:
+    """Show a run's steps and scores, or one step in full: its edits, its verdict, its diff."""
+    import anyio
+
+    from reflact.errors import UsageError
+
+    path = folder / "run.db"
+    if not path.is_file():
+        raise UsageError(f"there is no run in {folder}; name the out_dir of a run")
+    anyio.run(_show, path, step, run)
+
+
+async def _show(path: Path, step: int | None, run: str | None) -> None:
+    from rich.console import Console
+
+    from reflact.store.runs import open_store
+
+    console = Console()
+    async with open_store(path) as store:
+        row = _pick(await store.runs(), run, path)
+        records = await store.records(row.run_id)
+        if step is None:
+            await _print_run(console, store, row, records, path.parent)
+        else:
+            await _print_step(console, store, _step(records, step, row.run_id))
+
+
+def _pick(rows: Sequence[RunRow], run: str | None, path: Path) -> RunRow:
+    from reflact.errors import UsageError
+
+    named = [row for row in rows if run is None or row.run_id == run]
+    if named:
+        return named[-1]
+    known = ", ".join(row.run_id for row in rows)
+    raise UsageError(f"{path} holds no run {run or ''}".rstrip() + (f"; it holds {known}" if known else ""))
+
+
+def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
+    from reflact.errors import UsageError
+
+    found = next((record for record in records if record.step == step), None)
+    if found is None:
+        raise UsageError(f"run {run_id} has no step {step}; {len(records)} steps are committed")
+    return found
+
+
+async def _print_run(
+    console: Console, store: SQLiteStore, row: RunRow, records: Sequence[StepRecord], folder: Path
+) -> None:
+    from reflact.report.terminal import print_summary, step_table
+
+    console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)
+    console.print(step_table(records))
+    summary = await store.summary(row.run_id)
+    if summary is None:
+        console.print(f"open: {row.steps} steps committed, not ended", highlight=False)
+    else:
+        print_summary(console, summary, folder)
+
+
+async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) -> None:
+    from rich.syntax import Syntax
+
+    from reflact.report.terminal import step_lines, step_table
+    from reflact.skill import diff
+
+    console.print(step_table([record]))
+    for line in step_lines(record):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if record.candidate_hash == record.skill_before:
+        return
+    before, after = await store.skill(record.skill_before), await store.skill(record.candidate_hash)
+    text = diff(before.text, after.text)
+    if console.is_terminal:
+        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        typer.echo(text)
