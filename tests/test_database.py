@@ -161,6 +161,22 @@ async def test_closing_finishes_what_was_begun(path: Path) -> None:
         assert len(await texts(again)) == 20
 
 
+async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
+    """A write that hangs does not hold up closing; it completes and then lets go of the file."""
+    entered, go_on, before = threading.Event(), threading.Event(), set(threading.enumerate())
+    async with group() as tasks, Database(path, NOTES, grace=0.01) as database:
+        tasks.start_soon(put, database, "first")
+        tasks.start_soon(database.write, holding(entered, go_on))
+        tasks.start_soon(put, database, "last")
+        await until(entered.is_set)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    go_on.set()
+    await until(lambda: set(threading.enumerate()) == before)
+    async with Database(path, NOTES) as again:
+        assert await texts(again) == ["first", "last"]
+
+
 async def test_readers_do_not_block_the_writer(database: Database) -> None:
     """A write commits while a read is under way, and that read keeps seeing what it began with."""
     begun, go_on = threading.Event(), threading.Event()

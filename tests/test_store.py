@@ -60,6 +60,7 @@ def record(step: int, reason: str = "greater") -> StepRecord:
         skill_before=FIRST.hash,
         item_ids=("a", "b"),
         rollout=Measurement(skill_hash=FIRST.hash, split=Split.train, n=2, hard=0.5, soft=0.1 + 0.2),
+        n_failures=1,
         reports=(),
         merged=Merged(),
         chosen=Chosen(),
@@ -69,6 +70,7 @@ def record(step: int, reason: str = "greater") -> StepRecord:
         skill_after=SECOND.hash,
         version_after=step,
         best_hash=SECOND.hash,
+        score_after=0.0,
         best_score=0.0,
     )
 
@@ -156,17 +158,18 @@ async def test_spend_is_summed_by_role_and_purpose(store: SQLiteStore) -> None:
     assert await store.spend("unknown") == ()
 
 
-@given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.randoms(use_true_random=False))
-def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: random.Random) -> None:
+@given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))
+def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: int) -> None:
     """The sum of the prices is the same to the last bit in whatever order the answers came."""
     tables = Tables(memory=True)
     tables.executescript(MIGRATIONS[0].sql)
     for run_id in ("one", "two"):
         for price in prices:
             _settle(tables, intent("k", run_id), Usage(calls=1, usd=price))
-        seed.shuffle(prices)
-    assert _spend(tables, "one") == _spend(tables, "two")
+        random.Random(seed).shuffle(prices)
+    one, two = _spend(tables, "one"), _spend(tables, "two")
     tables.close()
+    assert one == two
 
 
 async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteStore) -> None:
@@ -336,9 +339,8 @@ async def test_the_first_note_stands(store: SQLiteStore) -> None:
     assert await store.journal("other").recall(1, "merge") is None
 
 
-async def test_counters_and_the_end_of_a_run(store: SQLiteStore) -> None:
-    """Openings and seconds add up; a finished run lists its status until it is started again."""
-    assert [await store.count_opening("r") for _ in range(3)] == [1, 2, 3]
+async def test_the_time_and_the_end_of_a_run(store: SQLiteStore) -> None:
+    """Seconds add up; a finished run lists its status until it is started again."""
     assert [await store.add_seconds("r", 0.5) for _ in range(2)] == [0.5, 1.0]
     assert await store.summary("r") is None
     summary = RunSummary(run_id="r", status="budget", reason="max_calls", config={"a": [1]})
@@ -373,5 +375,5 @@ async def test_the_store_is_a_run_store(store: SQLiteStore) -> None:
     """The store has every method of the port."""
     port: RunStore = store
     names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
-    assert len(names) >= 17
+    assert {"find_reply", "find_rollouts", "open_run", "finish"} <= names
     assert all(callable(getattr(port, name)) for name in names)

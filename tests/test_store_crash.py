@@ -87,7 +87,7 @@ SHARE = """
             async def one(n):
                 await store.intend(intent(f"{name}-{n}", name))
                 await store.keep_reply(reply(f"{name}-{n}"), intent(f"{name}-{n}", name))
-                await store.count_opening("shared")
+                await store.add_seconds("shared", 1.0)
 
             await fan_out(one, range(notes), limit=8)
 
@@ -165,7 +165,7 @@ async def test_processes_share_a_file(tmp_path: Path) -> None:
     assert [child.returncode for child in children] == [0] * PROCESSES
     assert len(column(path, "SELECT key FROM replies")) == PROCESSES * NOTES
     async with open_store(path) as store:
-        assert await store.count_opening("shared") == PROCESSES * NOTES + 1
+        assert await store.add_seconds("shared", 0.0) == PROCESSES * NOTES
         for n in range(PROCESSES):
             (spend,) = await store.spend(f"p{n}")
             assert (spend.usage.calls, spend.usage.usd, spend.unsettled) == (NOTES, NOTES * 0.5, 0)

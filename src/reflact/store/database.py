@@ -29,7 +29,6 @@ __all__ = ["Database", "Tables"]
 T = TypeVar("T")
 
 READERS = 2
-CLOSING_SECONDS = 5.0
 
 REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
@@ -58,6 +57,7 @@ class Database:
         path: The file; it and its folder are made where missing.
         migrations: All schema steps, in order; pending ones are applied on opening.
         patience: Seconds to wait for another process's lock.
+        grace: Seconds that closing waits for writes under way; they complete even if it leaves earlier.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -65,10 +65,18 @@ class Database:
 
     _tables: Tables
 
-    def __init__(self, path: Path, migrations: Sequence[Migration], *, patience: float = 30.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[Migration],
+        *,
+        patience: float = 30.0,
+        grace: float = 5.0,
+    ) -> None:
         self.path = path
         self._schema = migrations
         self._patience = patience
+        self._grace = grace
         self._open = False
         self._transactions = 0
         self._pending: deque[_Request[Any]] = deque()
@@ -129,7 +137,7 @@ class Database:
     async def _shut(self) -> None:
         self._readers.shutdown(wait=False)
         closing = self._writer.submit(self._tear_down)
-        with anyio.move_on_after(CLOSING_SECONDS, shield=True):
+        with anyio.move_on_after(self._grace, shield=True):
             await _outcome(closing)
         self._writer.shutdown(wait=closing.done())
 

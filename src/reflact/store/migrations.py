@@ -22,8 +22,7 @@ CREATE TABLE runs (
     status TEXT,
     reason TEXT,
     summary TEXT,
-    seconds REAL NOT NULL DEFAULT 0,
-    test_openings INTEGER NOT NULL DEFAULT 0
+    seconds REAL NOT NULL DEFAULT 0
 );
 
 CREATE TABLE skills (

@@ -127,16 +127,6 @@ class SQLiteStore(SQLiteEffects):
             for event_id, text in rows
         )
 
-    async def count_opening(self, run_id: str) -> int:
-        """Count one opening of the sealed test split and return how many there were."""
-
-        def count(tables: Tables) -> int:
-            tables.execute("UPDATE runs SET test_openings = test_openings + 1 WHERE run_id = ?", (run_id,))
-            openings: int = _column(tables, "test_openings", run_id)
-            return openings
-
-        return await self._database.write(count)
-
     async def add_seconds(self, run_id: str, seconds: float) -> float:
         """Add active time and return the run's total, in seconds."""
 
@@ -223,13 +213,13 @@ class SQLiteJournal:
 
 
 def _open_run(
-    tables: Tables, path: Path, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue
+    tables: Tables, path: Path, run_id: str, identity: dict[str, JsonValue], config: JsonValue
 ) -> RunState | None:
     known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     if known is None:
         tables.execute(
             "INSERT INTO runs (run_id, identity, config) VALUES (?, ?, ?)",
-            (run_id, canonical(dict(identity)), canonical(config)),
+            (run_id, canonical(identity), canonical(config)),
         )
         return None
     before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
@@ -247,9 +237,9 @@ def _open_run(
     last = tables.execute(
         "SELECT state FROM steps WHERE run_id = ? ORDER BY step DESC LIMIT 1", (run_id,)
     ).fetchone()
-    return (
-        None if last is None else read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
-    )
+    if last is None:
+        return None
+    return read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
 
 
 def _changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
