@@ -111,6 +111,13 @@ def test_the_verdict_says_what_was_compared() -> None:
     assert verdict.candidate.skill_hash == CANDIDATE
 
 
+def test_a_best_score_of_zero_is_a_score() -> None:
+    """0.0 is beaten as a number, None is named as the lack of one."""
+    sides = _rollouts(CANDIDATE, [1.0]), _rollouts(CURRENT, [0.0])
+    assert decide(*sides, 0.0, GateConfig()).reason.endswith("and above the best 0.0000.")
+    assert decide(*sides, None, GateConfig()).reason.endswith("there was no best score yet.")
+
+
 def test_pairs_with_an_unmeasured_side_are_left_out_on_both() -> None:
     """A provider's failure costs neither side: the pair counts for none of them."""
     config = GateConfig(coverage=0.5)

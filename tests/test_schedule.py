@@ -59,8 +59,9 @@ def test_known_schedules(scheduler: Scheduler, expected: list[int]) -> None:
     assert _budgets(6, scheduler, 7, 2) == expected
 
 
-def test_exact_halves_of_the_cosine_are_rounded_upward() -> None:
-    """At a third and two thirds of the way the share is 3/4 and 1/4, whatever the cosine's last digit."""
+def test_exact_halves_are_rounded_upward() -> None:
+    """Halves are known as such, although binary arithmetic may put them a digit below."""
+    assert budget(6, 7, scheduler="linear", max_edits=3, floor=0) == 1
     assert _budgets(4, "cosine", 6, 0) == [6, 5, 2, 0]
     assert _budgets(4, "cosine", 2, 0) == [2, 2, 1, 0]
 

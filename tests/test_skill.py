@@ -269,6 +269,7 @@ def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
         ("- one", "one", "- one\n  - new\n"),
         ("- one\r\n- two\r\n", "one", "- one\r\n  - new\r\n- two\r\n"),
         (f"one {SLOW}", "one", f"one \n  - new\n{SLOW}"),
+        (f"one{SLOW}", "one", f"one\n  - new\n{SLOW}"),
         (f"one\n{SLOW}", "one", f"one\n  - new\n{SLOW}"),
     ],
 )
