@@ -27,7 +27,7 @@ class Measured(StrEnum):
 def evaluate(
     config: Config,
     skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
-    split: Annotated[Measured, typer.Option(help="Where to measure it.")] = Measured.val,
+    split: Annotated[Measured, typer.Option(metavar="val|test", help="Where to measure it.")] = Measured.val,
     overrides: Overrides = None,
 ) -> None:
     """Measure one skill document on a split.

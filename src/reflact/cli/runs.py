@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A run's folder, or one that holds runs.")
+        Path, typer.Argument(metavar="DIR", help="A run's folder, or one that holds runs.")
     ] = Path("runs"),
 ) -> None:
     """List the runs below a folder."""

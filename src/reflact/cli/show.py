@@ -21,7 +21,7 @@ def show(
         Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run.", show_default=False)
     ],
     step: Annotated[
-        int | None, typer.Argument(metavar="[STEP]", help="The step to show in full.", show_default=False)
+        int | None, typer.Argument(metavar="STEP", help="The step to show in full.", show_default=False)
     ] = None,
     run: Annotated[
         str | None,

@@ -1,0 +1,160 @@
+"""Writes the generated pages of docs/ from the code: the keys, the commands, the errors, the dependencies.
+
+Usage: python scripts/generate_docs.py [--check]
+
+With --check nothing is written; the exit code is 1 where a page is not what the code says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from reflact import errors
+from reflact.cli.app import app
+from reflact.config import TrainerConfig
+from reflact.loading import keys
+
+ROOT = Path(__file__).resolve().parent.parent
+REASONS = ROOT / "docs" / "dependencies.toml"
+NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
+
+
+def configuration() -> str:
+    """Return the reference of all configuration keys."""
+    lines = [
+        "# Configuration",
+        NOTE,
+        "",
+        "A YAML or TOML file, or a mapping. Unknown keys are errors that name the nearest right one.",
+        "Paths to inputs count from the file; `out_dir` counts from the folder that the command was",
+        "started in. On the command line `--set section.key=value` overrides any key; values are read",
+        "as YAML.",
+        "",
+        "A key marked *yes* under **change** may differ between two starts of the same run. All others,",
+        "and the contents of the files that paths name, make up the run's identity: with another value",
+        "it is another run.",
+        "",
+        "`models.optimizer` takes the target's connection (model, endpoint, key and mode) where it names",
+        "none of its own.",
+    ]
+    table = list(keys())
+    for name, field in TrainerConfig.model_fields.items():
+        rows = [row for row in table if row[0] == name or row[0].startswith(f"{name}.")]
+        if rows[0][0] != name:
+            lines += ["", f"## {name}", "", str(field.description)]
+        elif "## Top level" not in lines:
+            rows = [row for row in table if "." not in row[0]]
+            lines += ["", "## Top level"]
+        else:
+            continue
+        lines += ["", "| key | type | default | change | meaning |", "|---|---|---|---|---|"]
+        lines += [_row(*row) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _row(key: str, kind: str, default: str, changeable: bool, description: str) -> str:
+    shown = default or '""'
+    cells = (f"`{key}`", kind, f"`{shown}`", "yes" if changeable else "", description)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def commands() -> str:
+    """Return the commands with their parameters."""
+    lines = ["# Commands", NOTE, ""]
+    lines += [
+        "| exit code | meaning |",
+        "|---|---|",
+        "| 0 | completed |",
+        "| 1 | a run ended without completing; the reason is printed |",
+        "| 2 | something given is wrong; nothing was sent |",
+        "| 130 | interrupted; the same command goes on from where it was |",
+    ]
+    for name, command in typer.main.get_group(app).commands.items():
+        lines += ["", f"## reflact {name}", "", inspect.cleandoc(command.help or "")]
+        lines += ["", "| parameter | default | meaning |", "|---|---|---|"]
+        lines += [_parameter(parameter) for parameter in command.params]
+    return "\n".join(lines) + "\n"
+
+
+def _parameter(parameter: Any) -> str:
+    flag = getattr(parameter, "is_flag", False)
+    named = [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
+    words = named if flag else [*named, parameter.metavar]
+    given = None if flag or parameter.multiple else parameter.default
+    default = "required" if parameter.required else "" if given is None else f"`{given}`"
+    cells = (f"`{' '.join(words)}`", default, parameter.help)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def error_tree() -> str:
+    """Return the tree of errors, as its module draws it, with each error's meaning."""
+    tree = str(errors.__doc__).split("::\n", 1)[1].rsplit("\n\n", 1)[0].strip("\n")
+    lines = ["# Errors", NOTE, "", "All are in `reflact.errors`.", "", "```text"]
+    lines += [line.removeprefix("    ") for line in tree.splitlines()]
+    lines += [
+        "```",
+        "",
+        "A `UsageError` is raised before anything is sent. Whatever had finished stays stored.",
+    ]
+    lines += [
+        "",
+        "At a terminal each is one sentence on standard error; see [commands](cli.md) for exit codes.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def dependencies() -> str:
+    """Return the list of dependencies with the reason for each."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    lines = ["# Dependencies", NOTE]
+    for title, group, wanted in (
+        ("At run time", "run", project["project"]["dependencies"]),
+        ("For development", "dev", project["dependency-groups"]["dev"]),
+    ):
+        difference = set(reasons[group]) ^ {_name(text) for text in wanted}
+        if difference:
+            raise SystemExit(f"{REASONS.name} and pyproject.toml differ in {', '.join(sorted(difference))}")
+        lines += ["", f"## {title}", "", "| package | why |", "|---|---|"]
+        lines += [f"| `{text}` | {reasons[group][_name(text)]} |" for text in wanted]
+    return "\n".join(lines) + "\n"
+
+
+def _name(requirement: str) -> str:
+    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), len(requirement))
+    return requirement[:end]
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Yield each generated page with its text."""
+    yield ROOT / "docs" / "configuration.md", configuration()
+    yield ROOT / "docs" / "cli.md", commands()
+    yield ROOT / "docs" / "errors.md", error_tree()
+    yield ROOT / "docs" / "dependencies.md", dependencies()
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or say which are not current."""
+    stale = [
+        (page, text)
+        for page, text in pages()
+        if not page.exists() or page.read_text(encoding="utf-8") != text
+    ]
+    for page, text in stale:
+        if "--check" in arguments:
+            print(f"{page.relative_to(ROOT)} is not current; run `make docs`", file=sys.stderr)
+        else:
+            page.write_text(text, encoding="utf-8")
+            print(f"wrote {page.relative_to(ROOT)}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,247 @@
+"""Configurations: strict keys, files, presets, overrides, identity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.config import CONNECTION, TrainerConfig
+from reflact.errors import ConfigError
+from reflact.loading import fingerprint, identity, keys, load
+
+MODELS = {"target": {"model": "small"}}
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    """Write a file and return its path."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"train": {"bach_size": 3}}, "unknown key train.bach_size; did you mean batch_size?"),
+        ({"gaet": {}}, "unknown key gaet; did you mean gate?"),
+        ({"batch_size": 4}, "unknown key batch_size; did you mean train.batch_size?"),
+        ({"models": {"target": {"modle": "x"}}}, "models.target.modle; did you mean model?"),
+        ({"gate": {"metric": "hrad"}}, "gate.metric: expected 'hard', 'soft' or 'mixed'; did you mean hard?"),
+        ({"train": {"batch_size": 0}}, "train.batch_size: .*greater than or equal to 1 .got 0"),
+        ({"train": {"batch_size": "many"}}, "train.batch_size: .*integer.*'many'"),
+        ({"gate": {"mixed_weight": float("nan")}}, "gate.mixed_weight: .*finite"),
+        ({"data": {"ratio": "2:1"}}, "data.ratio: "),
+        ({"select": {"max_edits": 2, "min_edits": 3}}, r"select: min_edits \(3\) must not exceed max_edits"),
+        ({"environment": {"template": "Question:"}}, "environment.template: "),
+        ({"preset": "fast"}, "preset: expected 'default' or 'skillopt'"),
+        ({"train": [1, 2]}, "train: "),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_with_the_right_one(
+    settings: dict[str, object], sentence: str
+) -> None:
+    """The error names the place, what was given, and the nearest right name."""
+    with pytest.raises(ConfigError, match=sentence):
+        load(settings)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    """Two mistakes give one error that names both."""
+    with pytest.raises(ConfigError, match=r"train\.epochs.*select\.budget"):
+        load({"train": {"epochs": 1}, "select": {"budget": 2}})
+
+
+def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
+    """The same settings in both notations are equal and have the same fingerprint."""
+    yaml = written(tmp_path, "a.yaml", "seed: 7\nmodels:\n  target: {model: m}\ntrain:\n  num_epochs: 2\n")
+    toml = written(tmp_path, "a.toml", 'seed = 7\n[models.target]\nmodel = "m"\n[train]\nnum_epochs = 2\n')
+    assert load(yaml) == load(toml)
+    assert fingerprint(load(yaml)) == fingerprint(load(toml))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.yaml", "train: [1,", "a.yaml is malformed: .*line"),
+        ("a.toml", "seed = = 1", "a.toml is malformed: .*line 1"),
+        ("a.yaml", "- 1\n", "expected a mapping of sections at the top, found list"),
+        ("a.yaml", "", "expected a mapping of sections at the top, found NoneType"),
+        ("a.json", "{}", "a configuration ends in .yaml, .yml or .toml"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    """Whatever is wrong with a file, the error names the file and stands on one line."""
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        load(written(tmp_path, name, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """A missing file, a folder and bytes that are no text are told apart."""
+    with pytest.raises(ConfigError, match=r"none\.yaml: No such file"):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="directory"):
+        load(tmp_path)
+    (tmp_path / "b.yaml").write_bytes(b"seed: \xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load(tmp_path / "b.yaml")
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    """Assignments reach into sections, make missing ones, and keep their neighbours."""
+    path = written(tmp_path, "a.yaml", "train:\n  num_epochs: 9\n  batch_size: 3\n")
+    config = load(path, overrides=["train.num_epochs=2", "gate.enabled=false", "models.target.model=m"])
+    assert (config.train.num_epochs, config.train.batch_size) == (2, 3)
+    assert config.gate.enabled is False
+    assert config.models.target.model == "m"
+
+
+def test_overrides_apply_to_a_ready_configuration() -> None:
+    """A ``TrainerConfig`` can be overridden as a file can; without overrides it comes back as it is."""
+    config = load({"models": MODELS, "seed": 5})
+    assert load(config) is config
+    changed = load(config, overrides=["models.target.temperature=0.5"])
+    assert changed.models.target.temperature == 0.5
+    assert (changed.seed, changed.models.target.model) == (5, "small")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "sentence"),
+    [
+        ("train.num_epochs", "--set takes section.key=value"),
+        ("=3", "--set takes section.key=value"),
+        ("seed=[1", "--set seed: '.1' is not a YAML value"),
+        ("train.epochs=3", "unknown key train.epochs"),
+        ("seed.deep=3", "seed: "),
+    ],
+)
+def test_a_wrong_override_is_refused(assignment: str, sentence: str) -> None:
+    """An override that assigns nothing, or something that does not exist, says so."""
+    with pytest.raises(ConfigError, match=sentence):
+        load({}, overrides=[assignment])
+
+
+def test_the_optimizer_inherits_the_connection_alone() -> None:
+    """Model, endpoint, key and mode come from the target; sampling settings do not."""
+    target = {
+        "model": "m",
+        "base_url": "http://host/v1",
+        "api_key_env": None,
+        "temperature": 1.0,
+        "max_tokens": 5,
+    }
+    models = load({"models": {"target": target}}).models
+    for name in CONNECTION:
+        assert getattr(models.optimizer, name) == getattr(models.target, name)
+    assert (models.optimizer.temperature, models.optimizer.max_tokens) == (None, None)
+
+
+def test_the_optimizer_keeps_what_it_names_itself() -> None:
+    """An own model at the inherited endpoint."""
+    target = {"model": "m", "base_url": "http://host/v1"}
+    models = load({"models": {"target": target, "optimizer": {"model": "large"}}}).models
+    assert (models.optimizer.model, models.optimizer.base_url) == ("large", "http://host/v1")
+
+
+def test_input_paths_count_from_the_file(tmp_path: Path) -> None:
+    """Paths to inputs are relative to the configuration; ``out_dir`` is not."""
+    text = (
+        "skill: s.md\nout_dir: out\ndata: {path: data}\nprompts: {folder: p}\n"
+        "replay: {cassette: /abs/c.jsonl}\n"
+    )
+    config = load(written(tmp_path, "a.yaml", text))
+    assert (config.skill, config.data.path, config.prompts.folder) == (
+        tmp_path / "s.md",
+        tmp_path / "data",
+        tmp_path / "p",
+    )
+    assert config.replay.cassette == Path("/abs/c.jsonl")
+    assert config.out_dir == Path("out")
+
+
+def test_a_preset_is_a_start_that_settings_override() -> None:
+    """``preset: skillopt`` sets the older defaults; what the user writes wins."""
+    assert load({"preset": "skillopt"}).select.min_edits == 2
+    assert load({"preset": "skillopt", "select": {"min_edits": 1}}).select.min_edits == 1
+
+
+def changed_leaf(key: str) -> dict[str, object]:
+    """Return settings that change one changeable key."""
+    values: dict[str, object] = {
+        "out_dir": "elsewhere",
+        "train.num_epochs": 9,
+        "train.rollout_concurrency": 3,
+        "models.target.timeout": 3,
+        "models.target.concurrency": 1,
+        "models.target.api_key_env": "OTHER_NAME",
+        "test.enabled": False,
+        "replay.cassette": "c.jsonl",
+    }
+    nested: object = values[key]
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    assert isinstance(nested, dict)
+    return nested
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "out_dir",
+        "train.num_epochs",
+        "train.rollout_concurrency",
+        "models.target.timeout",
+        "models.target.concurrency",
+        "models.target.api_key_env",
+        "test.enabled",
+        "replay.cassette",
+    ],
+)
+def test_changeable_keys_do_not_make_another_run(key: str) -> None:
+    """Limits, places and lengths may change between two starts of a run."""
+    assert fingerprint(load(changed_leaf(key))) == fingerprint(load({}))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seed": 1},
+        {"train": {"batch_size": 3}},
+        {"models": {"target": {"model": "other"}}},
+        {"models": {"optimizer": {"temperature": 0.1}}},
+        {"gate": {"metric": "soft"}},
+    ],
+)
+def test_other_keys_make_another_run(settings: dict[str, object]) -> None:
+    """A change to the algorithm, a model or the randomness is a new identity."""
+    assert fingerprint(load(settings)) != fingerprint(load({}))
+
+
+def test_every_key_is_described() -> None:
+    """Each key of the reference has a description that ends as a sentence does, and a type."""
+    for key, kind, _, _, description in keys():
+        assert description.endswith("."), key
+        assert kind, key
+
+
+def test_the_identity_names_known_keys_and_no_secret() -> None:
+    """The identity holds dotted keys of the reference, and never a key's source."""
+    known = {key for key, *_ in keys()}
+    named = identity(load({"models": MODELS}))
+    assert set(named) <= known
+    assert not {key for key in named if "api_key" in key}
+    json.dumps(named)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=12), st.integers() | st.text() | st.none(), max_size=3))
+def test_any_mapping_gives_a_configuration_or_a_config_error(settings: dict[str, object]) -> None:
+    """No mapping, however wild, raises anything else."""
+    try:
+        config = load(settings)
+    except ConfigError:
+        return
+    assert isinstance(config, TrainerConfig)
