@@ -1,4 +1,5 @@
-"""Writes the generated pages of docs/ from the code: the keys, the commands, the errors, the dependencies.
+"""Writes the generated pages of docs/ from the code: keys, commands, errors, dependencies; and into
+README.md the files that it includes.
 
 Usage: python scripts/generate_docs.py [--check]
 
@@ -8,6 +9,7 @@ With --check nothing is written; the exit code is 1 where a page is not what the
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from reflact.loading import keys
 ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
 NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
+INCLUDED = re.compile(r"(<!-- include: (\S+) -->\n```python\n).*?(```\n<!-- end -->)", re.DOTALL)
 
 
 def configuration() -> str:
@@ -132,8 +135,18 @@ def _name(requirement: str) -> str:
     return requirement[:end]
 
 
+def readme() -> str:
+    """Return README.md with the files that it includes as they are now."""
+
+    def current(found: re.Match[str]) -> str:
+        return f"{found[1]}{(ROOT / found[2]).read_text(encoding='utf-8')}{found[3]}"
+
+    return INCLUDED.sub(current, (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each generated page with its text."""
+    yield ROOT / "README.md", readme()
     yield ROOT / "docs" / "configuration.md", configuration()
     yield ROOT / "docs" / "cli.md", commands()
     yield ROOT / "docs" / "errors.md", error_tree()
