@@ -76,7 +76,7 @@ def commands() -> str:
         "|---|---|",
         "| 0 | completed |",
         "| 1 | a run ended without completing; the reason is printed |",
-        "| 2 | something given is wrong; nothing was sent |",
+        "| 2 | something given is wrong, a key, model or port included; nothing was paid |",
         "| 130 | interrupted; the same command goes on from where it was |",
     ]
     for name, command in typer.main.get_group(app).commands.items():

@@ -47,7 +47,8 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False) -> None:
     """Run a training to its end and show it.
 
     Raises:
-        typer.Exit: The run did not complete; the code is 1.
+        typer.Exit: The run did not complete. The code is 1, or 2 where not one call was answered, which
+            a wrong key, model or port looks like.
     """
     import anyio
     from rich.console import Console
@@ -65,7 +66,7 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False) -> None:
         print_summary(console, summary, config.out_dir)
     if summary.status != "completed":
         typer.echo(f"error: the run ended as {summary.status}: {summary.reason}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 
 async def _follow(trainer: Trainer, show: Show) -> RunSummary:
