@@ -122,7 +122,7 @@ def test_the_documents_name_no_command_that_is_missing() -> None:
     commands = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     for page in PAGES:
         text = FENCED_PYTHON.sub("", page.read_text(encoding="utf-8"))
-        code = " ".join(
+        code = "\n".join(
             re.findall(r"`([^`\n]+)`", text) + re.findall(r"^(?: {4}|```sh\n)(.+)$", text, re.MULTILINE)
         )
         for target in re.findall(r"\bmake ([a-z][a-z-]*)", code):

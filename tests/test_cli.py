@@ -1,0 +1,284 @@
+"""The command line: what it prints, how it ends, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from reflact.cli.app import app
+from reflact.events import EVENT, Finished
+from reflact.prompts import data_folder
+from reflact.results import RunSummary
+
+ITEMS = [{"id": f"q{i}", "input": f"What is {i} + {i}?", "reference": str(2 * i)} for i in range(10)]
+CONFIG = """
+out_dir: {folder}/run
+data: {{path: items.jsonl, ratio: "4:3:3"}}
+models:
+  target: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0}}
+"""
+
+
+def reflact(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
+
+
+def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
+    """Write a small data file and a configuration for it, and return the latter's path."""
+    lines = (json.dumps(item) for item in ITEMS)
+    (folder / "items.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path = folder / "run.yaml"
+    path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
+    return path
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """Check that a command ended with code 2 and one sentence that holds the words."""
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of the demo: its folder, and what was printed."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    result = reflact("demo", "--out", folder)
+    assert result.exit_code == 0, result.output
+    return folder, result.stdout
+
+
+@pytest.fixture
+def silent_server() -> Iterator[tuple[str, threading.Event]]:
+    """An endpoint that takes requests and never answers; the event is set by the first one."""
+    asked, over = threading.Event(), threading.Event()
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.set()
+            over.wait(60)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    over.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_missing_configuration_is_one_sentence(tmp_path: Path) -> None:
+    """A path that leads nowhere is named."""
+    assert_refused(reflact("train", tmp_path / "none.yaml"), "none.yaml", "No such file")
+
+
+def test_a_malformed_configuration_is_one_sentence(tmp_path: Path) -> None:
+    """Broken YAML is named with its place."""
+    path = tmp_path / "run.yaml"
+    path.write_text("train: [1,\n", encoding="utf-8")
+    assert_refused(reflact("train", path), "run.yaml is malformed")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("train.bach_size=3", "did you mean batch_size?"),
+        ("train.batch_size=0", "greater than or equal to 1"),
+        ("nonsense", "--set takes section.key=value"),
+        ("data.path=missing.jsonl", "missing.jsonl"),
+        ("data.path=null", "data.path"),
+        ("data.train_size=7", "7"),
+        ("skill=missing.md", "missing.md"),
+        ("prompts.folder=missing", "prompts.folder"),
+        ("prompts.versions.nobody=1", "nobody"),
+        ("models.target.model=''", "models.target.model is required"),
+        ("models.target.api_key_env=REFLACT_TEST_NO_SUCH_KEY", "REFLACT_TEST_NO_SUCH_KEY"),
+        ("models.target.base_url=localhost:8080", "base_url"),
+        ("replay.cassette=missing.jsonl", "missing.jsonl"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(tmp_path: Path, assignment: str, words: str) -> None:
+    """Whatever is wrong with a setting, the command ends before any call with code 2 and says what."""
+    assert_refused(reflact("train", configured(tmp_path), "--set", assignment), words)
+
+
+def test_a_damaged_data_file_is_one_sentence(tmp_path: Path) -> None:
+    """A line that is no item is named with its file."""
+    path = configured(tmp_path)
+    (tmp_path / "items.jsonl").write_text('{"id": "a"\n', encoding="utf-8")
+    assert_refused(reflact("train", path), "items.jsonl")
+
+
+def test_a_port_where_nobody_listens_is_one_sentence(tmp_path: Path) -> None:
+    """An endpoint that cannot be reached ends the run with code 2 and its address."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        assert_refused(reflact("train", configured(tmp_path, url)), url)
+
+
+def test_a_damaged_cassette_is_one_sentence(tmp_path: Path) -> None:
+    """A recording that is none is named."""
+    (tmp_path / "c.jsonl").write_text("not a recording\n", encoding="utf-8")
+    assert_refused(reflact("replay", configured(tmp_path), "--cassette", tmp_path / "c.jsonl"), "c.jsonl")
+
+
+def test_a_missing_cassette_is_one_sentence(tmp_path: Path) -> None:
+    """A replay without a recording never asks the network instead."""
+    path = configured(tmp_path)
+    assert_refused(reflact("replay", path, "--cassette", tmp_path / "none.jsonl"), "none.jsonl")
+
+
+def test_a_database_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    """A file in the database's place is named and left alone."""
+    (tmp_path / "run.db").write_text("no database, but long enough to be read as a page" * 40)
+    before = (tmp_path / "run.db").read_bytes()
+    assert_refused(reflact("show", tmp_path), "run.db")
+    assert (tmp_path / "run.db").read_bytes() == before
+
+
+def test_a_missing_skill_document_is_one_sentence(tmp_path: Path) -> None:
+    """`eval` names the document that it cannot read."""
+    path = configured(tmp_path)
+    assert_refused(reflact("eval", path, "--skill", tmp_path / "none.md"), "none.md", "No such file")
+
+
+@pytest.mark.parametrize("command", ["runs", "show"])
+def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path, command: str) -> None:
+    """Looking where no run is says so, and makes no database there."""
+    assert_refused(reflact(command, tmp_path), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train"],
+        ["trian", "x.yaml"],
+        ["eval", "x.yaml", "--skill", "s", "--split", "train"],
+        ["demo", "--key"],
+    ],
+)
+def test_wrong_usage_has_code_2(arguments: list[str]) -> None:
+    """What the parser cannot read is a usage error on standard error."""
+    result = reflact(*arguments)
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+    assert result.stdout == ""
+
+
+# ------------------------------------------------------------------------------------------ whole runs
+
+
+def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None:
+    """The recorded run prints its steps and scores, and leaves what the documents promise."""
+    folder, printed = demo
+    summary = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
+    assert summary.status == "completed"
+    assert len(re.findall(r"^step \d+", printed, re.MULTILINE)) == summary.steps
+    for name in ("baseline", "placebo", "best", "final"):
+        assert re.search(rf"^\s*{name}\s+test\s+\d+", printed, re.MULTILINE), name
+    assert summary.best is not None
+    best = (folder / "best_skill.md").read_bytes()
+    assert best == (folder / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
+    assert (folder / "run.db").is_file()
+
+
+def test_a_completed_run_is_not_run_again(demo: tuple[Path, str]) -> None:
+    """The same command on the same folder takes no step and shows the same scores."""
+    folder, printed = demo
+    before = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
+    again = reflact("demo", "--out", folder)
+    assert again.exit_code == 0, again.output
+    assert not re.search(r"^step \d+", again.stdout, re.MULTILINE)
+    after = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
+    assert (after.scores, after.spend) == (before.scores, before.spend)
+    assert table(again.stdout) == table(printed)
+
+
+def table(printed: str) -> list[str]:
+    """Return the lines of the table of scores."""
+    return re.findall(r"^\s*(?:baseline|placebo|best|final)\s+(?:val|test)\s.*$", printed, re.MULTILINE)
+
+
+def test_json_is_one_event_a_line_and_nothing_else(demo: tuple[Path, str], tmp_path: Path) -> None:
+    """Every line of `--json` is an event; the last one carries the summary."""
+    source = data_folder("demo")
+    arguments = ("--cassette", source / "cassette.jsonl", "--set", f"out_dir={tmp_path / 'run'}", "--json")
+    result = reflact("replay", source / "demo.yaml", *arguments)
+    assert result.exit_code == 0, result.output
+    happenings = [EVENT.validate_json(line) for line in result.stdout.splitlines()]
+    last = happenings[-1]
+    assert isinstance(last, Finished)
+    assert (tmp_path / "run" / "best_skill.md").read_bytes() == (demo[0] / "best_skill.md").read_bytes()
+    assert result.stderr == ""
+
+
+def test_runs_lists_what_lies_below_a_folder(demo: tuple[Path, str]) -> None:
+    """The folder that holds runs and the run's own folder both show it."""
+    folder, _ = demo
+    for place in (folder, folder.parent):
+        result = reflact("runs", place)
+        assert result.exit_code == 0, result.output
+        assert "completed" in result.stdout
+
+
+def test_show_tells_a_run_and_its_steps(demo: tuple[Path, str]) -> None:
+    """A run is shown by its steps, a step by its verdict and edits."""
+    folder, _ = demo
+    whole, first = reflact("show", folder), reflact("show", folder, "1")
+    assert (whole.exit_code, first.exit_code) == (0, 0), whole.output + first.output
+    assert table(whole.stdout)
+    assert "verdict: " in first.stdout
+
+
+def test_show_names_the_steps_and_runs_that_exist(demo: tuple[Path, str]) -> None:
+    """A step or run that the folder lacks is refused with what there is."""
+    folder, _ = demo
+    assert_refused(reflact("show", folder, "999"), "no step 999", "steps are committed")
+    assert_refused(reflact("show", folder, "--run", "r0"), "no run r0", "it holds r")
+
+
+def test_ctrl_c_ends_cleanly_with_code_130(
+    tmp_path: Path, silent_server: tuple[str, threading.Event]
+) -> None:
+    """An interrupt while calls are in flight stops the run, keeps it, and says how to go on."""
+    url, asked = silent_server
+    command = [
+        sys.executable,
+        "-c",
+        "from reflact.cli import main; main()",
+        "train",
+        str(configured(tmp_path, url)),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert asked.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert errors.count("\n") == 1, errors
+    assert "goes on" in errors
+    shown = reflact("runs", tmp_path)
+    assert "cancelled" in shown.stdout
