@@ -63,7 +63,7 @@ class Sample(Frozen):
 
     @property
     def label(self) -> str:
-        """The sample as one line of ASCII text; equal samples give equal labels and only they do."""
+        """The sample as one line of ASCII text: its step, or its rollout and number, then the rest."""
         place = f"step={self.step}"
         if self.rollout is not None:
             place = f"rollout={quote(self.rollout, safe='')}/{self.number}"

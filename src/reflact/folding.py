@@ -48,7 +48,8 @@ def record_of(
 ) -> StepRecord:
     """Put a step's outcomes together into the record that is committed."""
     accepted = verdict.accepted
-    best_is_new = verdict.action == "accept_new_best" or (accepted and state.best.score is None)
+    mark, best = verdict.candidate_score, state.best.score
+    best_is_new = accepted and mark is not None and (best is None or mark > best)
     number = state.latest_version + 1
     return StepRecord(
         step=step,

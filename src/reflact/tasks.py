@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Generic, TypeVar
 
 import anyio
@@ -110,3 +111,65 @@ class Stream(Generic[T]):
     async def _run(self, send: MemoryObjectSendStream[T]) -> None:
         with send:
             await self._produce(send.send)
+
+
+class SingleFlight(Generic[T]):
+    """Joins equal work in flight: callers with the same key share one task and its outcome.
+
+    The task is cancelled only when its last waiter leaves. Use it as an async context manager; leaving
+    it cancels what still runs.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[str, _Flight[T]] = {}
+
+    async def __aenter__(self) -> SingleFlight[T]:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def join(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the outcome of the work under way for a key, starting it if there is none."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight()
+            self._tasks.start_soon(self._fly, key, flight, work)
+        flight.waiters += 1
+        try:
+            await flight.landed.wait()
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.landed.is_set():
+                self._flights.pop(key, None)
+                flight.scope.cancel()
+        return flight.outcome()
+
+    async def _fly(self, key: str, flight: _Flight[T], work: Callable[[], Awaitable[T]]) -> None:
+        with flight.scope:
+            try:
+                flight.results.append(await work())
+            except Exception as error:  # noqa: BLE001 - handed to every waiter as it is
+                flight.error = error
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+            flight.landed.set()
+
+
+class _Flight(Generic[T]):
+    def __init__(self) -> None:
+        self.waiters = 0
+        self.landed = anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.results: list[T] = []
+        self.error: Exception | None = None
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.results[0]

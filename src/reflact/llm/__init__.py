@@ -1,0 +1,1 @@
+"""The one door to models, and the transports below it."""

@@ -1,0 +1,182 @@
+"""Cassettes: requests and answers recorded below every client library, and replayed by content.
+
+A cassette is a file of JSON lines, one for each answered request: the label of its logical sample, the
+method, path and body that were sent, and the status, content type and pieces of the answer. Hosts, keys
+and other headers are never written. An answer is found by method, path, body and sample, never by the
+order of arrival; a request without an answer is an error, and the network is not asked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal, TextIO
+
+import httpx
+from pydantic import Field, JsonValue, ValidationError
+
+from reflact.errors import CassetteError, CassetteMiss
+from reflact.llm.retries import RETRIED, Pieces
+from reflact.types import Frozen, canonical, digest
+
+
+class Interaction(Frozen):
+    """One line of a cassette."""
+
+    sample: str
+    method: str
+    path: str
+    body: JsonValue
+    status: int = Field(ge=100, le=599)
+    content_type: str
+    chunks: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What an answer is found by."""
+        return _key(self.sample, self.method, self.path, self.body)
+
+
+@asynccontextmanager
+async def open_cassette(
+    path: Path, *, mode: Literal["replay", "record"], inner: httpx.AsyncBaseTransport | None = None
+) -> AsyncIterator[httpx.AsyncBaseTransport]:
+    """Open a cassette as a transport; recording asks ``inner`` (default: the network).
+
+    Raises:
+        CassetteError: The file is missing, malformed or cannot be written.
+    """
+    if mode == "replay":
+        yield ReplayTransport(path, read_cassette(path))
+        return
+    file, known = _to_write(path)
+    with file:
+        yield RecordTransport(inner or httpx.AsyncHTTPTransport(), file, known)
+
+
+def read_cassette(path: Path) -> tuple[Interaction, ...]:
+    """Read all lines of a cassette.
+
+    Raises:
+        CassetteError: The file cannot be read or a line is malformed; names the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CassetteError(f"cannot read the cassette {path}: {error}") from None
+    interactions = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                interactions.append(Interaction.model_validate_json(line))
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise CassetteError(f"the cassette {path} is malformed in line {number}: {reason}") from None
+    if not interactions:
+        raise CassetteError(f"the cassette {path} holds no recorded answer; record it again")
+    return tuple(interactions)
+
+
+class ReplayTransport(httpx.AsyncBaseTransport):
+    """Answers from a cassette alone."""
+
+    def __init__(self, path: Path, interactions: tuple[Interaction, ...]) -> None:
+        self._path = path
+        self._answers = {i.key: i for i in interactions}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Return the recorded answer.
+
+        Raises:
+            CassetteMiss: There is none; shows the nearest recorded request and what differs.
+        """
+        asked = await _asked(request)
+        found = self._answers.get(asked.key)
+        if found is None:
+            raise CassetteMiss(self._miss(asked))
+        headers = {"content-type": found.content_type}
+        pieces = [chunk.encode("utf-8") for chunk in found.chunks]
+        return httpx.Response(found.status, headers=headers, stream=Pieces(pieces), request=request)
+
+    def _miss(self, asked: Interaction) -> str:
+        purpose = asked.sample.split("/")[1] if "/" in asked.sample else "unknown purpose"
+        start = f"the cassette {self._path} holds no answer to this request ({purpose}, {asked.sample})"
+        near = [i for i in self._answers.values() if i.sample == asked.sample]
+        near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.sample]
+        if not near:
+            return f"{start}, nor one of its kind; record it again"
+        text = _pretty(asked.body)
+        nearest = max(
+            near[:50], key=lambda i: difflib.SequenceMatcher(None, _pretty(i.body), text).quick_ratio()
+        )
+        lines = difflib.unified_diff(
+            _pretty(nearest.body).splitlines(), text.splitlines(), "recorded", "asked", lineterm="", n=0
+        )
+        shown = "\n".join(line[:200] for line in list(lines)[:12])
+        return f"{start}; the nearest recorded one is {nearest.sample}, and differs so:\n{shown}"
+
+
+class RecordTransport(httpx.AsyncBaseTransport):
+    """Sends requests on and writes each finished answer as a line; what is recorded is not asked again."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, file: TextIO, known: tuple[Interaction, ...]) -> None:
+        self._inner = inner
+        self._file = file
+        self._known = {i.key for i in known}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, record the answer unless a retry may still mend it, and return it."""
+        asked = await _asked(request)
+        response = await self._inner.handle_async_request(request)
+        try:
+            chunks = [text async for text in response.aiter_text()]
+        finally:
+            await response.aclose()
+        content_type = response.headers.get("content-type", "application/json")
+        if response.status_code not in RETRIED and asked.key not in self._known:
+            answer = {"status": response.status_code, "content_type": content_type, "chunks": tuple(chunks)}
+            self._file.write(asked.model_copy(update=answer).model_dump_json() + "\n")
+            self._file.flush()
+            self._known.add(asked.key)
+        headers = {"content-type": content_type}
+        if "retry-after" in response.headers:
+            headers["retry-after"] = response.headers["retry-after"]
+        pieces = [chunk.encode("utf-8") for chunk in chunks]
+        return httpx.Response(response.status_code, headers=headers, stream=Pieces(pieces), request=request)
+
+    async def aclose(self) -> None:
+        """Close the inner transport."""
+        await self._inner.aclose()
+
+
+def _to_write(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = read_cassette(path) if path.exists() and path.stat().st_size else ()
+        return path.open("a", encoding="utf-8", newline="\n"), known
+    except OSError as error:
+        raise CassetteError(f"cannot write the cassette {path}: {error.strerror or error}") from None
+
+
+async def _asked(request: httpx.Request) -> Interaction:
+    body = json.loads((await request.aread()).decode("utf-8") or "null")
+    return Interaction(
+        sample=request.extensions.get("reflact_sample", ""),
+        method=request.method,
+        path=request.url.path,
+        body=body,
+        status=200,
+        content_type="",
+        chunks=(),
+    )
+
+
+def _key(sample: str, method: str, path: str, body: JsonValue) -> str:
+    return digest([sample, method, path, canonical(body)])
+
+
+def _pretty(body: JsonValue) -> str:
+    return json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).replace("\\n", "\n")

@@ -1,0 +1,309 @@
+"""The one door to a role's model: instructor over the openai client over httpx.
+
+Each attempt of a call is one request through the stack of transports; ``reflact.llm.effects`` says why.
+An attempt that gives nothing valid (malformed, refused, cut off, or not fitting the data at hand) is sent
+back with the reason, in one conversation that grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import httpx
+import instructor
+import openai
+from instructor.core.exceptions import IncompleteOutputException
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
+from reflact.config import ModelConfig
+from reflact.errors import BadRequest, ConfigError, ReplyError
+from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
+from reflact.llm.modes import ORDER, REFUSED, Body, Mode, messages_for, wire
+from reflact.llm.retries import RetryTransport
+from reflact.llm.translate import translated
+from reflact.llm.usage import usage_of
+from reflact.ports import EffectStore, Journal
+from reflact.results import Usage
+from reflact.tasks import SingleFlight
+from reflact.types import canonical
+
+R = TypeVar("R", bound=ReplyModel)
+
+
+class _Invalid(Exception):
+    """An attempt that gave nothing usable: the reason, what the model wrote, and what it consumed."""
+
+    def __init__(self, reason: str, completion: ChatCompletion) -> None:
+        super().__init__(reason)
+        message = completion.choices[0].message
+        calls = message.tool_calls or []
+        arguments = [call.function.arguments for call in calls if call.type == "function"]
+        self.written = message.content or "".join(arguments)
+        self.usage = _usage(completion)
+
+
+class Client:
+    """One role's model. Use it as an async context manager.
+
+    Args:
+        config: Endpoint, model and settings.
+        role: The role, for identities, messages and the ledger.
+        run_id: The run that pays.
+        effects: Where requests and answers are stored.
+        journal: Where the settled structured-output mode is noted.
+        transport: Carries requests instead of the network.
+
+    Raises:
+        ConfigError: On entering: the key's environment variable is not set.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        role: str,
+        run_id: str,
+        effects: EffectStore,
+        journal: Journal,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._config = config
+        self._role = role
+        self._run_id = run_id
+        self._effects = effects
+        self._journal = journal
+        self._transport = transport
+        self._stack = AsyncExitStack()
+        self._parsers: dict[type[ReplyModel], Any] = {}
+        self._settling = anyio.Lock()
+        self._mode: Mode | None = None if config.mode == "auto" else config.mode
+
+    @property
+    def identity(self) -> str:
+        """Endpoint, model and settings that influence replies, as canonical JSON; never credentials."""
+        address = urlsplit(self._config.base_url)
+        place = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
+        names = ("model", "api", "api_version", "mode", "reasks")
+        chosen: dict[str, JsonValue] = {n: getattr(self._config, n) for n in names}
+        return canonical({"endpoint": place, **chosen, "settings": self._settings(None)})
+
+    async def __aenter__(self) -> Self:
+        key = await self._key()
+        flights = await self._stack.enter_async_context(SingleFlight[Any]())
+        retrying = RetryTransport(
+            self._transport or httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)),
+            retries=self._config.max_retries,
+            slots=anyio.CapacityLimiter(self._config.concurrency),
+        )
+        effects = EffectTransport(
+            retrying,
+            effects=self._effects,
+            flights=flights,
+            run_id=self._run_id,
+            role=self._role,
+            model=self._config.model,
+            forward=self._config.sample_header,
+        )
+        http = httpx.AsyncClient(transport=effects, timeout=self._config.timeout, follow_redirects=True)
+        self._stack.push_async_callback(http.aclose)
+        self._openai = self._connect(key, http)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Send a prompt and return a validated reply; see ``reflact.ports.LLM.ask``."""
+        if issubclass(reply_type, Text):
+            completion = await self._create(prompt.messages, reply_type, sample, {})
+            text = completion.choices[0].message.content or ""
+            return Reply(value=reply_type.model_validate({"text": text}), usage=_usage(completion))
+        mode = self._mode or await self._settle(prompt, reply_type, sample)
+        return await self._ask(prompt, reply_type, mode, sample, check)
+
+    # ------------------------------------------------------------------------------------ attempts
+
+    async def _ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        mode: Mode,
+        sample: Sample,
+        check: Callable[[R], None] | None,
+    ) -> Reply[R]:
+        conversation = messages_for(mode, prompt.messages, reply_type)
+        reasons: list[str] = []
+        usage = Usage()
+        for attempt in range(1, self._config.reasks + 2):
+            try:
+                value, used = await self._attempt(conversation, reply_type, mode, sample, check)
+            except _Invalid as invalid:
+                reasons.append(str(invalid))
+                usage += invalid.usage
+                conversation = [*conversation, *_sent_back(invalid)]
+            else:
+                return Reply(value=value, attempts=attempt, usage=usage + used)
+        raise ReplyError(
+            f"models.{self._role}: no valid {reply_type.__name__} in {len(reasons)} attempts "
+            f"({sample.label}); the last one: {reasons[-1]}",
+            reasons=tuple(reasons),
+        )
+
+    async def _attempt(
+        self,
+        conversation: Sequence[Message],
+        reply_type: type[R],
+        mode: Mode,
+        sample: Sample,
+        check: Callable[[R], None] | None,
+    ) -> tuple[R, Usage]:
+        completion = await self._create(conversation, reply_type, sample, wire(mode, reply_type))
+        reason = None
+        try:
+            value = self._parsed(completion, reply_type, mode)
+            if check is not None:
+                check(value)
+        except IncompleteOutputException:
+            reason = "it was cut off at the token limit; be shorter"
+        except ValidationError as error:
+            reason = _sentence(error)
+        except ValueError as error:
+            reason = str(error)
+        if reason is None:
+            return value, _usage(completion)
+        refusal = completion.choices[0].message.refusal
+        raise _Invalid(reason if refusal is None else f"it was a refusal: {refusal}", completion)
+
+    def _parsed(self, completion: ChatCompletion, reply_type: type[R], mode: Mode) -> R:
+        if reply_type not in self._parsers:
+            bases, names = (reply_type, instructor.OpenAISchema), {"__doc__": reply_type.__doc__}
+            self._parsers[reply_type] = type(reply_type.__name__, bases, names)
+        kind = instructor.Mode.TOOLS if mode == "tools" else instructor.Mode.JSON_SCHEMA
+        parsed: BaseModel = self._parsers[reply_type].from_response(completion, mode=kind, strict=True)
+        return reply_type.model_validate(parsed.model_dump())
+
+    async def _create(
+        self, messages: Sequence[Message], reply_type: type[ReplyModel], sample: Sample, extra: Body
+    ) -> ChatCompletion:
+        try:
+            return await self._openai.chat.completions.create(
+                model=self._config.model,
+                messages=[{"role": m.role, "content": m.content} for m in messages],  # type: ignore[misc]
+                extra_headers={
+                    SAMPLE_HEADER: sample.label,
+                    REPLY_HEADER: f"{reply_type.__name__}@{reply_type.version}",
+                },
+                extra_body={**self._settings(sample), **extra},
+            )
+        except openai.OpenAIError as error:
+            raise translated(error, self._config, self._role) from error
+
+    async def _settle(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
+        """Return the first mode that the endpoint accepts; decided once, journalled before it is used."""
+        async with self._settling:
+            if self._mode is not None:
+                return self._mode
+            label = f"mode/{self._role}"
+            noted = await self._journal.recall(0, label)
+            mode = next((m for m in ORDER if m == noted), None)
+            if mode is None:
+                mode = await self._tried(prompt, reply_type, sample)
+                await self._journal.note(0, label, mode)
+            self._mode = mode
+            return mode
+
+    async def _tried(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
+        first: BadRequest | None = None
+        for mode in ORDER:
+            messages = messages_for(mode, prompt.messages, reply_type)
+            try:
+                await self._create(messages, reply_type, sample, wire(mode, reply_type))
+            except BadRequest as error:
+                if error.status not in REFUSED:
+                    raise
+                first = first or error
+            else:
+                return mode
+        raise first or AssertionError("there is at least one mode")
+
+    def _settings(self, sample: Sample | None) -> dict[str, JsonValue]:
+        config = self._config
+        seed: JsonValue = config.seed
+        if seed == "per_sample" and sample is not None:
+            seed = seed_of(sample)
+        named: dict[str, JsonValue] = {
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "seed": seed,
+            config.max_tokens_key: config.max_tokens,
+            "reasoning_effort": config.reasoning_effort,
+        }
+        return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}
+
+    async def _key(self) -> str:
+        config = self._config
+        if config.key is not None:
+            return await config.key()
+        if config.api_key_env is None:
+            return "none"
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"models.{self._role}: the environment variable {config.api_key_env} holds no key; set it, "
+                f"name another in api_key_env, or set api_key_env to null for an endpoint without keys"
+            )
+        return key
+
+    def _connect(self, key: str, http: Any) -> openai.AsyncOpenAI:
+        """Make the client. It is typed for httpx2 and takes httpx as well, which a test pins."""
+        config = self._config
+        if config.api == "openai":
+            return openai.AsyncOpenAI(base_url=config.base_url, api_key=key, max_retries=0, http_client=http)
+        if config.api_version is None:
+            raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
+        return openai.AsyncAzureOpenAI(
+            azure_endpoint=config.base_url,
+            azure_deployment=config.model,
+            api_version=config.api_version,
+            api_key=key,
+            max_retries=0,
+            http_client=http,
+        )
+
+
+def seed_of(sample: Sample) -> int:
+    """Return the sampling seed of a place in the plan: 31 bits of the hash of its label."""
+    return int.from_bytes(hashlib.sha256(sample.label.encode("ascii")).digest()[:4]) >> 1
+
+
+def _sent_back(invalid: _Invalid) -> list[Message]:
+    said = [Message(role="assistant", content=invalid.written)] if invalid.written else []
+    ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
+    return [*said, Message(role="user", content=ask)]
+
+
+def _sentence(error: ValidationError) -> str:
+    problems = []
+    for problem in error.errors(include_url=False, include_input=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        problems.append(f"{where}: {problem['msg']}" if where else problem["msg"])
+    return "; ".join(problems)
+
+
+def _usage(completion: ChatCompletion) -> Usage:
+    return usage_of("application/json", [completion.model_dump_json(include={"usage"})])

@@ -1,0 +1,80 @@
+"""The openai client's errors under the house's names."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+
+from reflact.config import ModelConfig
+from reflact.errors import (
+    AccessDenied,
+    BadRequest,
+    ContextOverflow,
+    ModelError,
+    ProviderDown,
+    ReflactError,
+)
+
+OVERFLOW_WORDS = (
+    "context_length_exceeded",
+    "maximum context length",
+    "context window",
+    "exceed_context_size",
+    "exceeds the available context",
+    "prompt is too long",
+    "too many tokens",
+)
+"""How OpenAI, vLLM, llama.cpp and others say that a request is too long."""
+
+
+def translated(error: openai.OpenAIError, config: ModelConfig, role: str) -> ReflactError:
+    """Return what happened, where, and what to do.
+
+    Errors of our own that passed through the client library come out as they went in.
+    """
+    own = _own(error)
+    if own is not None:
+        return own
+    where = f"models.{role}: {config.model} at {config.base_url}"
+    if isinstance(error, openai.APIStatusError):
+        return _refused(error, config, where)
+    if isinstance(error, openai.APITimeoutError):
+        return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
+    cause = _innermost(error)
+    if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
+        return BadRequest(f"models.{role}.base_url {config.base_url!r} is not an address: {cause}")
+    return ProviderDown(f"{where} cannot be reached, after all retries: {str(cause) or type(cause).__name__}")
+
+
+def overflow(error: openai.APIStatusError) -> bool:
+    """Whether a refusal says that the request is longer than the model's context."""
+    text = error.response.text.lower()
+    return error.status_code in {400, 413, 422} and any(word in text for word in OVERFLOW_WORDS)
+
+
+def _refused(error: openai.APIStatusError, config: ModelConfig, where: str) -> ModelError:
+    said = " ".join(error.response.text.split())[:300]
+    status = error.status_code
+    if overflow(error):
+        return ContextOverflow(f"{where} has too small a context for this request: {said}")
+    if status in {401, 403}:
+        source = (
+            f"set {config.api_key_env} to a valid key" if config.api_key_env else "name one in api_key_env"
+        )
+        return AccessDenied(f"{where} refused the key ({status}); {source}: {said}", status=status)
+    if status in {408, 409, 429} or status >= 500:
+        return ProviderDown(f"{where} answered {status}, after all retries: {said}", status=status)
+    return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
+
+
+def _own(error: BaseException) -> ReflactError | None:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ReflactError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return _innermost(error.__cause__) if error.__cause__ is not None else error

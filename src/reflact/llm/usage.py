@@ -1,0 +1,52 @@
+"""Exact usage, read from the answers themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from reflact.results import Usage
+
+
+def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
+    """Return what one answer consumed, as the provider counted it; a silent provider gives zeros.
+
+    Args:
+        content_type: ``application/json``, or ``text/event-stream`` for a streamed body.
+        chunks: The body's pieces.
+    """
+    text = "".join(chunks)
+    usage: Usage | None = None
+    for document in _documents(content_type, text):
+        found = document.get("usage")
+        if isinstance(found, dict):
+            usage = _read(found)
+    return usage or Usage(calls=1)
+
+
+def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
+    lines = [text]
+    if content_type.startswith("text/event-stream"):
+        lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def _read(usage: dict[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details")
+    return Usage(
+        calls=1,
+        input_tokens=_count(usage.get("prompt_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else 0,
+        output_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
