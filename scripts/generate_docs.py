@@ -139,6 +139,8 @@ def readme() -> str:
     """Return README.md with the files that it includes as they are now."""
 
     def current(found: re.Match[str]) -> str:
+        if not (ROOT / found[2]).exists():
+            return found[0]
         return f"{found[1]}{(ROOT / found[2]).read_text(encoding='utf-8')}{found[3]}"
 
     return INCLUDED.sub(current, (ROOT / "README.md").read_text(encoding="utf-8"))

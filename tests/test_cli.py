@@ -9,17 +9,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.events import EVENT, Finished
-from reflact.prompts import data_folder
+from reflact.events import EVENT, Finished, RunStarted
 from reflact.results import RunSummary
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.trainer import Trainer
 
 ITEMS = [{"id": f"q{i}", "input": f"What is {i} + {i}?", "reference": str(2 * i)} for i in range(10)]
 CONFIG = """
@@ -63,27 +66,55 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, result.stdout
 
 
-@pytest.fixture
-def silent_server() -> Iterator[tuple[str, threading.Event]]:
-    """An endpoint that takes requests and never answers; the event is set by the first one."""
-    asked, over = threading.Event(), threading.Event()
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a completed run in the toy world: four steps, of which the first three learn."""
+    folder = tmp_path_factory.mktemp("toy") / "run"
+    settings = {
+        "out_dir": str(folder),
+        "train": {"num_epochs": 2, "batch_size": 4},
+        "reflect": {"minibatch_size": 2},
+    }
+    optimizer = ScriptedLLM(toy_optimizer())
+    trainer = Trainer(settings, environment=ToyEnvironment(), target=ToyTarget(), optimizer=optimizer)
+    assert anyio.run(trainer.train).status == "completed"
+    return folder
 
-    class Silent(BaseHTTPRequestHandler):
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """An HTTP server for the length of the block; gives the root of its API."""
+
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.set()
-            over.wait(60)
+            answer(self)
 
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Silent)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    over.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def say_four(handler: BaseHTTPRequestHandler) -> None:
+    """Answer any chat request with the text 4, which is no valid typed reply."""
+    handler.rfile.read(int(handler.headers["Content-Length"]))
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4"}}
+    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "small", "choices": [choice]}
+    text = json.dumps({**body, "usage": usage}).encode()
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(text)))
+    handler.end_headers()
+    handler.wfile.write(text)
 
 
 # ------------------------------------------------------------------------------------------ bad input
@@ -223,62 +254,110 @@ def table(printed: str) -> list[str]:
     return re.findall(r"^\s*(?:baseline|placebo|best|final)\s+(?:val|test)\s.*$", printed, re.MULTILINE)
 
 
-def test_json_is_one_event_a_line_and_nothing_else(demo: tuple[Path, str], tmp_path: Path) -> None:
-    """Every line of `--json` is an event; the last one carries the summary."""
-    source = data_folder("demo")
-    arguments = ("--cassette", source / "cassette.jsonl", "--set", f"out_dir={tmp_path / 'run'}", "--json")
-    result = reflact("replay", source / "demo.yaml", *arguments)
+def test_two_demos_in_two_folders_are_equal(demo: tuple[Path, str], tmp_path: Path) -> None:
+    """Another folder gets byte-identical skills and the same scores."""
+    folder, printed = demo
+    result = reflact("demo", "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    happenings = [EVENT.validate_json(line) for line in result.stdout.splitlines()]
-    last = happenings[-1]
-    assert isinstance(last, Finished)
-    assert (tmp_path / "run" / "best_skill.md").read_bytes() == (demo[0] / "best_skill.md").read_bytes()
-    assert result.stderr == ""
+    assert table(result.stdout) == table(printed)
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.md"))
+    assert names == sorted(path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*.md"))
+    for name in names:
+        assert (tmp_path / "run" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_runs_lists_what_lies_below_a_folder(demo: tuple[Path, str]) -> None:
+def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
     """The folder that holds runs and the run's own folder both show it."""
-    folder, _ = demo
-    for place in (folder, folder.parent):
+    for place in (toy, toy.parent):
         result = reflact("runs", place)
         assert result.exit_code == 0, result.output
-        assert "completed" in result.stdout
+        assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
 
 
-def test_show_tells_a_run_and_its_steps(demo: tuple[Path, str]) -> None:
-    """A run is shown by its steps, a step by its verdict and edits."""
-    folder, _ = demo
-    whole, first = reflact("show", folder), reflact("show", folder, "1")
-    assert (whole.exit_code, first.exit_code) == (0, 0), whole.output + first.output
-    assert table(whole.stdout)
-    assert "verdict: " in first.stdout
-
-
-def test_show_names_the_steps_and_runs_that_exist(demo: tuple[Path, str]) -> None:
-    """A step or run that the folder lacks is refused with what there is."""
-    folder, _ = demo
-    assert_refused(reflact("show", folder, "999"), "no step 999", "steps are committed")
-    assert_refused(reflact("show", folder, "--run", "r0"), "no run r0", "it holds r")
-
-
-def test_ctrl_c_ends_cleanly_with_code_130(
-    tmp_path: Path, silent_server: tuple[str, threading.Event]
-) -> None:
-    """An interrupt while calls are in flight stops the run, keeps it, and says how to go on."""
-    url, asked = silent_server
-    command = [
-        sys.executable,
-        "-c",
-        "from reflact.cli import main; main()",
-        "train",
-        str(configured(tmp_path, url)),
+def test_show_tells_a_run_by_its_steps_and_scores(toy: Path) -> None:
+    """Each step is a line with its whole decision, each score a line of the table."""
+    result = reflact("show", toy)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^ *1 +1 +accept_new_best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
+    assert len(re.findall(r"^ *\d+ +\d+ +[a-z_]+ ", result.stdout, re.M)) == 4
+    assert [line.split()[:2] for line in table(result.stdout)] == [
+        [name, split] for split in ("val", "test") for name in ("baseline", "best", "final")
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert asked.wait(30)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+
+
+def test_show_tells_a_step_by_its_edits_and_its_diff(toy: Path) -> None:
+    """A step is shown with the verdict's reason, the patterns, the edits, and what they changed."""
+    result = reflact("show", toy, "1")
+    assert result.exit_code == 0, result.output
+    assert "verdict: The candidate's 0.5000" in result.stdout
+    assert "pattern: double (1): " in result.stdout
+    assert "edit applied: append '- square: " in result.stdout
+    assert "\n+- square: " in result.stdout
+
+
+def test_show_names_the_steps_and_runs_that_exist(toy: Path) -> None:
+    """A step or run that the folder lacks is refused with what there is."""
+    assert_refused(reflact("show", toy, "999"), "no step 999", "4 steps are committed")
+    assert_refused(reflact("show", toy, "--run", "r0"), "no run r0", "it holds r")
+
+
+def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
+    """`record` writes what `replay` needs to give the same run when the endpoint is gone."""
+    cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        recorded = reflact("record", path, "--cassette", cassette, *once)
+    assert recorded.exit_code == 0, recorded.output
+    out = f"out_dir={tmp_path / 'again'}"
+    replayed = reflact("replay", path, "--cassette", cassette, *once, "--set", out)
+    assert replayed.exit_code == 0, replayed.output
+    assert table(replayed.stdout) == table(recorded.stdout) != []
+
+
+def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
+    """`eval` shows the score of a document on the split that was asked for."""
+    skill = tmp_path / "s.md"
+    skill.write_text("Answer 4.\n", encoding="utf-8")
+    with serving(say_four) as url:
+        result = reflact("eval", configured(tmp_path, url), "--skill", skill, "--split", "test")
+    assert result.exit_code == 0, result.output
+    assert "test split opened (opening 1 of this run)" in result.stdout
+    assert re.search(r"^ *skill +test +3 ", result.stdout, re.M)
+
+
+def test_json_is_one_event_a_line_and_nothing_else(tmp_path: Path) -> None:
+    """Every line of `--json` is an event; the last one carries the summary."""
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        result = reflact("train", path, "--json", "--set", "train.num_epochs=1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    happenings = [EVENT.validate_json(line) for line in result.stdout.splitlines()]
+    assert isinstance(happenings[0], RunStarted)
+    last = happenings[-1]
+    assert isinstance(last, Finished)
+    assert last.summary.status == "completed"
+
+
+def test_ctrl_c_ends_cleanly_with_code_130(tmp_path: Path) -> None:
+    """An interrupt while calls are in flight stops the run, keeps it, and says how to go on."""
+    asked, over = threading.Event(), threading.Event()
+
+    def never_answer(_: BaseHTTPRequestHandler) -> None:
+        asked.set()
+        over.wait(60)
+
+    with serving(never_answer) as url:
+        code = "from reflact.cli import main; main()"
+        command = [sys.executable, "-c", code, "train", str(configured(tmp_path, url))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert asked.wait(30)
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=30)
+            finally:
+                over.set()
+                process.kill()
     assert process.returncode == 130, errors
     assert errors.count("\n") == 1, errors
     assert "goes on" in errors
-    shown = reflact("runs", tmp_path)
-    assert "cancelled" in shown.stdout
+    assert "cancelled" in reflact("runs", tmp_path).stdout

@@ -57,7 +57,7 @@ class Story:
 
     def _step(self, event: events.StepCommitted) -> str:
         words = [f"step {event.step:<3}", f"{event.action:<15}"]
-        if self._verdict is not None:
+        if self._verdict is not None and self._verdict.current_score is not None:
             words.append(f"val {change(self._verdict.current_score, self._verdict.candidate_score)}")
         if self._rollouts is not None:
             failures = self._rollouts.failures
@@ -152,8 +152,9 @@ def score_table(scores: Sequence[Scored]) -> Table:
 
 def step_table(records: Sequence[StepRecord]) -> Table:
     """Return a run's committed steps, one line each."""
-    table = Table("step", "epoch", "decision", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("val", "train solved", "edits", "version"):
+    table = Table("step", "epoch", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("decision", no_wrap=True)
+    for heading in ("val", "solved", "edits", "skill"):
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
         verdict = record.verdict
@@ -164,7 +165,7 @@ def step_table(records: Sequence[StepRecord]) -> Table:
             verdict.action,
             change(verdict.current_score, verdict.candidate_score),
             f"{solved}/{record.rollout.n}",
-            edit_count(record.edits),
+            f"{sum(result.status == 'applied' for result in record.edits)}/{len(record.edits)}",
             f"v{record.version_after}",
         )
     return table
