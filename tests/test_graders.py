@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.config import EnvironmentConfig
+from reflact.environments.answers import normalized, number, tokens
 from reflact.environments.graders import (
     Exact,
     Grader,
@@ -24,9 +25,6 @@ from reflact.environments.graders import (
     grader_from,
     grader_identity,
     judge,
-    normalized,
-    number,
-    tokens,
 )
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import Graded, Item, Score
@@ -245,6 +243,7 @@ def test_numeric_tolerances() -> None:
     assert _hard(Numeric(tolerance=0.5, relative_tolerance=0), 10, "10.5") == 1
     assert _hard(Numeric(tolerance=0.5, relative_tolerance=0), 10, "10.51") == 0
     assert _hard(Numeric(relative_tolerance=0.1), 100, "110") == 1
+    assert _hard(Numeric(relative_tolerance=0.1), -100, "-110") == 1
     assert _hard(Numeric(relative_tolerance=0.1), 0, "0.05") == 0
     assert _hard(Numeric(), "50%", "0.5") == 1
     assert "off by 2 and 0.5 is allowed" in _feedback(Numeric(tolerance=0.5), 10, "12")
@@ -258,6 +257,7 @@ def test_a_pattern_matches_the_whole_answer() -> None:
     """A match of a part is none; surrounding white space and inline flags are as documented."""
     assert _hard(Regex(), r"\d{4}", " 1984\n") == 1
     assert _hard(Regex(), r"\d{4}", "in 1984") == 0
+    assert _hard(Regex(), r"\d{4}", "1984.") == 0
     assert _hard(Regex(), r"(?i)yes|no", "YES") == 1
     assert _hard(Regex(), r"a|ab", "ab") == 1
 

@@ -1,4 +1,4 @@
-"""How an answer is judged against an item's reference. Everything here is pure.
+"""How an answer is judged against an item's reference.
 
 A reference is one accepted answer or a list of accepted answers; with a list the best match counts. A
 grader says in words what was expected and what it got wherever an answer falls short, and is silent
@@ -12,18 +12,15 @@ Instead of these, an environment takes any function ``(item, answer)``, plain or
 from __future__ import annotations
 
 import inspect
-import json
-import math
-import re
-import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from pydantic import Field, JsonValue
 
 from reflact.config import EnvironmentConfig
+from reflact.environments.answers import equal, finite, normalized, number, quoted, strict_json, tokens
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import Frozen, Graded, Item, Score
 
@@ -40,9 +37,6 @@ E = TypeVar("E")
 
 MATCH_SECONDS = 0.25
 """How long the ``Regex`` grader lets one pattern work on one answer."""
-
-SHOWN_CHARS = 300
-"""How much of an answer or a reference is quoted in feedback."""
 
 
 class ReferenceGrader(Frozen, ABC, Generic[E]):
@@ -62,8 +56,8 @@ class ReferenceGrader(Frozen, ABC, Generic[E]):
         score = Score(hard=float(soft >= self._bar), soft=soft)
         if soft == 1:
             return Graded(score=score, answer=answer)
-        expected = " or ".join(_quoted(reference) for reference in _references(item))
-        feedback = f"expected {expected}, got {_quoted(answer)}" + (f": {why}" if why else "")
+        expected = " or ".join(quoted(reference) for reference in _references(item))
+        feedback = f"expected {expected}, got {quoted(answer)}" + (f": {why}" if why else "")
         return Graded(score=score, answer=answer, feedback=feedback)
 
     @property
@@ -127,7 +121,7 @@ class Normalized(ReferenceGrader[str]):
     def _read(self, reference: JsonValue) -> str:
         text = normalized(_text(reference))
         if not text:
-            raise ValueError(f"nothing of the reference {_quoted(reference)} is left without punctuation")
+            raise ValueError(f"nothing of the reference {quoted(reference)} is left without punctuation")
         return text
 
     def _match(self, expected: str, answer: str) -> tuple[float, str]:
@@ -151,7 +145,7 @@ class TokenF1(ReferenceGrader[Counter[str]]):
     def _read(self, reference: JsonValue) -> Counter[str]:
         words = tokens(_text(reference))
         if not words:
-            raise ValueError(f"the reference {_quoted(reference)} has no words")
+            raise ValueError(f"the reference {quoted(reference)} has no words")
         return Counter(words)
 
     def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
@@ -159,50 +153,6 @@ class TokenF1(ReferenceGrader[Counter[str]]):
         shared = (given & expected).total()
         f1 = 2 * shared / (given.total() + expected.total())
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
-
-
-def normalized(text: str) -> str:
-    r"""Return a text as the ``normalized`` grader compares it.
-
-    In this order: Unicode NFKC, case folding, NFKC; runs of white space become one space; white space
-    and punctuation (Unicode category P, and the backtick) are cut off at both ends. Kept there are
-    ``% # @ & / \``, and a dash or a leading full stop that touches a letter or a digit, since
-    they carry meaning (``-5``, ``.5``, ``5%``, ``C#``).
-    """
-    return _bare(" ".join(_folded(text).split()))
-
-
-def tokens(text: str) -> tuple[str, ...]:
-    """Return the words of a text, as the ``token_f1`` grader counts them.
-
-    The text is split at white space and each word goes through ``normalized``; ``a``, ``an`` and ``the``
-    are left out unless the text holds nothing else.
-    """
-    words = tuple(bare for word in _folded(text).split() if (bare := _bare(word)))
-    return tuple(word for word in words if word not in {"a", "an", "the"}) or words
-
-
-def _folded(text: str) -> str:
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-
-
-def _bare(text: str) -> str:
-    start, end = 0, len(text)
-    while start < end and _is_edge(text[start], text[start + 1 : end][:1], keeps_point=True):
-        start += 1
-    while start < end and _is_edge(text[end - 1], text[start : end - 1][-1:], keeps_point=False):
-        end -= 1
-    return text[start:end]
-
-
-def _is_edge(mark: str, neighbour: str, *, keeps_point: bool) -> bool:
-    if mark == "`" or mark.isspace():
-        return True
-    category = unicodedata.category(mark)
-    if not category.startswith("P") or mark in "%#@&/\\":
-        return False
-    carries = category == "Pd" or (keeps_point and mark == ".")
-    return not (carries and neighbour.isalnum())
 
 
 # ---------------------------------------------------------------------------------------------- numbers
@@ -224,9 +174,9 @@ class Numeric(ReferenceGrader[float]):
         if isinstance(reference, str):
             value = number(reference)
         elif isinstance(reference, int | float) and not isinstance(reference, bool):
-            value = _finite(reference)
+            value = finite(reference)
         if value is None:
-            raise ValueError(f"the reference {_quoted(reference)} is not a finite number")
+            raise ValueError(f"the reference {quoted(reference)} is not a finite number")
         return value
 
     def _match(self, expected: float, answer: str) -> tuple[float, str]:
@@ -236,37 +186,6 @@ class Numeric(ReferenceGrader[float]):
         off = abs(given - expected)
         allowed = max(self.tolerance, self.relative_tolerance * abs(expected))
         return float(off <= allowed), f"it is off by {off:g} and {allowed:g} is allowed"
-
-
-_NUMBER = re.compile(
-    r"(?P<sign>[+-])?(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
-    r"(?P<exponent>e[+-]?[0-9]+)?\s*(?P<percent>%)?",
-    re.IGNORECASE,
-)
-
-
-def number(text: str) -> float | None:
-    """Return the number that a text is, or None where it is anything else.
-
-    White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
-    ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
-    decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). Never a
-    number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity and what overflows.
-    """
-    found = _NUMBER.fullmatch(text.strip().replace("\u2212", "-"))
-    if found is None:
-        return None
-    digits = found["digits"].replace(",", "")
-    value = float(f"{found['sign'] or ''}{digits}{found['exponent'] or ''}")
-    return _finite(value / 100 if found["percent"] else value)
-
-
-def _finite(value: float) -> float | None:
-    try:
-        real = float(value)
-    except OverflowError:
-        return None
-    return real if math.isfinite(real) else None
 
 
 # --------------------------------------------------------------------------------------------- patterns
@@ -289,14 +208,14 @@ class Regex(ReferenceGrader["Pattern[str]"]):
         try:
             return regex.compile(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{_quoted(reference)} is not a regular expression: {error}") from None
+            raise ValueError(f"{quoted(reference)} is not a regular expression: {error}") from None
 
     def _match(self, expected: Pattern[str], answer: str) -> tuple[float, str]:
         try:
             found = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
         except TimeoutError:
             raise EnvironmentFailure(
-                f"the pattern {_quoted(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
+                f"the pattern {quoted(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
                 f"{len(answer)} characters: rewrite it without nested repetitions"
             ) from None
         return float(found is not None), "the whole answer must match this pattern"
@@ -318,12 +237,12 @@ class JsonFields(ReferenceGrader[dict[str, JsonValue]]):
 
     def _read(self, reference: JsonValue) -> dict[str, JsonValue]:
         if not isinstance(reference, dict) or not reference:
-            raise ValueError(f"the reference {_quoted(reference)} is not an object with fields")
+            raise ValueError(f"the reference {quoted(reference)} is not an object with fields")
         return reference
 
     def _match(self, expected: dict[str, JsonValue], answer: str) -> tuple[float, str]:
         try:
-            wrong = _wrong_fields(expected, _strict_json(answer))
+            wrong = _wrong_fields(expected, strict_json(answer))
         except RecursionError:
             return 0.0, "the answer is nested too deeply to be read as JSON"
         except ValueError as error:
@@ -335,40 +254,10 @@ def _wrong_fields(expected: dict[str, JsonValue], given: Any) -> list[str]:
     if not isinstance(given, dict):
         raise ValueError("it is JSON of another kind")  # noqa: TRY004 - the caller words it
     return [
-        f"{_quoted(name)} is {_quoted(given[name])}" if name in given else f"{_quoted(name)} is missing"
+        f"{quoted(name)} is {quoted(given[name])}" if name in given else f"{quoted(name)} is missing"
         for name, value in expected.items()
-        if name not in given or not _equal(value, given[name])
+        if name not in given or not equal(value, given[name])
     ]
-
-
-def _strict_json(text: str) -> Any:
-    return json.loads(
-        text, object_pairs_hook=_object, parse_constant=_refuse_number, parse_float=_parse_finite
-    )
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("an object has a name twice")
-    return made
-
-
-def _parse_finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text)
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]} is not a finite number")
-
-
-def _equal(one: JsonValue, other: JsonValue) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 # --------------------------------------------------------------------------------------------- choosing
@@ -389,6 +278,16 @@ def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
             return Regex()
         case "json_fields":
             return JsonFields()
+        case "sql":
+            return _sql(config)
+
+
+def _sql(config: EnvironmentConfig) -> ReferenceGrader[Any]:
+    from reflact.environments.sql import SQL, read_tables
+
+    if config.tables is None:
+        raise ConfigError("environment.tables is required for grader: sql; name the folder of .csv tables")
+    return SQL(tables=read_tables(config.tables))
 
 
 def grader_identity(grade: Grader) -> JsonValue:
@@ -438,10 +337,4 @@ def _text(reference: JsonValue) -> str:
         return reference
     if isinstance(reference, int) and not isinstance(reference, bool):
         return str(reference)
-    raise ValueError(f"the reference {_quoted(reference)} is neither text nor a whole number")
-
-
-def _quoted(value: JsonValue) -> str:
-    """Return a value as JSON that can always be stored: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
-    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
+    raise ValueError(f"the reference {quoted(reference)} is neither text nor a whole number")

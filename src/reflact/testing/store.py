@@ -29,7 +29,6 @@ class _Run:
     steps: dict[int, tuple[StepRecord | None, RunState]] = field(default_factory=dict)
     notes: dict[tuple[int, str], str] = field(default_factory=dict)
     events: dict[str, Event] = field(default_factory=dict)
-    openings: int = 0
     seconds: float = 0.0
     end: tuple[Status, str | None, str] | None = None
 
@@ -145,12 +144,6 @@ class MemoryStore:
             _spend(place, [call for call in paid if (call.intent.role, call.intent.purpose) == place])
             for place in places
         )
-
-    async def count_opening(self, run_id: str) -> int:
-        """Count one opening of the sealed test split and return how many there were."""
-        run = _known(self._runs, run_id)
-        run.openings += 1
-        return run.openings
 
     async def add_seconds(self, run_id: str, seconds: float) -> float:
         """Add active time and return the run's total, in seconds."""

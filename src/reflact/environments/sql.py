@@ -1,0 +1,164 @@
+"""The grader of queries: an answer is right when it returns what the reference query returns.
+
+Queries come from models, so they run contained: on a copy of the tables in memory, one statement, reading
+only (SQLite's authorizer refuses everything else), for a bounded number of virtual-machine steps, with a
+bounded number of rows. There is no process boundary: SQLite itself is trusted.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import JsonValue
+
+from reflact.environments.graders import ReferenceGrader
+from reflact.errors import ConfigError
+
+Value = str | float | int | bytes | None
+Row = tuple[Value, ...]
+
+STEPS = 20_000_000
+"""Virtual-machine steps a query may take: about a second; a count, so that it is the same on any machine."""
+
+ROWS = 1000
+"""Rows a query may return."""
+
+RELATIVE = 1e-6
+"""Numbers that differ by no more, relatively, are equal."""
+
+READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+
+
+class SQL(ReferenceGrader[tuple[Row, ...]]):
+    """Compares the rows that two queries return; their order counts where the reference has an ORDER BY.
+
+    Args:
+        tables: The database's image, as ``read_tables`` returns it.
+    """
+
+    name: ClassVar[str] = "sql"
+    tables: bytes
+
+    @property
+    def identity(self) -> JsonValue:
+        """Name, version and the tables' hash."""
+        return {
+            "grader": self.name,
+            "version": self.version,
+            "tables": hashlib.sha256(self.tables).hexdigest(),
+        }
+
+    def _read(self, reference: JsonValue) -> tuple[Row, ...]:
+        if not isinstance(reference, str):
+            raise ValueError("the reference must be a query")
+        rows = self._rows(reference)
+        return rows if "order by" in reference.lower() else _sorted(rows)
+
+    def _match(self, expected: tuple[Row, ...], answer: str) -> tuple[float, str]:
+        try:
+            rows = self._rows(answer)
+        except ValueError as error:
+            return 0.0, str(error)
+        if any(_equal(expected, given) for given in (rows, _sorted(rows))):
+            return 1.0, ""
+        return 0.0, f"it returns {_shown(rows)}, not {_shown(expected)}"
+
+    def _rows(self, query: str) -> tuple[Row, ...]:
+        with closing(sqlite3.connect(":memory:")) as connection:
+            connection.deserialize(self.tables)
+            connection.set_authorizer(_authorize)
+            connection.set_progress_handler(_Clock(STEPS // 1000), 1000)
+            try:
+                rows = connection.execute(query).fetchmany(ROWS + 1)
+            except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+                raise ValueError(f"it does not run as one query: {error}") from None
+        if len(rows) > ROWS:
+            raise ValueError(f"it returns more than {ROWS} rows")
+        return tuple(rows)
+
+
+def read_tables(folder: Path) -> bytes:
+    """Return the image of a database with one table for each ``.csv`` file of a folder.
+
+    The first row names the columns; a column whose values are all numbers is REAL, any other TEXT.
+
+    Raises:
+        ConfigError: The folder holds no tables, or one is malformed.
+    """
+    files = sorted(folder.glob("*.csv"))
+    if not files:
+        raise ConfigError(f"environment.tables: {folder} holds no .csv file")
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for file in files:
+            _load(connection, file)
+        connection.commit()
+        return connection.serialize()
+
+
+def _load(connection: sqlite3.Connection, file: Path) -> None:
+    try:
+        with file.open(encoding="utf-8", newline="") as handle:
+            header, *rows = list(csv.reader(handle, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"environment.tables: cannot read {file}: {error}") from None
+    if any(len(row) != len(header) for row in rows):
+        raise ConfigError(f"environment.tables: the rows of {file} differ in length")
+    kinds = ["REAL" if all(_is_number(row[i]) for row in rows) else "TEXT" for i in range(len(header))]
+    columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in zip(header, kinds, strict=True))
+    connection.execute(f"CREATE TABLE {_quoted(file.stem)} ({columns})")
+    marks = ", ".join("?" for _ in header)
+    connection.executemany(f"INSERT INTO {_quoted(file.stem)} VALUES ({marks})", rows)  # noqa: S608 - own names
+
+
+class _Clock:
+    """Stops a query after a number of calls."""
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def __call__(self) -> int:
+        self._left -= 1
+        return int(self._left < 0)
+
+
+def _authorize(action: int, *_: str | None) -> int:
+    return sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
+
+
+def _equal(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
+    return len(ours) == len(theirs) and all(
+        len(a) == len(b) and all(map(_same, a, b)) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _same(one: Value, other: Value) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=1e-9)
+    return one == other
+
+
+def _sorted(rows: Sequence[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: [(type(v).__name__, v if v is not None else "") for v in row]))
+
+
+def _shown(rows: Sequence[Row]) -> str:
+    first = ", ".join(str(value) for value in rows[0]) if rows else "nothing"
+    return first if len(rows) < 2 else f"{len(rows)} rows, the first {first}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

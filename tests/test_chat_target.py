@@ -1,0 +1,96 @@
+"""The chat target: what the model is sent, under which identity, and what is kept of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reflact.calls import Message, Rendered, ReplyModel, Sample, Text
+from reflact.errors import ProviderDown
+from reflact.ports import Target
+from reflact.targets.chat import VERSION, ChatTarget, system_message
+from reflact.testing import ScriptedLLM
+from reflact.types import Skill, Turn
+
+pytestmark = pytest.mark.anyio
+
+
+def _echo(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> str:
+    return f"{prompt.messages[-1].content}!"
+
+
+async def test_a_conversation_is_sent_in_full_each_time() -> None:
+    """The skill comes first, then all turns so far; each call has its number within the rollout."""
+    llm = ScriptedLLM(_echo)
+    session = ChatTarget(llm).session(Skill(text="Shout."), rollout="key")
+    assert [await session.reply("hi"), await session.reply("there")] == ["hi!", "there!"]
+    first, second = llm.calls
+    assert first.reply_type is Text
+    system = Message(role="system", content="Shout.")
+    assert first.prompt == Rendered(
+        name="target", version=VERSION, messages=(system, Message(role="user", content="hi"))
+    )
+    assert second.prompt.messages == (
+        system,
+        Message(role="user", content="hi"),
+        Message(role="assistant", content="hi!"),
+        Message(role="user", content="there"),
+    )
+    assert [call.sample for call in llm.calls] == [
+        Sample(role="target", purpose="rollout", rollout="key", number=number) for number in (0, 1)
+    ]
+
+
+async def test_turns_are_kept_without_the_skill() -> None:
+    """A trajectory shows what was said, not the instructions."""
+    session = ChatTarget(ScriptedLLM(_echo), preamble="Hello.").session(Skill(text="Shout."), rollout="key")
+    assert not session.turns
+    await session.reply("hi")
+    assert session.turns == (Turn(role="user", content="hi"), Turn(role="assistant", content="hi!"))
+
+
+async def test_a_message_without_an_answer_leaves_no_trace() -> None:
+    """After an error the conversation is as before, and the next call takes the failed one's place."""
+    answers: list[str | Exception] = ["one", ProviderDown("gone"), "two"]
+    llm = ScriptedLLM(lambda *_: answers.pop(0))
+    session = ChatTarget(llm).session(Skill(text=""), rollout="key")
+    await session.reply("a")
+    before = session.turns
+    with pytest.raises(ProviderDown):
+        await session.reply("b")
+    assert session.turns == before
+    assert await session.reply("b") == "two"
+    assert llm.calls[1] == llm.calls[2]
+
+
+async def test_an_empty_skill_sends_no_system_message() -> None:
+    """Without any instruction the model gets the question alone."""
+    llm = ScriptedLLM(_echo)
+    await ChatTarget(llm, postamble="\n").session(Skill(text=" \n"), rollout="key").reply("hi")
+    assert llm.calls[0].prompt.messages == (Message(role="user", content="hi"),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (("a", "b", "c"), "a\n\nb\n\nc"),
+        (("a\n", "\n  b\n\n", "c\n"), "a\n\n  b\n\nc"),
+        (("", "b", " \n"), "b"),
+        (("", "", ""), ""),
+        (("a", "{b} %s", ""), "a\n\n{b} %s"),
+    ],
+)
+def test_the_system_message_joins_its_parts(parts: tuple[str, ...], expected: str) -> None:
+    """One blank line stands between parts; empty ones are left out; nothing is read as a template."""
+    assert system_message(*parts) == expected
+
+
+def test_identity_holds_all_that_answers_depend_on() -> None:
+    """Model, preamble and postamble each make a difference; the text is pinned."""
+    target: Target = ChatTarget(ScriptedLLM(_echo, identity="m"), preamble="a")
+    others = [
+        ChatTarget(ScriptedLLM(_echo, identity="n"), preamble="a"),
+        ChatTarget(ScriptedLLM(_echo, identity="m"), preamble="b"),
+        ChatTarget(ScriptedLLM(_echo, identity="m"), postamble="a"),
+    ]
+    assert len({target.identity, *(other.identity for other in others)}) == 4
+    assert target.identity == '{"llm":"m","postamble":"","preamble":"a","target":"chat","version":1}'

@@ -1,0 +1,200 @@
+"""The dataset environment: what the target is asked, how references are checked, what identifies it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from reflact.config import DataConfig, EnvironmentConfig, TrainerConfig
+from reflact.data import DataSet
+from reflact.environments.dataset import DatasetEnvironment, from_config
+from reflact.environments.graders import Exact, Grader, Numeric
+from reflact.errors import ConfigError, DataError, ProviderDown
+from reflact.ports import Environment
+from reflact.types import Graded, Item, Score, Split, Turn
+
+
+class _Session:
+    """Answers every message with the same text, or with an error."""
+
+    def __init__(self, answer: str | Exception) -> None:
+        self._answer = answer
+        self.heard: list[str] = []
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return ()
+
+    async def reply(self, message: str) -> str:
+        self.heard.append(message)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def _data(*items: Item) -> DataSet:
+    return DataSet(train=items, val=(), test=())
+
+
+def _message(template: str, given_: JsonValue) -> str:
+    environment = DatasetEnvironment(_data(), grade=Exact(), template=template)
+    return environment.message(Item(id="q", input=given_))
+
+
+# ---------------------------------------------------------------------------------------------- messages
+
+
+@given(st.text())
+def test_text_goes_in_unchanged(text: str) -> None:
+    """Braces, dollars and the hole's own name in the data mean nothing."""
+    assert _message("{x} {input} $y", text) == "{x} " + text + " $y"
+
+
+def test_holes_are_filled_in_one_pass() -> None:
+    """Every hole of the template is filled, and none that came in with the data."""
+    assert _message("{input}|{input}", "{input}") == "{input}|{input}"
+    assert _message("%s {0} {input.id} {{input}}", "a") == "%s {0} {input.id} {a}"
+
+
+def test_other_inputs_are_shown_as_json() -> None:
+    """Objects and numbers become indented JSON with sorted keys, in the script they are written in."""
+    assert _message("{input}", {"b": [1], "a": "é"}) == '{\n  "a": "é",\n  "b": [\n    1\n  ]\n}'
+    assert _message("n = {input}", 7) == "n = 7"
+
+
+def test_a_template_without_a_hole_is_refused() -> None:
+    """An environment that would ask the same of every item is a mistake."""
+    with pytest.raises(ConfigError, match="input"):
+        DatasetEnvironment(_data(), grade=Exact(), template="Solve it.")
+
+
+# ----------------------------------------------------------------------------------------------- running
+
+
+@pytest.mark.anyio
+async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
+    """One message goes out, and the grader gets the item and what came back."""
+    item = Item(id="q", input="2 + 2", reference="4")
+    environment = DatasetEnvironment(_data(item), grade=Exact(), template="Q: {input}")
+    session = _Session("5")
+    graded = await environment.run(item, session, seed=0)
+    assert session.heard == ["Q: 2 + 2"]
+    assert graded == Graded(score=Score.of(0), answer="5", feedback='expected "4", got "5"')
+
+
+@pytest.mark.anyio
+async def test_a_grader_of_ones_own() -> None:
+    """An async function judges the answer; no reference is needed."""
+
+    async def short(item: Item, answer: str) -> float:
+        return 1 / len(answer)
+
+    item = Item(id="q", input="?")
+    environment = DatasetEnvironment(_data(item), grade=short)
+    assert (await environment.run(item, _Session("four"), seed=0)).score == Score.of(0.25)
+
+
+@pytest.mark.anyio
+async def test_a_model_error_is_passed_on() -> None:
+    """A provider's failure is not an answer and is not graded."""
+    item = Item(id="q", input="?", reference="4")
+    with pytest.raises(ProviderDown, match="gone"):
+        await DatasetEnvironment(_data(item), grade=Exact()).run(item, _Session(ProviderDown("gone")), seed=0)
+
+
+def test_items_come_in_the_order_of_the_data() -> None:
+    """Each split is what the data set holds, and the environment is one by its port."""
+    items = tuple(Item(id=f"q{n}", input=n, reference="1") for n in (2, 0, 1))
+    environment: Environment = DatasetEnvironment(_data(*items), grade=Exact())
+    assert (environment.items(Split.train), environment.items(Split.val)) == (items, ())
+
+
+# --------------------------------------------------------------------------------------------- references
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
+    """One unusable reference in any split is an error that names the item, unless checking is off."""
+    bad = Item(id="bad", input="x", reference="many")
+    good = Item(id="good", input="y", reference=1)
+    data = DataSet.model_validate({s.value: (good, bad) if s is split else (good,) for s in Split})
+    with pytest.raises(DataError, match=r"item 'bad'.*many"):
+        DatasetEnvironment(data, grade=Numeric())
+    DatasetEnvironment(data, grade=Numeric(), check_references=False)
+    DatasetEnvironment(data, grade=lambda item, answer: True)
+
+
+# ----------------------------------------------------------------------------------------------- identity
+
+
+def _identities(grade: Grader) -> Sequence[str]:
+    return [
+        DatasetEnvironment(_data(), grade=grade).identity,
+        DatasetEnvironment(_data(), grade=grade, version=2).identity,
+        DatasetEnvironment(_data(), grade=grade, name="other").identity,
+        DatasetEnvironment(_data(), grade=grade, template="{input}?").identity,
+    ]
+
+
+def _own(item: Item, answer: str) -> bool:
+    return True
+
+
+def test_identity_holds_all_that_scores_depend_on() -> None:
+    """Name, version, template, grader and its settings each make a difference; construction does not."""
+    graders: tuple[Grader, ...] = (Exact(), Numeric(), Numeric(tolerance=1), _own)
+    identities = [identity for grade in graders for identity in _identities(grade)]
+    assert len(set(identities)) == len(identities) == 16
+    assert _identities(_own) == _identities(_own)
+
+
+def test_identity_is_pinned() -> None:
+    """Stored rollouts are found again only while this text stays what it is."""
+    assert DatasetEnvironment(_data(), grade=Numeric()).identity == (
+        '{"environment":"dataset","grader":{"grader":"numeric","settings":{"relative_tolerance":1e-06,'
+        '"tolerance":0.0},"version":1},"template":"{input}","version":1}'
+    )
+
+
+# ------------------------------------------------------------------------------------------ configuration
+
+
+def _config(path: Path | None, **data: JsonValue) -> TrainerConfig:
+    return TrainerConfig(
+        data=DataConfig.model_validate({"path": path, **data}),
+        environment=EnvironmentConfig(grader="numeric", tolerance=0.5, template="Q: {input}"),
+    )
+
+
+def _write(path: Path, references: Sequence[JsonValue]) -> Path:
+    rows = [{"id": f"q{n}", "input": f"{n}?", "reference": r} for n, r in enumerate(references)]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def test_a_configuration_describes_an_environment(tmp_path: Path) -> None:
+    """Data, split, grader, settings and template are those of the configuration."""
+    path = _write(tmp_path / "data.json", list(range(10)))
+    environment = from_config(_config(path, ratio="5:3:2"))
+    assert [len(environment.items(split)) for split in Split] == [5, 3, 2]
+    same = DatasetEnvironment(_data(), grade=Numeric(tolerance=0.5), template="Q: {input}")
+    assert environment.identity == same.identity
+
+
+def test_bad_data_is_refused(tmp_path: Path) -> None:
+    """No path, an empty split, another train size and a useless reference are each an error."""
+    with pytest.raises(ConfigError, match=r"data\.path is required"):
+        from_config(_config(None))
+    with pytest.raises(DataError, match="split is empty"):
+        from_config(_config(_write(tmp_path / "few.json", [1, 2])))
+    ten = _write(tmp_path / "ten.json", list(range(10)))
+    with pytest.raises(DataError, match="train_size is 9"):
+        from_config(_config(ten, train_size=9))
+    with pytest.raises(DataError, match="item 'q9'"):
+        from_config(_config(_write(tmp_path / "bad.json", [*range(9), "x"])))

@@ -1,0 +1,439 @@
+"""The stand-ins for tests: a scripted model, a toy world, a store in memory and a failing network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import ClassVar
+
+import httpx
+import pytest
+from anyio.lowlevel import checkpoint
+from pydantic import Field, JsonValue
+
+from reflact import Trainer
+from reflact.calls import Intent, Message, Rendered, ReplyModel, Sample, StoredReply, Text
+from reflact.data import DataSet, check
+from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
+from reflact.events import Decided, RunStarted, StepStarted
+from reflact.ports import LLM, Environment, RunStore, Target
+from reflact.results import Usage
+from reflact.stages.replies import AnalystReply, MergeReply, RankReply, SuccessReply
+from reflact.store.runs import open_store
+from reflact.testing import (
+    TOY_RULES,
+    CutShort,
+    Fault,
+    FaultyTransport,
+    MemoryStore,
+    Refused,
+    ScriptedLLM,
+    TimedOut,
+    ToyEnvironment,
+    ToyTarget,
+    Unreachable,
+    toy_optimizer,
+)
+from reflact.types import (
+    Chosen,
+    Item,
+    Measurement,
+    Merged,
+    Rollout,
+    RunState,
+    Score,
+    Skill,
+    Split,
+    StepRecord,
+    Verdict,
+    Version,
+)
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = Rendered(name="p", version=1, messages=(Message(role="user", content="?"),))
+SAMPLE = Sample(role="optimizer", purpose="test", step=1)
+
+
+class Number(ReplyModel):
+    """A reply with a rule of its own."""
+
+    version: ClassVar[int] = 1
+    value: int = Field(ge=0)
+
+
+# --------------------------------------------------------------------------------------- scripted model
+
+
+@pytest.mark.parametrize("answer", [Number(value=3), {"value": 3}, '{"value": 3}'], ids=str)
+async def test_a_script_may_answer_in_several_forms(answer: JsonValue | ReplyModel) -> None:
+    """A value, its JSON and its JSON text all become the same reply."""
+    reply = await ScriptedLLM(lambda *_: answer).ask(PROMPT, Number, sample=SAMPLE)
+    assert (reply.value, reply.attempts, reply.usage) == (Number(value=3), 1, Usage(calls=1))
+
+
+async def test_a_string_is_plain_text_where_text_is_asked_for() -> None:
+    """What a target says is not read as JSON."""
+    llm: LLM = ScriptedLLM(lambda *_: '{"text": 1}')
+    assert (await llm.ask(PROMPT, Text, sample=SAMPLE)).value == Text(text='{"text": 1}')
+
+
+async def test_an_async_script_is_awaited() -> None:
+    """A script may wait for something before it answers."""
+
+    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+        await checkpoint()
+        return {"value": 1}
+
+    assert (await ScriptedLLM(script).ask(PROMPT, Number, sample=SAMPLE)).value.value == 1
+
+
+async def test_an_invalid_answer_is_asked_for_again() -> None:
+    """Each attempt has its number, all are recorded and counted, and the first valid one stands."""
+
+    def odd(reply: Number) -> None:
+        if reply.value % 2 == 0:
+            raise ValueError(f"{reply.value} is even")
+
+    llm = ScriptedLLM(lambda prompt, reply_type, sample: {"value": sample.attempt - 1}, reasks=3)
+    reply = await llm.ask(PROMPT, Number, sample=SAMPLE, check=odd)
+    assert (reply.value.value, reply.attempts, reply.usage.calls) == (1, 3, 3)
+    assert [call.sample for call in llm.calls] == [
+        SAMPLE.model_copy(update={"attempt": attempt}) for attempt in range(3)
+    ]
+
+
+async def test_a_model_that_never_gets_it_right() -> None:
+    """When no attempt is valid the error holds the reason of each."""
+    answers: list[JsonValue] = [{"value": -1}, '{"value": ', {"value": 1, "more": 2}]
+    llm = ScriptedLLM(lambda prompt, reply_type, sample: answers[sample.attempt])
+    with pytest.raises(ReplyError, match="no valid Number in 3 attempts") as caught:
+        await llm.ask(PROMPT, Number, sample=SAMPLE)
+    assert [reason.split(":")[0] for reason in caught.value.reasons] == ["value", "Invalid JSON", "more"]
+
+
+@pytest.mark.parametrize("answer", [Text(text="3"), [3], None, '{"value": NaN}', "3"], ids=str)
+async def test_answers_of_another_type_are_refused(answer: JsonValue | ReplyModel) -> None:
+    """Nothing is turned into what was asked for by guessing."""
+    with pytest.raises(ReplyError):
+        await ScriptedLLM(lambda *_: answer, reasks=0).ask(PROMPT, Number, sample=SAMPLE)
+
+
+async def test_a_returned_exception_is_raised() -> None:
+    """A script plays a provider's failure by returning it; there is no further attempt."""
+    llm = ScriptedLLM(lambda *_: ProviderDown("gone", status=503))
+    with pytest.raises(ProviderDown, match="gone"):
+        await llm.ask(PROMPT, Number, sample=SAMPLE)
+    assert len(llm.calls) == 1
+
+
+# --------------------------------------------------------------------------------------------- toy world
+
+
+@pytest.mark.parametrize("rules", range(1, len(TOY_RULES) + 1))
+def test_a_toy_world_is_fit_for_training(rules: int) -> None:
+    """Splits have the sizes asked for, inputs do not repeat, and every split needs every rule."""
+    environment: Environment = ToyEnvironment(train=12, val=7, test=6, rules=rules)
+    splits = {split.value: tuple(environment.items(split)) for split in Split}
+    check(DataSet.model_validate(splits), train_size=12)
+    assert [len(items) for items in splits.values()] == [12, 7, 6]
+    for items in splits.values():
+        assert {item.task_type for item in items} == set(list(TOY_RULES)[:rules])
+
+
+def test_worlds_without_rules_are_refused() -> None:
+    """A world has at least one rule and at most those that there are."""
+    for rules in (0, len(TOY_RULES) + 1):
+        with pytest.raises(ValueError, match="rules"):
+            ToyEnvironment(rules=rules)
+
+
+async def _solved(environment: Environment, target: Target, skill: Skill) -> set[str]:
+    solved = set()
+    for item in environment.items(Split.val):
+        graded = await environment.run(item, target.session(skill, rollout=item.id), seed=0)
+        if graded.score.hard == 1:
+            solved.add(item.id)
+        assert (graded.feedback is None) == (graded.score.hard == 1)
+    return solved
+
+
+@pytest.mark.parametrize("known", [(), ("square",), ("double", "length"), tuple(TOY_RULES)], ids=str)
+async def test_a_skill_is_worth_the_rules_in_it(known: tuple[str, ...]) -> None:
+    """Without noise an item is solved exactly when the skill holds its rule's whole line."""
+    environment = ToyEnvironment(val=12, rules=6)
+    skill = Skill(text="\n".join(["# Rules", *(TOY_RULES[name].line for name in known)]))
+    needed = {item.id for item in environment.items(Split.val) if item.task_type in known}
+    assert await _solved(environment, ToyTarget(), skill) == needed
+    garbled = Skill(text=skill.text.replace("answer", "reply"))
+    assert await _solved(environment, ToyTarget(), garbled) == set()
+
+
+async def test_noise_is_drawn_from_seed_and_rollout() -> None:
+    """Equal seeds give equal answers, other seeds or keys others; the share is about the one asked for."""
+    environment = ToyEnvironment(val=400, rules=1)
+    full = Skill(text=TOY_RULES["double"].line)
+    first = await _solved(environment, ToyTarget(noise=0.25, seed=1), full)
+    assert first == await _solved(environment, ToyTarget(noise=0.25, seed=1), full)
+    assert first != await _solved(environment, ToyTarget(noise=0.25, seed=2), full)
+    assert 260 < len(first) < 340
+    assert len(await _solved(environment, ToyTarget(noise=0.25), Skill(text=""))) > 60
+    assert len(await _solved(environment, ToyTarget(noise=1), full)) == 0
+    item = Item(id="q", input="double 4", reference="8", task_type="double")
+    target = ToyTarget(noise=0.5)
+    answers = {await target.session(full, rollout=str(trial)).reply(str(item.input)) for trial in range(20)}
+    assert answers == {"8", "unknown"}
+
+
+def test_noise_is_part_of_the_targets_identity() -> None:
+    """Scores of a noisy target are never taken for those of a quiet one."""
+    targets = [ToyTarget(), ToyTarget(seed=1), ToyTarget(noise=0.1)]
+    assert len({target.identity for target in targets}) == 3
+
+
+async def test_what_the_toy_target_does_not_understand() -> None:
+    """Questions of another form are answered with unknown, and the turns are kept."""
+    session = ToyTarget().session(Skill(text=""), rollout="r")
+    assert await session.reply("Good morning!") == "unknown"
+    assert [turn.content for turn in session.turns] == ["Good morning!", "unknown"]
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
+    """With the toy optimizer a run ends with all rules, each of which the gate accepted."""
+    optimizer = ScriptedLLM(toy_optimizer(edits=budget))
+    trainer = Trainer(
+        {
+            "out_dir": tmp_path,
+            "train": {"batch_size": 12, "num_epochs": 6},
+            "reflect": {"minibatch_size": 4},
+            "select": {"max_edits": budget, "min_edits": budget},
+        },
+        environment=ToyEnvironment(train=12, rules=5),
+        target=ToyTarget(),
+        optimizer=optimizer,
+    )
+    summary = await trainer.train()
+    assert summary.status == "completed"
+    assert summary.best is not None
+    assert summary.best.score == 1
+    document = (tmp_path / "best_skill.md").read_text(encoding="utf-8")
+    assert all(rule.line in document for rule in list(TOY_RULES.values())[:5])
+    asked = {call.reply_type for call in optimizer.calls}
+    assert asked == {AnalystReply, SuccessReply, MergeReply, RankReply}
+
+
+async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
+    """A reply type that no stage asks for is an error that names it."""
+    with pytest.raises(TypeError, match="Number"):
+        await ScriptedLLM(toy_optimizer()).ask(PROMPT, Number, sample=SAMPLE)
+
+
+# ------------------------------------------------------------------------------------------------- store
+
+
+OLD, NEW = Skill(text="old"), Skill(text="new")
+
+
+def _state(step: int, skill: Skill) -> RunState:
+    version = Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=0.5)
+    return RunState(step=step, current=version, best=version, latest_version=step)
+
+
+def _record(step: int, reason: str = "greater") -> StepRecord:
+    return StepRecord(
+        step=step,
+        epoch=1,
+        step_in_epoch=step,
+        skill_before=OLD.hash,
+        item_ids=("a",),
+        rollout=Measurement(skill_hash=OLD.hash, split=Split.train, n=1, hard=0, soft=0),
+        n_failures=1,
+        reports=(),
+        merged=Merged(),
+        chosen=Chosen(),
+        edits=(),
+        candidate_hash=NEW.hash,
+        verdict=Verdict(action="accept_new_best", reason=reason),
+        skill_after=NEW.hash,
+        version_after=step,
+        score_after=0.5,
+        best_hash=NEW.hash,
+        best_score=0.5,
+    )
+
+
+def _intent(key: str, run_id: str = "r", purpose: str = "rollout") -> Intent:
+    return Intent(key=key, run_id=run_id, sample="s", role="target", purpose=purpose, endpoint="e", model="m")
+
+
+def _reply(key: str, body: str, usd: float | None) -> StoredReply:
+    usage = Usage(calls=1, input_tokens=5, cached_tokens=1, output_tokens=2, usd=usd)
+    return StoredReply(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+
+
+async def _refusal(call: Callable[[], object]) -> str:
+    try:
+        await call()  # type: ignore[misc]
+    except (StoreError, RunConflict) as error:
+        return type(error).__name__
+    return "no refusal"
+
+
+async def _effects(store: RunStore) -> AsyncIterator[object]:
+    yield await store.find_reply("k")
+    await store.intend(_intent("k"))
+    yield await store.spend("r")
+    await store.keep_reply(_reply("k", "first", 0.1), _intent("k"))
+    await store.intend(_intent("k", "other"))
+    await store.keep_reply(_reply("k", "second", None), _intent("k", "other"))
+    yield await store.find_reply("k")
+    await store.keep_reply(_reply("late", "x", 0.2), _intent("late"))
+    for purpose in ("merge", "merge", "analyst"):
+        await store.intend(_intent("open", purpose=purpose))
+    await store.drop_intent(_intent("open"))
+    await store.drop_intent(_intent("nothing"))
+    yield await store.spend("r")
+    await store.open_run("r", {"seed": 1}, None)
+    await store.keep_reply(_reply("open", "x", 0.7), _intent("open", purpose="merge"))
+    yield await store.spend("r")
+    yield await store.spend("other")
+    yield await store.spend("nobody")
+
+
+async def _rollouts(store: RunStore) -> AsyncIterator[object]:
+    for key, hard in (("b", 1), ("a", 0), ("b", 0)):
+        await store.keep_rollout(Rollout(key=key, item_id="i", skill_hash="s", score=Score.of(hard)))
+    yield list((await store.find_rollouts(["a", "c", "b"])).items())
+    lost = Rollout(key="c", item_id="i", skill_hash="s", error="down")
+    yield await _refusal(lambda: store.keep_rollout(lost))
+    yield dict(await store.find_rollouts(["c"]))
+
+
+async def _steps(store: RunStore) -> AsyncIterator[object]:
+    yield await store.open_run("r", {"seed": 1}, {"new": "config"})
+    yield await _refusal(lambda: store.open_run("r", {"seed": 2}, None))
+    yield await _refusal(lambda: store.commit("r", None, _state(0, OLD), []))
+    await store.commit("r", None, _state(0, OLD), [OLD])
+    yield await _refusal(lambda: store.commit("r", _record(1), _state(1, NEW), []))
+    yield await _refusal(lambda: store.commit("r", _record(2), _state(1, OLD), []))
+    await store.commit("r", _record(1), _state(1, NEW), [NEW])
+    await store.commit("r", _record(1), _state(1, NEW), [])
+    yield await _refusal(lambda: store.commit("r", _record(1, "other"), _state(1, NEW), []))
+    yield await store.open_run("r", {"seed": 1}, None)
+    yield await store.records("r")
+    yield await store.records("nobody")
+    yield await store.skill(NEW.hash)
+    yield await _refusal(lambda: store.skill("none"))
+    yield await _refusal(lambda: store.commit("nobody", None, _state(0, OLD), []))
+
+
+async def _notes(store: RunStore) -> AsyncIterator[object]:
+    journal = store.journal("r")
+    await journal.note(1, "merge", {"a": [1]})
+    await journal.note(1, "merge", "second")
+    await journal.note(2, "merge", False)
+    yield [await journal.recall(step, "merge") for step in (1, 2, 3)]
+    yield await store.journal("other").recall(1, "merge")
+    started = RunStarted(run_id="r", steps_per_epoch=1, n_train=1, n_val=1, n_test=1)
+    decided = Decided(run_id="r", step=1, verdict=Verdict(action="reject", reason="worse"))
+    again = StepStarted(run_id="r", step=1, epoch=1, item_ids=("a",))
+    events = (started, decided, again, decided)
+    yield [await store.append(event) for event in (*events, started.model_copy())]
+    yield await store.append(decided.model_copy(update={"run_id": "other"}))
+    yield await store.events("r")
+    yield await store.events("nobody")
+    yield [await store.add_seconds("r", seconds) for seconds in (1.5, 0.25)]
+    await store.finish("r", "completed", None, "{}")
+    yield await _refusal(lambda: store.finish("nobody", "completed", None, "{}"))
+    yield await _refusal(lambda: store.add_seconds("nobody", 1))
+    yield await _refusal(lambda: store.append(started.model_copy(update={"run_id": "nobody"})))
+
+
+@pytest.mark.parametrize("story", [_effects, _rollouts, _steps, _notes], ids=lambda story: story.__name__)
+async def test_the_memory_store_answers_as_the_database_does(
+    tmp_path: Path, story: Callable[[RunStore], AsyncIterator[object]]
+) -> None:
+    """The same calls on both stores give the same answers and the same refusals."""
+
+    async def told(store: RunStore) -> list[object]:
+        await store.open_run("r", {"seed": 1}, None)
+        await store.open_run("other", {"seed": 1}, None)
+        return [answer async for answer in story(store)]
+
+    async with open_store(tmp_path / "run.db") as database:
+        expected = await told(database)
+    assert await told(MemoryStore()) == expected
+    assert "no refusal" not in expected
+
+
+# ----------------------------------------------------------------------------------------------- network
+
+
+def _client(*faults: Fault | None) -> httpx.AsyncClient:
+    def serve(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"served": request.url.path})
+
+    plan = [*faults, *(None for _ in range(9))]
+    transport = FaultyTransport(httpx.MockTransport(serve), lambda request, number: plan[number])
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def test_requests_without_a_fault_get_through() -> None:
+    """What the transport behind it serves comes back as it was."""
+    async with _client() as client:
+        assert (await client.get("/a")).json() == {"served": "/a"}
+
+
+async def test_a_refusal_carries_status_headers_and_body() -> None:
+    """An error status is served instead of the answer, for the request it is meant for alone."""
+    async with _client(None, Refused(status=429, headers=(("retry-after", "2"),), body="slow")) as client:
+        assert (await client.get("/a")).status_code == 200
+        refused = await client.get("/b")
+        assert (refused.status_code, refused.headers["retry-after"], refused.text) == (429, "2", "slow")
+        assert (await client.get("/c")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Unreachable(), httpx.ConnectError),
+        (TimedOut(), httpx.ReadTimeout),
+        (CutShort(), httpx.RemoteProtocolError),
+        (CutShort(after=4), httpx.RemoteProtocolError),
+    ],
+)
+async def test_broken_connections(fault: Fault, error: type[httpx.HTTPError]) -> None:
+    """Each fault raises what httpx raises in its place; the next request gets through."""
+    async with _client(fault) as client:
+        with pytest.raises(error, match="injected"):
+            await client.get("/a")
+        assert (await client.get("/a")).status_code == 200
+
+
+async def test_an_answer_may_break_off_silently() -> None:
+    """A silent cut looks like a complete response whose body ends too early."""
+    async with _client(CutShort(after=5, silent=True)) as client:
+        response = await client.get("/a")
+        assert response.status_code == 200
+        assert response.text == json.dumps({"served": "/a"}, separators=(",", ":"))[:5]
+
+
+async def test_work_is_done_only_where_the_request_arrives() -> None:
+    """A time-out reaches the server and may be charged; a refused or impossible connection does not."""
+    served: list[str] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        served.append(request.url.path)
+        return httpx.Response(200)
+
+    faults: dict[str, Fault] = {"/late": TimedOut(), "/off": Unreachable(), "/no": Refused(status=500)}
+    transport = FaultyTransport(httpx.MockTransport(serve), lambda request, _: faults[request.url.path])
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for path in faults:
+            try:
+                await client.get(path)
+            except httpx.TransportError:
+                continue
+    assert served == ["/late"]
