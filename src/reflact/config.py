@@ -128,12 +128,17 @@ class EnvironmentConfig(Section):
     name: Literal["dataset"] = Field(
         "dataset", description="Which environment; `dataset` asks one question an item."
     )
-    grader: Literal["exact", "normalized", "token_f1", "numeric", "regex", "json_fields"] = Field(
+    grader: Literal["exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql"] = Field(
         "normalized", description="How an answer is compared with the item's reference."
     )
     tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
     relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
     threshold: float = Field(1.0, gt=0, le=1, description="F1 from which `token_f1` counts as solved.")
+    tables: Path | None = Field(
+        None,
+        description="Folder of .csv tables that the `sql` grader runs queries on.",
+        json_schema_extra=CHANGEABLE,
+    )
     template: str = Field(
         "{input}", description="The message to the target; `{input}` is the only hole.", pattern=r"\{input\}"
     )

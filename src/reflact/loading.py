@@ -189,6 +189,7 @@ def _anchored(config: TrainerConfig, base: Path) -> TrainerConfig:
         update={
             "skill": at(config.skill),
             "data": config.data.model_copy(update={"path": at(config.data.path)}),
+            "environment": config.environment.model_copy(update={"tables": at(config.environment.tables)}),
             "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
             "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
         }

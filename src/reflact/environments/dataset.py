@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import JsonValue
 
-from reflact.config import TrainerConfig
+from reflact.config import EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet, check, load
 from reflact.environments.graders import Grader, ReferenceGrader, grader_from, grader_identity, judge
+from reflact.environments.sql import SQL, read_tables
 from reflact.errors import ConfigError
 from reflact.ports import Session
 from reflact.types import Graded, Item, Split, canonical
@@ -99,8 +101,17 @@ def from_config(config: TrainerConfig) -> DatasetEnvironment:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
     dataset = load(config.data.path, config.data.ratio, config.data.split_seed)
     check(dataset, config.data.train_size)
-    environment = config.environment
-    return DatasetEnvironment(dataset, grade=grader_from(environment), template=environment.template)
+    return DatasetEnvironment(
+        dataset, grade=_grader(config.environment), template=config.environment.template
+    )
+
+
+def _grader(config: EnvironmentConfig) -> ReferenceGrader[Any]:
+    if config.grader != "sql":
+        return grader_from(config)
+    if config.tables is None:
+        raise ConfigError("environment.tables is required for grader: sql; name the folder of .csv tables")
+    return SQL(tables=read_tables(config.tables))
 
 
 def _shown(value: JsonValue) -> str:

@@ -279,15 +279,7 @@ def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
         case "json_fields":
             return JsonFields()
         case "sql":
-            return _sql(config)
-
-
-def _sql(config: EnvironmentConfig) -> ReferenceGrader[Any]:
-    from reflact.environments.sql import SQL, read_tables
-
-    if config.tables is None:
-        raise ConfigError("environment.tables is required for grader: sql; name the folder of .csv tables")
-    return SQL(tables=read_tables(config.tables))
+            raise ConfigError("the sql grader needs tables: reflact.environments.sql.SQL holds them")
 
 
 def grader_identity(grade: Grader) -> JsonValue:
