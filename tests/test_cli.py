@@ -251,7 +251,7 @@ def test_a_completed_run_is_not_run_again(demo: tuple[Path, str]) -> None:
 
 def table(printed: str) -> list[str]:
     """Return the lines of the table of scores."""
-    return re.findall(r"^\s*(?:baseline|placebo|best|final)\s+(?:val|test)\s.*$", printed, re.MULTILINE)
+    return re.findall(r"^\s*(?:baseline|placebo|best|final)\s+(?:val|test)\s+\d+\s.*$", printed, re.MULTILINE)
 
 
 def test_two_demos_in_two_folders_are_equal(demo: tuple[Path, str], tmp_path: Path) -> None:

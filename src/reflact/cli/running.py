@@ -73,12 +73,15 @@ async def _follow(trainer: Trainer, show: Show) -> RunSummary:
     from reflact.errors import RunFailed
     from reflact.events import Finished
 
+    summary: RunSummary | None = None
     async with trainer.stream() as happenings:
         async for event in happenings:
             show(event)
             if isinstance(event, Finished):
-                return event.summary
-    raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to go on")
+                summary = event.summary
+    if summary is None:
+        raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to go on")
+    return summary
 
 
 def _print_json(event: object) -> None:
