@@ -17,6 +17,8 @@ Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
 """What ``auto`` tries; the only one that adds to the prompt comes last."""
 
+LONGEST = 256
+
 REFUSED = frozenset({400, 415, 422, 501})
 """Statuses with which an endpoint says that it does not know a format."""
 
@@ -25,6 +27,8 @@ def schema_of(reply_type: type[ReplyModel]) -> dict[str, Any]:
     """Return a reply type's JSON schema: definitions in place, no titles, every field required.
 
     Fields are required in the order of the class, since constrained samplers write them in that order.
+    Bounds on the length of texts beyond ``LONGEST`` are left out and checked in the reply alone: local
+    servers turn them into one grammar rule for each character, and some of those end there and then.
     """
     schema = copy.deepcopy(reply_type.model_json_schema())
     definitions = schema.pop("$defs", {})
@@ -65,7 +69,7 @@ def _plain(node: Any, definitions: dict[str, Any]) -> Any:
         target = definitions[node["$ref"].rpartition("/")[2]]
         return _plain({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
     kept = {k: v for k, v in node.items() if not (k == "title" and isinstance(v, str)) and k != "properties"}
-    plain = {k: _plain(v, definitions) for k, v in kept.items()}
+    plain = {k: _plain(v, definitions) for k, v in kept.items() if not (k == "maxLength" and v > LONGEST)}
     if "properties" in node:
         plain["properties"] = {k: _plain(v, definitions) for k, v in node["properties"].items()}
         plain["required"] = list(node["properties"])

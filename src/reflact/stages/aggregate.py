@@ -10,7 +10,7 @@ from reflact.errors import ContextOverflow, ReplyError
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import MergedEdit, MergeReply, merge_check
+from reflact.stages.replies import MergedEdit, MergeReply, bounded, merge_check
 from reflact.tasks import fan_out
 from reflact.types import Edit, Fallback, Frozen, Merged, Patch, Report, Skill, Source
 
@@ -110,7 +110,9 @@ class _Merger:
         sample = Sample(role="optimizer", purpose=name, step=self._step, part=part)
         check = merge_check(self._skill, proposals=len(edits))
         try:
-            reply = (await self._llm.ask(prompt, MergeReply, sample=sample, check=check)).value
+            reply = (
+                await self._llm.ask(prompt, bounded(MergeReply, 1, len(edits)), sample=sample, check=check)
+            ).value
         except (ReplyError, ContextOverflow) as error:
             fallback = Fallback(
                 label=f"{name}/{part}", reason=str(error), instead="proposals joined, equal ones once"

@@ -11,7 +11,14 @@ from reflact.errors import ContextOverflow, ReplyError
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_buffer, show_cases, show_skill
-from reflact.stages.replies import AnalystReply, EditReply, SuccessReply, analyst_check, success_check
+from reflact.stages.replies import (
+    AnalystReply,
+    EditReply,
+    SuccessReply,
+    analyst_check,
+    bounded,
+    success_check,
+)
 from reflact.tasks import fan_out
 from reflact.types import (
     BufferEntry,
@@ -129,11 +136,11 @@ async def _analyse(
         try:
             if batch.source == "failure":
                 check = analyst_check(skill, cases=len(batch.items), max_edits=max_edits)
-                failure = (await llm.ask(prompt, AnalystReply, sample=sample, check=check)).value
+                wanted = bounded(AnalystReply, min(1, max_edits), max_edits)
+                failure = (await llm.ask(prompt, wanted, sample=sample, check=check)).value
                 return _failure_report(empty, failure)
-            success = await llm.ask(
-                prompt, SuccessReply, sample=sample, check=success_check(skill, max_edits=max_edits)
-            )
+            praise = success_check(skill, max_edits=max_edits)
+            success = await llm.ask(prompt, bounded(SuccessReply, 0, max_edits), sample=sample, check=praise)
             return empty.model_copy(
                 update={"patch": _patch(empty, success.value.strengths, success.value.edits)}
             )

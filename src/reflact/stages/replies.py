@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from reflact.calls import ReplyModel
 from reflact.skill import apply
 from reflact.types import Edit, Operation, Skill
+
+R = TypeVar("R", bound=ReplyModel)
 
 
 class PatternReply(ReplyModel):
@@ -28,7 +31,7 @@ class EditReply(ReplyModel):
     """One change to the document."""
 
     op: Operation = Field(
-        description="append: add content at the end. insert_after: add content after the line that holds target. "
+        description="append: add content at the end. insert_after: add content after target's line. "
         "replace: put content in place of target. delete: remove target."
     )
     target: str = Field(
@@ -81,6 +84,19 @@ class RankReply(ReplyModel):
     version: ClassVar[int] = 1
     reasoning: str = Field(max_length=600, description="Why these matter most, in one sentence.")
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
+
+
+@lru_cache(maxsize=64)
+def bounded(reply_type: type[R], least: int, most: int) -> type[R]:
+    """Return a reply type whose ``edits`` are ``least`` to ``most``, so that samplers keep to it too."""
+    field = reply_type.model_fields["edits"]
+    edits = Field(min_length=least, max_length=most, description=field.description)
+    return create_model(
+        reply_type.__name__,
+        __base__=reply_type,
+        __doc__=reply_type.__doc__,
+        edits=(field.annotation or Any, edits),
+    )
 
 
 def applicable(skill: Skill, edits: Sequence[EditReply]) -> None:
