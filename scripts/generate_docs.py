@@ -1,5 +1,5 @@
 """Writes the generated pages of docs/ from the code: keys, commands, errors, dependencies; and into
-README.md the files that it includes.
+README.md the definitions that it includes.
 
 Usage: python scripts/generate_docs.py [--check]
 
@@ -8,6 +8,7 @@ With --check nothing is written; the exit code is 1 where a page is not what the
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -26,7 +27,7 @@ from reflact.loading import keys
 ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
 NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
-INCLUDED = re.compile(r"(<!-- include: (\S+) -->\n```python\n).*?(```\n<!-- end -->)", re.DOTALL)
+INCLUDED = re.compile(r"(<!-- include: (\S+)#(\w+) -->\n```python\n).*?(```\n<!-- end -->)", re.DOTALL)
 
 
 def configuration() -> str:
@@ -136,14 +137,18 @@ def _name(requirement: str) -> str:
 
 
 def readme() -> str:
-    """Return README.md with the files that it includes as they are now."""
+    """Return README.md with the definitions that it includes as they are now."""
 
     def current(found: re.Match[str]) -> str:
-        if not (ROOT / found[2]).exists():
-            return found[0]
-        return f"{found[1]}{(ROOT / found[2]).read_text(encoding='utf-8')}{found[3]}"
+        return f"{found[1]}{_definition(ROOT / found[2], found[3])}{found[4]}"
 
     return INCLUDED.sub(current, (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def _definition(path: Path, name: str) -> str:
+    text = path.read_text(encoding="utf-8")
+    node = next(n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == name)
+    return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]) + "\n"
 
 
 def pages() -> Iterator[tuple[Path, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from reflact.cli.running import configured, train_and_show
+from reflact.cli.running import configured, train_and_show, with_cassette
 
 
 def demo(
@@ -17,5 +17,6 @@ def demo(
     """Replay a complete, recorded training run: no key, no network."""
     from reflact.prompts import data_folder
 
-    out_dir = f"out_dir={json.dumps(str(out))}"
-    train_and_show(configured(data_folder("demo") / "demo.yaml", [out_dir]))
+    folder = data_folder("demo")
+    overrides = with_cassette([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
+    train_and_show(configured(folder / "demo.yaml", overrides))
