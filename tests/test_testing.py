@@ -19,7 +19,6 @@ from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
 from reflact.events import Decided, RunStarted, StepStarted
 from reflact.ports import LLM, Environment, RunStore, Target
 from reflact.results import Usage
-from reflact.stages.replies import AnalystReply, MergeReply, RankReply, SuccessReply
 from reflact.store.runs import open_store
 from reflact.testing import (
     TOY_RULES,
@@ -221,7 +220,7 @@ async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     document = (tmp_path / "best_skill.md").read_text(encoding="utf-8")
     assert all(rule.line in document for rule in list(TOY_RULES.values())[:5])
     asked = {call.reply_type for call in optimizer.calls}
-    assert asked == {AnalystReply, SuccessReply, MergeReply, RankReply}
+    assert asked == {"AnalystReply", "SuccessReply", "MergeReply", "RankReply"}
 
 
 async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:

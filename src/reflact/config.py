@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from reflact.types import Operation
+
 KeySource = Callable[[], Awaitable[str]]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
 
@@ -211,6 +213,11 @@ class UpdateConfig(Section):
     """How chosen edits become a document."""
 
     mode: Literal["patch"] = Field("patch", description="`patch`: edits applied in order.")
+    operations: tuple[Operation, ...] = Field(
+        ("append", "insert_after", "replace", "delete"),
+        min_length=1,
+        description="Kinds of edit that may be proposed; small optimizers do better with `append` alone.",
+    )
 
 
 class GateConfig(Section):

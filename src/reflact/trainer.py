@@ -212,11 +212,20 @@ class _Run:
             prompts=prompts,
             config=config.reflect,
             max_edits=config.select.max_edits if most is None else most,
+            operations=config.update.operations,
             buffer=state.step_buffer if state.epoch == epoch else (),
             step=step,
             report=self._counter("reflect", step, len(batches)),
         )
-        merged = await aggregate(reports, skill, llm=llm, prompts=prompts, config=config.aggregate, step=step)
+        merged = await aggregate(
+            reports,
+            skill,
+            llm=llm,
+            prompts=prompts,
+            config=config.aggregate,
+            operations=config.update.operations,
+            step=step,
+        )
         chosen = await select(merged, skill, budget=most, llm=llm, prompts=prompts, step=step)
         candidate = update(skill, chosen)
         verdict = await evaluate(

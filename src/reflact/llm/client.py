@@ -7,7 +7,6 @@ back with the reason, in one conversation that grows.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -26,6 +25,7 @@ from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.config import ModelConfig
 from reflact.errors import BadRequest, ConfigError, ReplyError
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
+from reflact.llm.keys import endpoint_of, seed_of
 from reflact.llm.modes import ORDER, REFUSED, Body, Mode, messages_for, wire
 from reflact.llm.retries import RetryTransport
 from reflact.llm.translate import translated
@@ -98,10 +98,16 @@ class Client:
     async def __aenter__(self) -> Self:
         key = await self._key()
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
+        network = self._transport
+        if network is None:
+            network = await self._stack.enter_async_context(
+                httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+            )
         retrying = RetryTransport(
-            self._transport or httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)),
+            network,
             retries=self._config.max_retries,
             slots=anyio.CapacityLimiter(self._config.concurrency),
+            seconds=self._config.timeout,
         )
         effects = EffectTransport(
             retrying,
@@ -151,7 +157,8 @@ class Client:
         usage = Usage()
         for attempt in range(1, self._config.reasks + 2):
             try:
-                value, used = await self._attempt(conversation, reply_type, mode, sample, check)
+                place = sample.model_copy(update={"attempt": sample.attempt + attempt - 1})
+                value, used = await self._attempt(conversation, reply_type, mode, place, check)
             except _Invalid as invalid:
                 reasons.append(str(invalid))
                 usage += invalid.usage
@@ -245,7 +252,7 @@ class Client:
         config = self._config
         seed: JsonValue = config.seed
         if seed == "per_sample" and sample is not None:
-            seed = seed_of(sample)
+            seed = seed_of(sample.label)
         named: dict[str, JsonValue] = {
             "temperature": config.temperature,
             "top_p": config.top_p,
@@ -284,11 +291,6 @@ class Client:
             max_retries=0,
             http_client=http,
         )
-
-
-def seed_of(sample: Sample) -> int:
-    """Return the sampling seed of a place in the plan: 31 bits of the hash of its label."""
-    return int.from_bytes(hashlib.sha256(sample.label.encode("ascii")).digest()[:4]) >> 1
 
 
 def _sent_back(invalid: _Invalid) -> list[Message]:

@@ -10,9 +10,9 @@ from reflact.errors import ContextOverflow, ReplyError
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import MergedEdit, MergeReply, bounded, merge_check
+from reflact.stages.replies import Merge, merge_check, merging, operations_on
 from reflact.tasks import fan_out
-from reflact.types import Edit, Fallback, Frozen, Merged, Patch, Report, Skill, Source
+from reflact.types import Edit, Fallback, Frozen, Merged, Operation, Patch, Report, Skill, Source
 
 
 class _Node(Frozen):
@@ -27,6 +27,7 @@ async def aggregate(
     llm: LLM,
     prompts: PromptBook,
     config: AggregateConfig,
+    operations: tuple[Operation, ...],
     step: int,
 ) -> Merged:
     """Merge the patches of all reports: failures and successes apart, then both, failures first.
@@ -38,7 +39,14 @@ async def aggregate(
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
     """
-    merger = _Merger(skill=skill, llm=llm, prompts=prompts, size=config.merge_batch_size, step=step)
+    merger = _Merger(
+        skill=skill,
+        llm=llm,
+        prompts=prompts,
+        size=config.merge_batch_size,
+        operations=operations,
+        step=step,
+    )
     sides = await fan_out(merger.tree, [(s, _patches(reports, s)) for s in ("failure", "success")])
     nodes = [side for side in sides if side.patch.edits]
     fallbacks = tuple(f for side in sides for f in side.fallbacks)
@@ -75,11 +83,21 @@ def _patches(reports: Sequence[Report], source: str) -> tuple[Patch, ...]:
 
 
 class _Merger:
-    def __init__(self, *, skill: Skill, llm: LLM, prompts: PromptBook, size: int, step: int) -> None:
+    def __init__(
+        self,
+        *,
+        skill: Skill,
+        llm: LLM,
+        prompts: PromptBook,
+        size: int,
+        operations: tuple[Operation, ...],
+        step: int,
+    ) -> None:
         self._skill = skill
         self._llm = llm
         self._prompts = prompts
         self._size = size
+        self._operations = operations
         self._step = step
 
     async def tree(self, side: tuple[Source, Sequence[Patch]]) -> _Node:
@@ -111,7 +129,12 @@ class _Merger:
         check = merge_check(self._skill, proposals=len(edits))
         try:
             reply = (
-                await self._llm.ask(prompt, bounded(MergeReply, 1, len(edits)), sample=sample, check=check)
+                await self._llm.ask(
+                    prompt,
+                    merging(operations_on(self._skill, self._operations), proposals=len(edits)),
+                    sample=sample,
+                    check=check,
+                )
             ).value
         except (ReplyError, ContextOverflow) as error:
             fallback = Fallback(
@@ -121,7 +144,7 @@ class _Merger:
         return _Node(patch=Patch(reasoning=reasoning, edits=tuple(_merged(e, edits) for e in reply.edits)))
 
 
-def _merged(reply: MergedEdit, proposals: Sequence[Edit]) -> Edit:
+def _merged(reply: Merge, proposals: Sequence[Edit]) -> Edit:
     sources = [proposals[n - 1] for n in reply.sources]
     kinds = {s.source_type for s in sources}
     return reply.edit().model_copy(

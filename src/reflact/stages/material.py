@@ -63,13 +63,12 @@ def _case(rollout: Rollout, item: Item, chars: int) -> str:
 
 
 def _edit(edit: Edit) -> str:
-    lines = [f"op: {edit.op}"]
+    source = "" if edit.source_type is None else f"{edit.source_type} "
+    lines = [f"from {edit.support_count} {source}cases", f"op: {edit.op}"]
     if edit.target:
         lines.append(f"target: {edit.target}")
     if edit.content:
         lines.append(f"content: {edit.content}")
-    source = "" if edit.source_type is None else f", from {edit.source_type} cases"
-    lines.append(f"supported by {edit.support_count} cases{source}")
     return "\n".join(lines)
 
 

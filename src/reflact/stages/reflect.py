@@ -13,10 +13,11 @@ from reflact.prompts import PromptBook
 from reflact.stages.material import show_buffer, show_cases, show_skill
 from reflact.stages.replies import (
     AnalystReply,
-    EditReply,
+    Proposal,
     SuccessReply,
     analyst_check,
-    bounded,
+    operations_on,
+    proposing,
     success_check,
 )
 from reflact.tasks import fan_out
@@ -26,6 +27,7 @@ from reflact.types import (
     FailurePattern,
     Frozen,
     Item,
+    Operation,
     Patch,
     Report,
     Rollout,
@@ -79,6 +81,7 @@ async def reflect(
     prompts: PromptBook,
     config: ReflectConfig,
     max_edits: int,
+    operations: tuple[Operation, ...],
     buffer: Sequence[BufferEntry],
     step: int,
     report: Callable[[Report], Awaitable[None]] | None = None,
@@ -100,6 +103,7 @@ async def reflect(
             prompts=prompts,
             config=config,
             max_edits=max_edits,
+            operations=operations,
             buffer=buffer,
             step=step,
         )
@@ -118,11 +122,13 @@ async def _analyse(
     prompts: PromptBook,
     config: ReflectConfig,
     max_edits: int,
+    operations: tuple[Operation, ...],
     buffer: Sequence[BufferEntry],
     step: int,
 ) -> Report:
     empty = Report(source_type=batch.source, index=batch.index, item_ids=tuple(i.id for i in batch.items))
     sample = Sample(role="optimizer", purpose=f"analyst_{batch.source}", step=step, part=str(batch.index))
+    kinds = operations_on(skill, operations)
     for chars in (config.trajectory_chars, config.trajectory_chars // 2):
         prompt = prompts.render(
             f"analyst_{batch.source}",
@@ -136,11 +142,13 @@ async def _analyse(
         try:
             if batch.source == "failure":
                 check = analyst_check(skill, cases=len(batch.items), max_edits=max_edits)
-                wanted = bounded(AnalystReply, min(1, max_edits), max_edits)
+                wanted = proposing(AnalystReply, kinds, least=min(1, max_edits), most=max_edits)
                 failure = (await llm.ask(prompt, wanted, sample=sample, check=check)).value
                 return _failure_report(empty, failure)
             praise = success_check(skill, max_edits=max_edits)
-            success = await llm.ask(prompt, bounded(SuccessReply, 0, max_edits), sample=sample, check=praise)
+            success = await llm.ask(
+                prompt, proposing(SuccessReply, kinds, least=0, most=max_edits), sample=sample, check=praise
+            )
             return empty.model_copy(
                 update={"patch": _patch(empty, success.value.strengths, success.value.edits)}
             )
@@ -160,7 +168,7 @@ def _failure_report(empty: Report, reply: AnalystReply) -> Report:
     return empty.model_copy(update={"patch": _patch(empty, reasoning, reply.edits), "patterns": patterns})
 
 
-def _patch(report: Report, reasoning: str, edits: Sequence[EditReply]) -> Patch:
+def _patch(report: Report, reasoning: str, edits: Sequence[Proposal]) -> Patch:
     def supported(edit: Edit) -> Edit:
         return edit.model_copy(
             update={"source_type": report.source_type, "support_count": len(report.item_ids)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, create_model
 
 from reflact.calls import ReplyModel
-from reflact.skill import apply
+from reflact.skill import apply, body
 from reflact.types import Edit, Operation, Skill
 
 R = TypeVar("R", bound=ReplyModel)
@@ -27,6 +27,18 @@ class PatternReply(ReplyModel):
     )
 
 
+class AppendReply(ReplyModel):
+    """One addition to the document."""
+
+    content: str = Field(
+        min_length=1, max_length=4000, description="The new text: a rule for all cases of its kind."
+    )
+
+    def edit(self) -> Edit:
+        """Return the addition as a value of its own."""
+        return Edit(op="append", content=self.content)
+
+
 class EditReply(ReplyModel):
     """One change to the document."""
 
@@ -37,7 +49,9 @@ class EditReply(ReplyModel):
     target: str = Field(
         description="Text copied exactly from the document, where it occurs once. Empty for append."
     )
-    content: str = Field(max_length=4000, description="The new text: a general rule. Empty for delete.")
+    content: str = Field(
+        max_length=4000, description="The new text: a rule for all cases of its kind. Empty for delete."
+    )
 
     def edit(self) -> Edit:
         """Return the edit as a value of its own."""
@@ -45,14 +59,30 @@ class EditReply(ReplyModel):
         return Edit(op=self.op, target=target, content="" if self.op == "delete" else self.content)
 
 
+class MergedAppend(AppendReply):
+    """An addition that stands for one or more of the proposed ones."""
+
+    sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
+
+
+class MergedEdit(EditReply):
+    """A change that stands for one or more of the proposed ones."""
+
+    sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
+
+
+Proposal = AppendReply | EditReply
+Merge = MergedAppend | MergedEdit
+
+
 class AnalystReply(ReplyModel):
-    """What an analyst makes of a minibatch."""
+    """What an analyst makes of cases that went wrong."""
 
     version: ClassVar[int] = 1
     patterns: list[PatternReply] = Field(
-        max_length=4, description="The kinds of mistake, most frequent first."
+        min_length=1, max_length=3, description="The kinds of mistake, most frequent first."
     )
-    edits: list[EditReply] = Field(description="Changes to the document that would have helped.")
+    edits: Sequence[Proposal] = Field(description="Changes to the document that would have helped.")
 
 
 class SuccessReply(ReplyModel):
@@ -60,46 +90,90 @@ class SuccessReply(ReplyModel):
 
     version: ClassVar[int] = 1
     strengths: str = Field(max_length=600, description="What the right answers have in common.")
-    edits: list[EditReply] = Field(
+    edits: Sequence[Proposal] = Field(
         description="Changes for what the document does not say yet; may be empty."
     )
-
-
-class MergedEdit(EditReply):
-    """A change that stands for one or more of the proposed ones."""
-
-    sources: list[int] = Field(min_length=1, description="Numbers of the proposals that this one stands for.")
 
 
 class MergeReply(ReplyModel):
     """One list of changes made from several."""
 
     version: ClassVar[int] = 1
-    edits: list[MergedEdit] = Field(min_length=1, description="The changes after merging.")
+    edits: Sequence[Merge] = Field(description="The changes after merging.")
 
 
 class RankReply(ReplyModel):
     """Which proposals to apply, best first."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(max_length=600, description="Why these matter most, in one sentence.")
+    reasoning: str = Field(max_length=250, description="Why these matter most, in one sentence.")
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
 
 
+Editing = TypeVar("Editing", AnalystReply, SuccessReply)
+
+
 @lru_cache(maxsize=64)
-def bounded(reply_type: type[R], least: int, most: int) -> type[R]:
-    """Return a reply type whose ``edits`` are ``least`` to ``most``, so that samplers keep to it too."""
-    field = reply_type.model_fields["edits"]
-    edits = Field(min_length=least, max_length=most, description=field.description)
+def proposing(
+    reply_type: type[Editing], operations: tuple[Operation, ...], *, least: int, most: int
+) -> type[Editing]:
+    """Return the reply type with ``least`` to ``most`` edits of the given kinds.
+
+    The bounds stand in the schema, so that samplers that follow one cannot leave them.
+    """
+    return _with_edits(reply_type, _edit_type(operations, sources=None), least, most)
+
+
+@lru_cache(maxsize=64)
+def merging(operations: tuple[Operation, ...], *, proposals: int) -> type[MergeReply]:
+    """Return the reply type of a merge of numbered proposals; see ``proposing``."""
+    return _with_edits(MergeReply, _edit_type(operations, sources=proposals), 1, proposals)
+
+
+@lru_cache(maxsize=64)
+def ranking(*, proposals: int, budget: int) -> type[RankReply]:
+    """Return the reply type of a ranking of numbered proposals; see ``proposing``."""
+    number = Annotated[int, Field(ge=1, le=proposals)]
+    selected = Field(
+        min_length=budget, max_length=budget, description=RankReply.model_fields["selected"].description
+    )
+    return create_model(
+        "RankReply", __base__=RankReply, __doc__=RankReply.__doc__, selected=(list[number], selected)
+    )
+
+
+def operations_on(skill: Skill, allowed: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Return the kinds of edit that a document admits: without text there is nothing to anchor to."""
+    return allowed if body(skill.text).strip() else ("append",)
+
+
+def _edit_type(operations: tuple[Operation, ...], sources: int | None) -> type[ReplyModel]:
+    base: type[ReplyModel]
+    fields: dict[str, Any] = {}
+    if operations == ("append",):
+        base = AppendReply if sources is None else MergedAppend
+    else:
+        base = EditReply if sources is None else MergedEdit
+        fields["op"] = (Literal[operations], Field(description=base.model_fields["op"].description))
+    if sources is not None:
+        number = Annotated[int, Field(ge=1, le=sources)]
+        about = base.model_fields["sources"].description
+        fields["sources"] = (list[number], Field(min_length=1, max_length=sources, description=about))
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **fields)
+
+
+def _with_edits(reply_type: type[R], edit_type: type[ReplyModel], least: int, most: int) -> type[R]:
+    about = reply_type.model_fields["edits"].description
+    edits = Field(min_length=least, max_length=most, description=about)
     return create_model(
         reply_type.__name__,
         __base__=reply_type,
         __doc__=reply_type.__doc__,
-        edits=(field.annotation or Any, edits),
+        edits=(list[edit_type], edits),  # type: ignore[valid-type]
     )
 
 
-def applicable(skill: Skill, edits: Sequence[EditReply]) -> None:
+def applicable(skill: Skill, edits: Sequence[Proposal]) -> None:
     """Refuse edits that the document would reject.
 
     Raises:
@@ -163,7 +237,7 @@ def rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
     return check
 
 
-def at_most(edits: Sequence[EditReply], limit: int) -> None:
+def at_most(edits: Sequence[Proposal], limit: int) -> None:
     """Refuse more edits than are allowed.
 
     Raises:

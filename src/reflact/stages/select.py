@@ -9,7 +9,7 @@ from reflact.errors import ContextOverflow, ReplyError
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import RankReply, rank_check
+from reflact.stages.replies import rank_check, ranking
 from reflact.types import Chosen, Edit, Fallback, Merged, Patch, Skill
 
 
@@ -42,7 +42,9 @@ async def select(
     sample = Sample(role="optimizer", purpose="ranking", step=step)
     check = rank_check(proposals=len(pool), budget=budget)
     try:
-        reply = (await llm.ask(prompt, RankReply, sample=sample, check=check)).value
+        reply = (
+            await llm.ask(prompt, ranking(proposals=len(pool), budget=budget), sample=sample, check=check)
+        ).value
     except (ReplyError, ContextOverflow) as error:
         fallback = Fallback(label="ranking", reason=str(error), instead="the edits with the highest support")
         patch = Patch(reasoning=merged.patch.reasoning, edits=by_support(pool)[:budget])

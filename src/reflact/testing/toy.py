@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from anyio.lowlevel import checkpoint
+from pydantic import JsonValue
 
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.stages.replies import (
     AnalystReply,
-    EditReply,
-    MergedEdit,
     MergeReply,
-    PatternReply,
     RankReply,
     SuccessReply,
 )
@@ -149,15 +147,15 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
     def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel | Exception:
         shown = "\n".join(message.content for message in prompt.messages if message.role == "user")
-        if reply_type is AnalystReply:
-            return _analysis(shown, edits)
-        if reply_type is SuccessReply:
-            return SuccessReply(strengths="The rules were followed.", edits=[])
-        if reply_type is MergeReply:
-            return _merge(shown)
-        if reply_type is RankReply:
+        if issubclass(reply_type, AnalystReply):
+            return _analysis(reply_type, shown, edits)
+        if issubclass(reply_type, SuccessReply):
+            return reply_type(strengths="The rules were followed.", edits=[])
+        if issubclass(reply_type, MergeReply):
+            return _merge(reply_type, shown)
+        if issubclass(reply_type, RankReply):
             budget = int(_BUDGET.findall("\n".join(message.content for message in prompt.messages))[-1])
-            return RankReply(reasoning="First come, first served.", selected=list(range(1, budget + 1)))
+            return reply_type(reasoning="First come, first served.", selected=list(range(1, budget + 1)))
         return TypeError(f"the toy optimizer has no {reply_type.__name__} for {sample.label}")
 
     return answer
@@ -174,27 +172,41 @@ def _item(item_id: str, name: str, number: int) -> Item:
     )
 
 
-def _analysis(shown: str, most: int) -> AnalystReply:
+def _analysis(reply_type: type[AnalystReply], shown: str, most: int) -> ReplyModel:
     missing = Counter(_MISSING.findall(shown)).most_common()
     new = [name for name, _ in missing if TOY_RULES[name].line not in shown.splitlines()]
-    return AnalystReply(
-        patterns=[
-            PatternReply(type=name, count=count, description=f"It does not know the rule {name}.")
-            for name, count in missing[:4]
-        ],
-        edits=[EditReply(op="append", target="", content=TOY_RULES[name].line) for name in new[:most]],
+    proposed = [TOY_RULES[name] for name in (new or [name for name, _ in missing])[:most]]
+    return reply_type.model_validate(
+        {
+            "patterns": [
+                {"type": name, "count": count, "description": f"It does not know the rule {name}."}
+                for name, count in missing[:3]
+            ],
+            "edits": [_addition(reply_type, rule, ()) for rule in proposed],
+        }
     )
 
 
-def _merge(shown: str) -> MergeReply:
+def _merge(reply_type: type[MergeReply], shown: str) -> ReplyModel:
     proposals = [(int(number), text) for _, number, text in _PROPOSAL.findall(shown)]
-    return MergeReply(
-        edits=[
-            MergedEdit(op="append", target="", content=rule.line, sources=sources)
-            for rule in _proposed(text for _, text in proposals)
-            if (sources := [number for number, text in proposals if rule.line in text])
-        ]
-    )
+    edits = [
+        _addition(reply_type, rule, sources)
+        for rule in _proposed(text for _, text in proposals)
+        if (sources := [number for number, text in proposals if rule.line in text])
+    ]
+    return reply_type.model_validate({"edits": edits})
+
+
+def _addition(reply_type: type[ReplyModel], rule: ToyRule, sources: Sequence[int]) -> dict[str, JsonValue]:
+    """The rule as an edit that appends it, with the fields that the reply type has for edits."""
+    (edit_type,) = get_args(reply_type.model_fields["edits"].annotation)
+    whole: dict[str, JsonValue] = {
+        "op": "append",
+        "target": "",
+        "content": rule.line,
+        "sources": list(sources),
+    }
+    return {name: whole[name] for name in edit_type.model_fields}
 
 
 def _proposed(texts: Iterable[str]) -> list[ToyRule]:
