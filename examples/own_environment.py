@@ -1,0 +1,64 @@
+"""An environment of one's own: guess a number, with a hint after each wrong guess. Runs without a model."""
+
+import asyncio
+
+from reflact import Graded, Item, Rendered, ReplyModel, Sample, Score, Session, Split, Trainer
+from reflact.targets.chat import ChatTarget
+from reflact.testing import ScriptedLLM
+
+
+class GuessTheNumber:
+    """Six guesses for a number out of 63: enough for whoever halves what is left."""
+
+    identity = "guess the number, version 1"  # raise the version when scores change their meaning
+
+    def items(self, split: Split) -> list[Item]:
+        first = {Split.train: 0, Split.val: 100, Split.test: 200}[split]
+        starts = range(first, first + 24, 2)
+        return [
+            Item(id=f"{split}-{low}", input=[low, low + 62], reference=low + low * 7 % 63) for low in starts
+        ]
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+        secret, message = int(str(item.reference)), f"Guess my number: {item.input}"
+        for guesses in range(1, 7):
+            answer = await session.reply(message)
+            if answer == str(secret):
+                return Graded(score=Score(hard=1, soft=1 / guesses), answer=answer)
+            message = "higher" if answer.isdecimal() and int(answer) < secret else "lower"
+        return Graded(score=Score.of(0), answer=answer, feedback=f"not found in 6 guesses: {secret}")
+
+
+def player(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> str:
+    """Stands in for the target's model: halves what is left if its instructions say so, else counts up."""
+    said = [message.content for message in prompt.messages if message.role != "system"]
+    low, high = (int(word.strip("[],")) for word in said[0].split()[-2:])
+    for guess, hint in zip(said[1::2], said[2::2], strict=True):
+        low, high = (int(guess) + 1, high) if hint == "higher" else (low, int(guess) - 1)
+    return str((low + high) // 2 if "middle" in prompt.messages[0].content else low)
+
+
+def coach(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel:
+    """Stands in for the optimizer's model: has one idea when it sees failures, and none otherwise."""
+    edit = {"op": "append", "target": "", "content": "Guess the middle of what the hints leave."}
+    pattern = {"type": "counts up", "count": 1, "description": "It tries one number after the other."}
+    if "patterns" in reply_type.model_fields:
+        return reply_type.model_validate({"patterns": [pattern], "edits": [edit]})
+    return reply_type.model_validate({"strengths": "It halves.", "edits": []})
+
+
+async def main() -> None:
+    """Train, and print the skill and what it is worth."""
+    trainer = Trainer(
+        {"out_dir": "runs/guess", "train": {"num_epochs": 1, "batch_size": 8}, "gate": {"metric": "mixed"}},
+        environment=GuessTheNumber(),
+        target=ChatTarget(ScriptedLLM(player)),
+        optimizer=ScriptedLLM(coach),
+    )
+    summary = await trainer.train()
+    for score in summary.scores:
+        print(f"{score.split} {score.name}: {score.successes:.0f} of {score.n} found")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,67 @@
+"""A grader of one's own: titles become slugs, and a near miss counts in part. Runs without a model."""
+
+import asyncio
+from difflib import SequenceMatcher
+
+import anyio
+
+from reflact import Graded, Item, Rendered, ReplyModel, Sample, Score, Trainer
+from reflact.data import DataSet
+from reflact.environments.dataset import DatasetEnvironment
+from reflact.targets.chat import ChatTarget
+from reflact.testing import ScriptedLLM
+
+LOWER, HYPHENS = "Use lower case.", "Put a hyphen for each space."
+
+
+async def grade(item: Item, answer: str) -> Graded:
+    """Judge right or wrong by equality, and how near a wrong answer comes by similarity."""
+    expected = str(item.reference)
+    # A slow check goes to a worker thread, so that other rollouts go on meanwhile.
+    near = await anyio.to_thread.run_sync(lambda: SequenceMatcher(None, answer, expected).ratio())
+    feedback = None if answer == expected else f"expected {expected}, got {answer}"
+    return Graded(score=Score(hard=float(answer == expected), soft=near), answer=answer, feedback=feedback)
+
+
+def items(*titles: str) -> tuple[Item, ...]:
+    """Return an item for each title."""
+    return tuple(Item(id=t, input=t, reference=t.lower().replace(" ", "-")) for t in titles)
+
+
+def writer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> str:
+    """Stands in for the target's model: does to the title what its instructions say."""
+    instructions, title = prompt.messages[0].content, prompt.messages[-1].content
+    title = title.lower() if LOWER in instructions else title
+    title = title.lower() if LOWER in instructions else title
+    return title.replace(" ", "-") if HYPHENS in instructions else title
+
+
+def editor(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel:
+    """Stands in for the optimizer's model: proposes the first rule that the document lacks."""
+    shown = prompt.messages[-1].content
+    edits = [{"op": "append", "target": "", "content": r} for r in (LOWER, HYPHENS) if r not in shown]
+    if "patterns" in reply_type.model_fields:
+        return reply_type.model_validate({"patterns": [], "edits": edits[:1]})
+    return reply_type.model_validate({"strengths": "They follow the rules.", "edits": []})
+
+
+async def main() -> None:
+    """Train, and print the skill and what it is worth."""
+    data = DataSet(
+        train=items("The Night Train", "A Room of Stone", "Two Wells", "North by Hand"),
+        val=items("Salt and Wire", "The Long Way Up", "Green Lamps"),
+        test=items("Over the Weir", "Half a Map", "Low Tide"),
+    )
+    trainer = Trainer(
+        {"out_dir": "runs/slugs", "train": {"num_epochs": 3, "batch_size": 4}, "gate": {"metric": "soft"}},
+        environment=DatasetEnvironment(data, grade=grade, name="slugs", version=1),
+        target=ChatTarget(ScriptedLLM(writer)),
+        optimizer=ScriptedLLM(editor),
+    )
+    summary = await trainer.train()
+    for score in summary.scores:
+        print(f"{score.split} {score.name}: {score.successes:.0f} of {score.n} right, soft {score.soft:.2f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
