@@ -2,9 +2,11 @@
 
 import asyncio
 
+from pydantic import JsonValue
+
 from reflact import Graded, Item, Rendered, ReplyModel, Sample, Score, Session, Split, Trainer
 from reflact.targets.chat import ChatTarget
-from reflact.testing import ScriptedLLM
+from reflact.testing import ScriptedLLM, appending
 
 
 class GuessTheNumber:
@@ -38,13 +40,11 @@ def player(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> st
     return str((low + high) // 2 if "middle" in prompt.messages[0].content else low)
 
 
-def coach(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel:
+def coach(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
     """Stands in for the optimizer's model: has one idea when it sees failures, and none otherwise."""
-    edit = {"op": "append", "target": "", "content": "Guess the middle of what the hints leave."}
-    pattern = {"type": "counts up", "count": 1, "description": "It tries one number after the other."}
-    if "patterns" in reply_type.model_fields:
-        return reply_type.model_validate({"patterns": [pattern], "edits": [edit]})
-    return reply_type.model_validate({"strengths": "It halves.", "edits": []})
+    if sample.purpose == "analyst_failure":
+        return appending(reply_type, "Guess the middle of what the hints leave.")
+    return appending(reply_type)
 
 
 async def main() -> None:

@@ -4,12 +4,13 @@ import asyncio
 from difflib import SequenceMatcher
 
 import anyio
+from pydantic import JsonValue
 
 from reflact import Graded, Item, Rendered, ReplyModel, Sample, Score, Trainer
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.targets.chat import ChatTarget
-from reflact.testing import ScriptedLLM
+from reflact.testing import ScriptedLLM, appending
 
 LOWER, HYPHENS = "Use lower case.", "Put a hyphen for each space."
 
@@ -36,13 +37,10 @@ def writer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> st
     return title.replace(" ", "-") if HYPHENS in instructions else title
 
 
-def editor(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel:
+def editor(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
     """Stands in for the optimizer's model: proposes the first rule that the document lacks."""
-    shown = prompt.messages[-1].content
-    edits = [{"op": "append", "target": "", "content": r} for r in (LOWER, HYPHENS) if r not in shown]
-    if "patterns" in reply_type.model_fields:
-        return reply_type.model_validate({"patterns": [], "edits": edits[:1]})
-    return reply_type.model_validate({"strengths": "They follow the rules.", "edits": []})
+    lacking = [rule for rule in (LOWER, HYPHENS) if rule not in prompt.messages[-1].content]
+    return appending(reply_type, *lacking[:1])
 
 
 async def main() -> None:

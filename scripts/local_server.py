@@ -116,8 +116,11 @@ def _grammar(response_format: Any) -> str | None:
         wrapper = response_format.get("json_schema")
         schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
     if not isinstance(schema, dict):
-        raise ApiError(400, "response_format must be text, json_object or json_schema with a schema",
-                       param="response_format")
+        raise ApiError(
+            400,
+            "response_format must be text, json_object or json_schema with a schema",
+            param="response_format",
+        )
     try:
         return str(json_schema_to_gbnf(json.dumps(schema)))
     except Exception as error:  # the converter raises many kinds
@@ -140,13 +143,17 @@ def parse(body: Any, served: str) -> Request:
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("system", "developer", "user", "assistant"):
             raise ApiError(400, f"role {role!r} is not served", param="messages")
-        messages.append({"role": "system" if role == "developer" else role, "content": _text(message.get("content"))})
+        messages.append(
+            {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+        )
     for key in ("tools", "functions", "logprobs"):
         if body.get(key):
             raise ApiError(400, f"{key} is not served", param=key)
     if body.get("n") not in (None, 1):
         raise ApiError(400, "only n = 1 is served", param="n")
-    limit = next((k for k in ("max_completion_tokens", "max_tokens") if body.get(k) is not None), "max_tokens")
+    limit = next(
+        (k for k in ("max_completion_tokens", "max_tokens") if body.get(k) is not None), "max_tokens"
+    )
     max_tokens = _number(body, limit, 0, 1, 2**20)
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
@@ -175,12 +182,24 @@ class Engine:
     """One model, one lock; see the module's text for why the cache is cut to whole chunks."""
 
     def __init__(self, path: str, threads: int, context: int):
-        self.llm = Llama(model_path=path, n_ctx=context, n_batch=CHUNK, n_ubatch=CHUNK, n_threads=threads,
-                         n_threads_batch=threads, verbose=False)
-        tokens = {k: self.llm.detokenize([t], special=True).decode() if t >= 0 else ""
-                  for k, t in (("eos", self.llm.token_eos()), ("bos", self.llm.token_bos()))}
-        self.format = Jinja2ChatFormatter(template=self.llm.metadata["tokenizer.chat_template"],
-                                          eos_token=tokens["eos"], bos_token=tokens["bos"])
+        self.llm = Llama(
+            model_path=path,
+            n_ctx=context,
+            n_batch=CHUNK,
+            n_ubatch=CHUNK,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
+        )
+        tokens = {
+            k: self.llm.detokenize([t], special=True).decode() if t >= 0 else ""
+            for k, t in (("eos", self.llm.token_eos()), ("bos", self.llm.token_bos()))
+        }
+        self.format = Jinja2ChatFormatter(
+            template=self.llm.metadata["tokenizer.chat_template"],
+            eos_token=tokens["eos"],
+            bos_token=tokens["bos"],
+        )
         self.end = {self.llm.token_eos()} | set(self.llm.tokenize(b"<|im_end|><|endoftext|>", False, True))
         self.chunks: list[int] = []  # the prompt tokens whose cache entries are whole chunks
         self.lock = threading.Lock()
@@ -192,10 +211,17 @@ class Engine:
             prompt = llm.tokenize(self.format(messages=request.messages).prompt.encode(), False, True)
             room = llm.n_ctx() - len(prompt)
             if room < 1 or (request.max_tokens or 0) > room:
-                raise ApiError(400, f"{len(prompt)} prompt tokens and {request.max_tokens or 1} for the answer exceed "
-                                    f"the context of {llm.n_ctx()}", "context_length_exceeded", "messages")
-            same = next((i for i, (a, b) in enumerate(zip(self.chunks, prompt, strict=False)) if a != b),
-                        min(len(self.chunks), len(prompt)))
+                raise ApiError(
+                    400,
+                    f"{len(prompt)} prompt tokens and {request.max_tokens or 1} for the answer exceed "
+                    f"the context of {llm.n_ctx()}",
+                    "context_length_exceeded",
+                    "messages",
+                )
+            same = next(
+                (i for i, (a, b) in enumerate(zip(self.chunks, prompt, strict=False)) if a != b),
+                min(len(self.chunks), len(prompt)),
+            )
             llm.n_tokens = min(same, len(prompt) - 1) // CHUNK * CHUNK
             self.chunks = []  # stays empty if the evaluation below fails
             llm.set_seed(request.seed)
@@ -216,13 +242,19 @@ class Engine:
                     break
                 if len(held) > hold:
                     yield held[: len(held) - hold]
-                    held = held[len(held) - hold:]
+                    held = held[len(held) - hold :]
                 if count >= limit:
                     break
             if held:
                 yield held
-            yield Done(finish, {"prompt_tokens": len(prompt), "completion_tokens": count,
-                                "total_tokens": len(prompt) + count})
+            yield Done(
+                finish,
+                {
+                    "prompt_tokens": len(prompt),
+                    "completion_tokens": count,
+                    "total_tokens": len(prompt) + count,
+                },
+            )
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -232,7 +264,7 @@ class Handler(BaseHTTPRequestHandler):
     engine: Engine
     name: str
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """No log."""
 
     def _send(self, status: int, payload: Body) -> None:
@@ -246,7 +278,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """GET /v1/models."""
         if self.path != "/v1/models":
-            return self._send(404, ApiError(404, f"no route {self.path}").payload)
+            self._send(404, ApiError(404, f"no route {self.path}").payload)
+            return
         model = {"id": self.name, "object": "model", "created": 0, "owned_by": "local"}
         self._send(200, {"object": "list", "data": [model]})
 

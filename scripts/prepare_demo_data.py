@@ -2,8 +2,8 @@
 
 The tables come from the PyPI package ``vega-datasets`` 0.9.0, unchanged but for the choice
 of rows (United States airports) and columns and the spelling of dates (``YYYY-MM-DD``).
-The questions are templates filled with values of those tables; each reference is a query. Nothing is random but the order,
-which a fixed seed decides: two runs write the same bytes.
+The questions are templates filled with values of those tables; each reference is a query. Nothing
+is random but the order, which a fixed seed decides: two runs write the same bytes.
 
     pip install vega-datasets==0.9.0
     python scripts/prepare_demo_data.py [--out fixtures/demo/data]
@@ -35,18 +35,72 @@ TABLES = {
     "weather": ("date", "precipitation", "temp_max", "temp_min", "wind", "weather"),
 }
 NUMERIC = {"latitude", "longitude", "precipitation", "temp_max", "temp_min", "wind"}
-STATES = dict(
-    pair.split("=")
-    for pair in (
-        "AL=Alabama AK=Alaska AZ=Arizona AR=Arkansas CA=California CO=Colorado CT=Connecticut DE=Delaware FL=Florida "
-        "GA=Georgia HI=Hawaii ID=Idaho IL=Illinois IN=Indiana IA=Iowa KS=Kansas KY=Kentucky LA=Louisiana ME=Maine "
-        "MD=Maryland MA=Massachusetts MI=Michigan MN=Minnesota MS=Mississippi MO=Missouri MT=Montana NE=Nebraska "
-        "NV=Nevada NH=New_Hampshire NJ=New_Jersey NM=New_Mexico NY=New_York NC=North_Carolina ND=North_Dakota OH=Ohio "
-        "OK=Oklahoma OR=Oregon PA=Pennsylvania RI=Rhode_Island SC=South_Carolina SD=South_Dakota TN=Tennessee TX=Texas "
-        "UT=Utah VT=Vermont VA=Virginia WA=Washington WV=West_Virginia WI=Wisconsin WY=Wyoming"
-    ).split()
+STATES = {
+    "AL": "Alabama",
+    "AK": "Alaska",
+    "AZ": "Arizona",
+    "AR": "Arkansas",
+    "CA": "California",
+    "CO": "Colorado",
+    "CT": "Connecticut",
+    "DE": "Delaware",
+    "FL": "Florida",
+    "GA": "Georgia",
+    "HI": "Hawaii",
+    "ID": "Idaho",
+    "IL": "Illinois",
+    "IN": "Indiana",
+    "IA": "Iowa",
+    "KS": "Kansas",
+    "KY": "Kentucky",
+    "LA": "Louisiana",
+    "ME": "Maine",
+    "MD": "Maryland",
+    "MA": "Massachusetts",
+    "MI": "Michigan",
+    "MN": "Minnesota",
+    "MS": "Mississippi",
+    "MO": "Missouri",
+    "MT": "Montana",
+    "NE": "Nebraska",
+    "NV": "Nevada",
+    "NH": "New Hampshire",
+    "NJ": "New Jersey",
+    "NM": "New Mexico",
+    "NY": "New York",
+    "NC": "North Carolina",
+    "ND": "North Dakota",
+    "OH": "Ohio",
+    "OK": "Oklahoma",
+    "OR": "Oregon",
+    "PA": "Pennsylvania",
+    "RI": "Rhode Island",
+    "SC": "South Carolina",
+    "SD": "South Dakota",
+    "TN": "Tennessee",
+    "TX": "Texas",
+    "UT": "Utah",
+    "VT": "Vermont",
+    "VA": "Virginia",
+    "WA": "Washington",
+    "WV": "West Virginia",
+    "WI": "Wisconsin",
+    "WY": "Wyoming",
+}
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 )
-MONTHS = ("January February March April May June July August September October November December").split()
 SKIES = {"rain": "rainy", "snow": "snowy", "fog": "foggy", "sun": "sunny", "drizzle": "drizzly"}
 YEARS = (2012, 2013, 2014, 2015)
 
@@ -78,25 +132,50 @@ def database(tables: dict[str, list[dict[str, str]]]) -> sqlite3.Connection:
 def questions() -> Iterator[tuple[str, str, str, str]]:
     """Every (kind, table, question, query) that the templates give."""
     for code, name in STATES.items():
-        state, where = name.replace("_", " "), f"FROM airports WHERE state = '{code}'"
+        state, where = name, f"FROM airports WHERE state = '{code}'"
         yield "airport_count", "airports", f"How many airports are in {state}?", f"SELECT COUNT(*) {where}"
-        yield ("city_count", "airports", f"How many different cities in {state} have an airport?",
-               f"SELECT COUNT(DISTINCT city) {where}")
-        yield ("airport_extreme", "airports", f"What is the code of the northernmost airport in {state}?",
-               f"SELECT iata {where} ORDER BY latitude DESC LIMIT 1")
+        yield (
+            "city_count",
+            "airports",
+            f"How many different cities in {state} have an airport?",
+            f"SELECT COUNT(DISTINCT city) {where}",
+        )
+        yield (
+            "airport_extreme",
+            "airports",
+            f"What is the code of the northernmost airport in {state}?",
+            f"SELECT iata {where} ORDER BY latitude DESC LIMIT 1",
+        )
     for year in YEARS:
         for number, month in enumerate(MONTHS, 1):
             when, where = f"{month} {year}", f"date LIKE '{year}-{number:02d}%'"
-            yield ("temperature", "weather", f"What was the highest temperature in {when}?",
-                   f"SELECT MAX(temp_max) FROM weather WHERE {where}")
-            yield ("precipitation", "weather", f"How much precipitation was there in {when}?",
-                   f"SELECT SUM(precipitation) FROM weather WHERE {where}")
+            yield (
+                "temperature",
+                "weather",
+                f"What was the highest temperature in {when}?",
+                f"SELECT MAX(temp_max) FROM weather WHERE {where}",
+            )
+            yield (
+                "precipitation",
+                "weather",
+                f"How much precipitation was there in {when}?",
+                f"SELECT SUM(precipitation) FROM weather WHERE {where}",
+            )
         for word, adjective in SKIES.items():
-            yield ("sky_count", "weather", f"How many {adjective} days were there in {year}?",
-                   f"SELECT COUNT(*) FROM weather WHERE weather = '{word}' AND date LIKE '{year}%'")
-            for season in ((1, "January"), (4, "April"), (7, "July"), (11, "November")):
-                yield ("sky_count", "weather", f"How many {adjective} days were there in {season[1]} {year}?",
-                       f"SELECT COUNT(*) FROM weather WHERE weather = '{word}' AND date LIKE '{year}-{season[0]:02d}%'")
+            yield (
+                "sky_count",
+                "weather",
+                f"How many {adjective} days were there in {year}?",
+                f"SELECT COUNT(*) FROM weather WHERE weather = '{word}' AND date LIKE '{year}%'",
+            )
+            for number, month in ((1, "January"), (4, "April"), (7, "July"), (11, "November")):
+                where = f"weather = '{word}' AND date LIKE '{year}-{number:02d}%'"
+                yield (
+                    "sky_count",
+                    "weather",
+                    f"How many {adjective} days were there in {month} {year}?",
+                    f"SELECT COUNT(*) FROM weather WHERE {where}",
+                )
 
 
 def build(connection: sqlite3.Connection) -> dict[str, list[dict[str, object]]]:
