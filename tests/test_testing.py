@@ -19,6 +19,7 @@ from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
 from reflact.events import Decided, RunStarted, StepStarted
 from reflact.ports import LLM, Environment, RunStore, Target
 from reflact.results import Usage
+from reflact.stages.replies import AnalystReply, SuccessReply, proposing
 from reflact.store.runs import open_store
 from reflact.testing import (
     TOY_RULES,
@@ -32,6 +33,7 @@ from reflact.testing import (
     ToyEnvironment,
     ToyTarget,
     Unreachable,
+    appending,
     toy_optimizer,
 )
 from reflact.types import (
@@ -39,6 +41,7 @@ from reflact.types import (
     Item,
     Measurement,
     Merged,
+    Operation,
     Rollout,
     RunState,
     Score,
@@ -219,8 +222,23 @@ async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     assert summary.best.score == 1
     document = (tmp_path / "best_skill.md").read_text(encoding="utf-8")
     assert all(rule.line in document for rule in list(TOY_RULES.values())[:5])
-    asked = {call.reply_type for call in optimizer.calls}
+    asked = {call.reply_type.__name__ for call in optimizer.calls}
     assert asked == {"AnalystReply", "SuccessReply", "MergeReply", "RankReply"}
+
+
+@pytest.mark.parametrize("operations", [("append",), ("append", "replace")], ids=str)
+@pytest.mark.parametrize("kind", [AnalystReply, SuccessReply])
+async def test_an_appending_reply_fits_what_is_asked_for(
+    kind: type[AnalystReply] | type[SuccessReply], operations: tuple[Operation, ...]
+) -> None:
+    """Whatever edits a stage offers, texts are appended in their order, up to the most that it takes."""
+    wanted: type[AnalystReply] | type[SuccessReply] = proposing(kind, operations, least=1, most=2)
+    llm = ScriptedLLM(lambda prompt, reply_type, sample: appending(reply_type, "one", "two", "three"))
+    for reply_type in (kind, wanted):
+        reply = (await llm.ask(PROMPT, reply_type, sample=SAMPLE)).value
+        edits = [edit.edit() for edit in reply.edits]
+        assert {edit.op for edit in edits} == {"append"}
+        assert [edit.content for edit in edits] == ["one", "two", "three"][: 3 if reply_type is kind else 2]
 
 
 async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:

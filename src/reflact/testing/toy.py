@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
@@ -20,13 +20,9 @@ from pydantic import JsonValue
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
-from reflact.stages.replies import (
-    AnalystReply,
-    MergeReply,
-    RankReply,
-    SuccessReply,
-)
+from reflact.stages.replies import AnalystReply, MergeReply, RankReply, SuccessReply
 from reflact.testing.llm import Script
+from reflact.testing.replies import append, appending, bounds
 from reflact.types import Graded, Item, Score, Skill, Turn, canonical, digest
 
 UNKNOWN = "unknown"
@@ -138,24 +134,25 @@ class ToySession:
 def toy_optimizer(*, edits: int = 1) -> Script:
     """Return a script for ``ScriptedLLM`` that does every part of an optimizer in the toy world.
 
-    The failure analyst proposes the missing rules that its cases name, most frequent first; the success
-    analyst has nothing to add; merges join equal proposals; rankings take the first ones.
+    The failure analyst proposes the missing rules that its cases name, most frequent first, and those
+    that the document lacks before others; the success analyst has nothing to add; merges join equal
+    proposals; rankings take the first ones.
 
     Args:
-        edits: Rules that an analyst proposes at most; must not exceed the run's ``select.max_edits``.
+        edits: Rules that an analyst proposes at most.
     """
 
-    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> ReplyModel | Exception:
+    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue | Exception:
         shown = "\n".join(message.content for message in prompt.messages if message.role == "user")
         if issubclass(reply_type, AnalystReply):
             return _analysis(reply_type, shown, edits)
         if issubclass(reply_type, SuccessReply):
-            return reply_type(strengths="The rules were followed.", edits=[])
+            return appending(reply_type)
         if issubclass(reply_type, MergeReply):
-            return _merge(reply_type, shown)
+            return {"edits": _merged(reply_type, shown)}
         if issubclass(reply_type, RankReply):
-            budget = int(_BUDGET.findall("\n".join(message.content for message in prompt.messages))[-1])
-            return reply_type(reasoning="First come, first served.", selected=list(range(1, budget + 1)))
+            first = range(1, 1 + bounds(reply_type, "selected")[0])
+            return {"reasoning": "First come, first served.", "selected": list(first)}
         return TypeError(f"the toy optimizer has no {reply_type.__name__} for {sample.label}")
 
     return answer
@@ -163,7 +160,6 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
 _MISSING = re.compile(r"missing rule: (\w+)")
 _PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
-_BUDGET = re.compile(r"\b(?:give|choose|select)\D{0,20}(\d+)", re.IGNORECASE)
 
 
 def _item(item_id: str, name: str, number: int) -> Item:
@@ -172,43 +168,23 @@ def _item(item_id: str, name: str, number: int) -> Item:
     )
 
 
-def _analysis(reply_type: type[AnalystReply], shown: str, most: int) -> ReplyModel:
+def _analysis(reply_type: type[ReplyModel], shown: str, edits: int) -> JsonValue:
     missing = Counter(_MISSING.findall(shown)).most_common()
-    new = [name for name, _ in missing if TOY_RULES[name].line not in shown.splitlines()]
-    proposed = [TOY_RULES[name] for name in (new or [name for name, _ in missing])[:most]]
-    return reply_type.model_validate(
-        {
-            "patterns": [
-                {"type": name, "count": count, "description": f"It does not know the rule {name}."}
-                for name, count in missing[:3]
-            ],
-            "edits": [_addition(reply_type, rule, ()) for rule in proposed],
-        }
-    )
-
-
-def _merge(reply_type: type[MergeReply], shown: str) -> ReplyModel:
-    proposals = [(int(number), text) for _, number, text in _PROPOSAL.findall(shown)]
-    edits = [
-        _addition(reply_type, rule, sources)
-        for rule in _proposed(text for _, text in proposals)
-        if (sources := [number for number, text in proposals if rule.line in text])
+    patterns: list[JsonValue] = [
+        {"type": name, "count": count, "description": f"It does not know the rule {name}."}
+        for name, count in missing[: bounds(reply_type, "patterns")[1]]
     ]
-    return reply_type.model_validate({"edits": edits})
+    document = shown.splitlines()
+    lines = sorted((TOY_RULES[name].line for name, _ in missing), key=lambda line: line in document)
+    proposed = [append(reply_type, line) for line in lines[:edits][: bounds(reply_type, "edits")[1]]]
+    return {"patterns": patterns, "edits": [*proposed]}
 
 
-def _addition(reply_type: type[ReplyModel], rule: ToyRule, sources: Sequence[int]) -> dict[str, JsonValue]:
-    """The rule as an edit that appends it, with the fields that the reply type has for edits."""
-    (edit_type,) = get_args(reply_type.model_fields["edits"].annotation)
-    whole: dict[str, JsonValue] = {
-        "op": "append",
-        "target": "",
-        "content": rule.line,
-        "sources": list(sources),
-    }
-    return {name: whole[name] for name in edit_type.model_fields}
-
-
-def _proposed(texts: Iterable[str]) -> list[ToyRule]:
-    found = [rule for text in texts for rule in TOY_RULES.values() if rule.line in text]
-    return list(dict.fromkeys(found))
+def _merged(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
+    proposed = {int(number): text for _, number, text in _PROPOSAL.findall(shown)}
+    sources: dict[str, list[JsonValue]] = {}
+    for number, text in proposed.items():
+        for rule in TOY_RULES.values():
+            if rule.line in text:
+                sources.setdefault(rule.line, []).append(number)
+    return [{**append(reply_type, line), "sources": numbers} for line, numbers in sources.items()]
