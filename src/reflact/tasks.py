@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Generic, TypeVar
 
 import anyio
@@ -128,11 +127,9 @@ class SingleFlight(Generic[T]):
         await self._tasks.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+        await self._tasks.__aexit__(None, None, None)
 
     async def join(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         """Return the outcome of the work under way for a key, starting it if there is none."""
@@ -156,9 +153,10 @@ class SingleFlight(Generic[T]):
                 flight.results.append(await work())
             except Exception as error:  # noqa: BLE001 - handed to every waiter as it is
                 flight.error = error
-            if self._flights.get(key) is flight:
-                del self._flights[key]
-            flight.landed.set()
+            finally:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+                flight.landed.set()
 
 
 class _Flight(Generic[T]):
@@ -172,4 +170,6 @@ class _Flight(Generic[T]):
     def outcome(self) -> T:
         if self.error is not None:
             raise self.error
+        if not self.results:
+            raise RuntimeError("closed while work was under way and awaited")
         return self.results[0]

@@ -19,7 +19,7 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.retries import RETRIED, Pieces
+from reflact.llm.retries import Pieces, kept_headers
 from reflact.types import Frozen, canonical, digest
 
 
@@ -54,7 +54,11 @@ async def open_cassette(
         return
     file, known = _to_write(path)
     with file:
-        yield RecordTransport(inner or httpx.AsyncHTTPTransport(), file, known)
+        if inner is not None:
+            yield RecordTransport(inner, file, known)
+            return
+        async with httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)) as network:
+            yield RecordTransport(network, file, known)
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:
@@ -97,9 +101,7 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         found = self._answers.get(asked.key)
         if found is None:
             raise CassetteMiss(self._miss(asked))
-        headers = {"content-type": found.content_type}
-        pieces = [chunk.encode("utf-8") for chunk in found.chunks]
-        return httpx.Response(found.status, headers=headers, stream=Pieces(pieces), request=request)
+        return _response(found, {"content-type": found.content_type})
 
     def _miss(self, asked: Interaction) -> str:
         purpose = asked.sample.split("/")[1] if "/" in asked.sample else "unknown purpose"
@@ -119,37 +121,42 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         return f"{start}; the nearest recorded one is {nearest.sample}, and differs so:\n{shown}"
 
 
+RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
+"""Statuses that answer a request for good; redirects, refused keys and passing failures are not kept."""
+
+
 class RecordTransport(httpx.AsyncBaseTransport):
     """Sends requests on and writes each finished answer as a line; what is recorded is not asked again."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, file: TextIO, known: tuple[Interaction, ...]) -> None:
         self._inner = inner
         self._file = file
-        self._known = {i.key for i in known}
+        self._known = {i.key: i for i in known}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, record the answer unless a retry may still mend it, and return it."""
+        """Return the recorded answer, or send the request, record what answers it for good, and return it."""
         asked = await _asked(request)
+        found = self._known.get(asked.key)
+        if found is not None:
+            return _response(found, {"content-type": found.content_type})
         response = await self._inner.handle_async_request(request)
         try:
-            chunks = [text async for text in response.aiter_text()]
+            chunks = tuple([text async for text in response.aiter_text()])
         finally:
             await response.aclose()
-        content_type = response.headers.get("content-type", "application/json")
-        if response.status_code not in RETRIED and asked.key not in self._known:
-            answer = {"status": response.status_code, "content_type": content_type, "chunks": tuple(chunks)}
-            self._file.write(asked.model_copy(update=answer).model_dump_json() + "\n")
+        headers = kept_headers(response)
+        answer = {"status": response.status_code, "content_type": headers["content-type"], "chunks": chunks}
+        answered = asked.model_copy(update=answer)
+        if answered.status in RECORDED:
+            self._file.write(answered.model_dump_json() + "\n")
             self._file.flush()
-            self._known.add(asked.key)
-        headers = {"content-type": content_type}
-        if "retry-after" in response.headers:
-            headers["retry-after"] = response.headers["retry-after"]
-        pieces = [chunk.encode("utf-8") for chunk in chunks]
-        return httpx.Response(response.status_code, headers=headers, stream=Pieces(pieces), request=request)
+            self._known[answered.key] = answered
+        return _response(answered, headers)
 
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self._inner.aclose()
+
+def _response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
+    pieces = [chunk.encode("utf-8") for chunk in answered.chunks]
+    return httpx.Response(answered.status, headers=headers, stream=Pieces(pieces))
 
 
 def _to_write(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:

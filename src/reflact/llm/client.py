@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from json import JSONDecodeError
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,10 +26,10 @@ from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.config import ModelConfig
 from reflact.errors import BadRequest, ConfigError, ReplyError
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
-from reflact.llm.keys import endpoint_of, seed_of
+from reflact.llm.keys import seed_of
 from reflact.llm.modes import ORDER, REFUSED, Body, Mode, messages_for, wire
 from reflact.llm.retries import RetryTransport
-from reflact.llm.translate import translated
+from reflact.llm.translate import translated, unusable
 from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore, Journal
 from reflact.results import Usage
@@ -82,6 +83,7 @@ class Client:
         self._journal = journal
         self._transport = transport
         self._stack = AsyncExitStack()
+        self._secret: str | None = None
         self._parsers: dict[type[ReplyModel], Any] = {}
         self._settling = anyio.Lock()
         self._mode: Mode | None = None if config.mode == "auto" else config.mode
@@ -96,7 +98,9 @@ class Client:
         return canonical({"endpoint": place, **chosen, "settings": self._settings(None)})
 
     async def __aenter__(self) -> Self:
-        key = await self._key()
+        if self._config.api == "azure" and self._config.api_version is None:
+            raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
+        self._secret = await self._key()
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
@@ -120,7 +124,7 @@ class Client:
         )
         http = httpx.AsyncClient(transport=effects, timeout=self._config.timeout, follow_redirects=True)
         self._stack.push_async_callback(http.aclose)
-        self._openai = self._connect(key, http)
+        self._openai = self._connect(http)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -135,11 +139,9 @@ class Client:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.ports.LLM.ask``."""
-        if issubclass(reply_type, Text):
-            completion = await self._create(prompt.messages, reply_type, sample, {})
-            text = completion.choices[0].message.content or ""
-            return Reply(value=reply_type.model_validate({"text": text}), usage=_usage(completion))
-        mode = self._mode or await self._settle(prompt, reply_type, sample)
+        mode: Mode | None = None
+        if not issubclass(reply_type, Text):
+            mode = self._mode or await self._settle(prompt, reply_type, sample)
         return await self._ask(prompt, reply_type, mode, sample, check)
 
     # ------------------------------------------------------------------------------------ attempts
@@ -148,11 +150,11 @@ class Client:
         self,
         prompt: Rendered,
         reply_type: type[R],
-        mode: Mode,
+        mode: Mode | None,
         sample: Sample,
         check: Callable[[R], None] | None,
     ) -> Reply[R]:
-        conversation = messages_for(mode, prompt.messages, reply_type)
+        conversation = messages_for(mode, prompt.messages, reply_type) if mode else list(prompt.messages)
         reasons: list[str] = []
         usage = Usage()
         for attempt in range(1, self._config.reasks + 2):
@@ -175,14 +177,15 @@ class Client:
         self,
         conversation: Sequence[Message],
         reply_type: type[R],
-        mode: Mode,
+        mode: Mode | None,
         sample: Sample,
         check: Callable[[R], None] | None,
     ) -> tuple[R, Usage]:
-        completion = await self._create(conversation, reply_type, sample, wire(mode, reply_type))
+        extra = wire(mode, reply_type) if mode else {}
+        completion = await self._create(conversation, reply_type, sample, extra)
         reason = None
         try:
-            value = self._parsed(completion, reply_type, mode)
+            value = self._parsed(completion, reply_type, mode) if mode else _said(completion, reply_type)
             if check is not None:
                 check(value)
         except IncompleteOutputException:
@@ -194,7 +197,7 @@ class Client:
         if reason is None:
             return value, _usage(completion)
         refusal = completion.choices[0].message.refusal
-        raise _Invalid(reason if refusal is None else f"it was a refusal: {refusal}", completion)
+        raise _Invalid(f"it was a refusal: {refusal}" if refusal else reason, completion)
 
     def _parsed(self, completion: ChatCompletion, reply_type: type[R], mode: Mode) -> R:
         if reply_type not in self._parsers:
@@ -207,18 +210,28 @@ class Client:
     async def _create(
         self, messages: Sequence[Message], reply_type: type[ReplyModel], sample: Sample, extra: Body
     ) -> ChatCompletion:
+        """Send one request. Messages go as they are: the client library would copy them piece by piece."""
         try:
-            return await self._openai.chat.completions.create(
+            completion = await self._openai.chat.completions.create(
                 model=self._config.model,
-                messages=[{"role": m.role, "content": m.content} for m in messages],  # type: ignore[misc]
+                messages=[],
                 extra_headers={
                     SAMPLE_HEADER: sample.label,
                     REPLY_HEADER: f"{reply_type.__name__}@{reply_type.version}",
                 },
-                extra_body={**self._settings(sample), **extra},
+                extra_body={
+                    **self._settings(sample),
+                    **extra,
+                    "messages": [{"role": m.role, "content": m.content} for m in messages],
+                },
             )
         except openai.OpenAIError as error:
-            raise translated(error, self._config, self._role) from error
+            raise translated(error, self._config, self._role, self._secret) from error
+        except JSONDecodeError as error:
+            raise unusable(error.doc, self._config, self._role) from None
+        if not _usable(completion):
+            raise unusable(completion, self._config, self._role)
+        return completion
 
     async def _settle(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
         """Return the first mode that the endpoint accepts; decided once, journalled before it is used."""
@@ -262,12 +275,12 @@ class Client:
         }
         return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}
 
-    async def _key(self) -> str:
+    async def _key(self) -> str | None:
         config = self._config
         if config.key is not None:
             return await config.key()
         if config.api_key_env is None:
-            return "none"
+            return None
         key = os.environ.get(config.api_key_env)
         if not key:
             raise ConfigError(
@@ -276,13 +289,12 @@ class Client:
             )
         return key
 
-    def _connect(self, key: str, http: Any) -> openai.AsyncOpenAI:
+    def _connect(self, http: Any) -> openai.AsyncOpenAI:
         """Make the client. It is typed for httpx2 and takes httpx as well, which a test pins."""
         config = self._config
+        key = self._secret or "none"
         if config.api == "openai":
             return openai.AsyncOpenAI(base_url=config.base_url, api_key=key, max_retries=0, http_client=http)
-        if config.api_version is None:
-            raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
         return openai.AsyncAzureOpenAI(
             azure_endpoint=config.base_url,
             azure_deployment=config.model,
@@ -291,6 +303,19 @@ class Client:
             max_retries=0,
             http_client=http,
         )
+
+
+def _usable(completion: object) -> bool:
+    """Whether an answer is a chat completion; the openai client builds its values without checking them."""
+    choices: Any = getattr(completion, "choices", None)
+    return bool(choices) and getattr(choices[0], "message", None) is not None
+
+
+def _said(completion: ChatCompletion, reply_type: type[R]) -> R:
+    """Return a plain answer as it is: one that was cut off or refuses to answer is an answer too."""
+    message = completion.choices[0].message
+    text = message.content if message.content is not None else message.refusal
+    return reply_type.model_validate({"text": "" if text is None else text})
 
 
 def _sent_back(invalid: _Invalid) -> list[Message]:

@@ -7,15 +7,16 @@ was killed and started again runs the same code over the stored answers and send
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
+import anyio
 import httpx
 
 from reflact.calls import Intent, StoredReply
-from reflact.llm.retries import Pieces
+from reflact.llm.keys import effect_key, endpoint_of
+from reflact.llm.retries import Pieces, kept_headers
 from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore
 from reflact.tasks import SingleFlight
@@ -24,26 +25,11 @@ SAMPLE_HEADER = "x-reflact-sample"
 REPLY_HEADER = "x-reflact-reply"
 
 
-def effect_key(*, endpoint: str, path: str, body: str, sample: str, reply: str) -> str:
-    """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
+class Landed(NamedTuple):
+    """What came of a request: as it is stored, and the headers that the client library needs to see."""
 
-    Args:
-        endpoint: Scheme, host and port, without credentials.
-        path: Path of the request.
-        body: The JSON body as text; spacing and the order of fields do not matter.
-        sample: Label of the logical sample.
-        reply: Name and version of the reply type.
-    """
-    parts = {"endpoint": endpoint, "path": path, "body": json.loads(body), "sample": sample, "reply": reply}
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def endpoint_of(url: str) -> str:
-    """Return scheme, host and port of an address: no credentials, no path, no query."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port is not None else ""
-    return f"{parts.scheme}://{parts.hostname}{port}"
+    reply: StoredReply
+    headers: dict[str, str]
 
 
 class EffectTransport(httpx.AsyncBaseTransport):
@@ -64,7 +50,7 @@ class EffectTransport(httpx.AsyncBaseTransport):
         inner: httpx.AsyncBaseTransport,
         *,
         effects: EffectStore,
-        flights: SingleFlight[StoredReply | httpx.Response],
+        flights: SingleFlight[Landed],
         run_id: str,
         role: str,
         model: str,
@@ -79,18 +65,21 @@ class EffectTransport(httpx.AsyncBaseTransport):
         self._forward = forward
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the stored answer, or send the request, store what comes, and return it."""
-        sample = request.headers.pop(SAMPLE_HEADER, "")
-        reply = request.headers.pop(REPLY_HEADER, "")
-        body = (await request.aread()).decode("utf-8")
-        endpoint = endpoint_of(str(request.url))
-        key = effect_key(endpoint=endpoint, path=request.url.path, body=body, sample=sample, reply=reply)
-        request.extensions["reflact_sample"] = sample
-        if self._forward is not None:
-            request.headers[self._forward] = sample
+        """Return the stored answer, or send the request, store what comes, and return it.
+
+        What is no POST costs nothing and is passed on.
+        """
+        sample = request.headers.get(SAMPLE_HEADER, "")
+        reply = request.headers.get(REPLY_HEADER, "")
+        body = await request.aread()
+        outgoing = self._outgoing(request, sample, body)
+        if request.method != "POST":
+            return await self._inner.handle_async_request(outgoing)
+        endpoint, path = endpoint_of(str(request.url)), request.url.path
+        key = effect_key(endpoint=endpoint, path=path, body=body.decode("utf-8"), sample=sample, reply=reply)
         stored = await self._effects.find_reply(key)
         if stored is not None:
-            return _response(stored, request)
+            return _response(stored, {"content-type": stored.content_type})
         intent = Intent(
             key=key,
             run_id=self._run_id,
@@ -100,14 +89,22 @@ class EffectTransport(httpx.AsyncBaseTransport):
             endpoint=endpoint,
             model=self._model,
         )
-        outcome = await self._flights.join(key, lambda: self._send(request, intent))
-        return _response(outcome, request) if isinstance(outcome, StoredReply) else outcome
+        landed = await self._flights.join(key, lambda: self._send(outgoing, intent))
+        return _response(landed.reply, landed.headers)
 
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self._inner.aclose()
+    def _outgoing(self, request: httpx.Request, sample: str, body: bytes) -> httpx.Request:
+        """Return the request without our headers; the given one keeps them, for redirects."""
+        headers = httpx.Headers(request.headers)
+        headers.pop(SAMPLE_HEADER, None)
+        headers.pop(REPLY_HEADER, None)
+        if self._forward is not None:
+            headers[self._forward] = sample
+        extensions = {**request.extensions, "reflact_sample": sample}
+        return httpx.Request(
+            request.method, request.url, headers=headers, content=body, extensions=extensions
+        )
 
-    async def _send(self, request: httpx.Request, intent: Intent) -> StoredReply | httpx.Response:
+    async def _send(self, request: httpx.Request, intent: Intent) -> Landed:
         await self._effects.intend(intent)
         try:
             response = await self._inner.handle_async_request(request)
@@ -115,15 +112,8 @@ class EffectTransport(httpx.AsyncBaseTransport):
         except Exception:
             await self._effects.drop_intent(intent)
             raise
-        content_type = response.headers.get("content-type", "application/json")
-        if not response.is_success:
-            await self._effects.drop_intent(intent)
-            return httpx.Response(
-                response.status_code,
-                headers={"content-type": content_type},
-                text="".join(chunks),
-                request=request,
-            )
+        headers = kept_headers(response)
+        content_type = headers["content-type"]
         reply = StoredReply(
             key=intent.key,
             status=response.status_code,
@@ -131,8 +121,12 @@ class EffectTransport(httpx.AsyncBaseTransport):
             chunks=tuple(chunks),
             usage=usage_of(content_type, chunks),
         )
-        await self._effects.keep_reply(reply, intent)
-        return reply
+        if response.is_success and _complete(content_type, chunks):
+            with anyio.CancelScope(shield=True):
+                await self._effects.keep_reply(reply, intent)
+        else:
+            await self._effects.drop_intent(intent)
+        return Landed(reply, headers)
 
 
 async def _texts(response: httpx.Response) -> AsyncIterator[str]:
@@ -143,10 +137,21 @@ async def _texts(response: httpx.Response) -> AsyncIterator[str]:
         await response.aclose()
 
 
-def _response(stored: StoredReply, request: httpx.Request) -> httpx.Response:
+def _complete(content_type: str, chunks: Sequence[str]) -> bool:
+    """Whether a body is an answer to keep: an object with choices, or a stream that reached its end."""
+    text = "".join(chunks)
+    if content_type.startswith("text/event-stream"):
+        return "data: [DONE]" in text
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and bool(document.get("choices"))
+
+
+def _response(stored: StoredReply, headers: dict[str, str]) -> httpx.Response:
     stream = Pieces([chunk.encode("utf-8") for chunk in stored.chunks])
-    headers = {"content-type": stored.content_type}
-    return httpx.Response(stored.status, headers=headers, stream=stream, request=request)
+    return httpx.Response(stored.status, headers=headers, stream=stream)
 
 
 def _purpose(sample: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from reflact.calls import Message, ReplyModel
@@ -19,11 +20,12 @@ ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "j
 
 LONGEST = 256
 
-REFUSED = frozenset({400, 415, 422, 501})
+REFUSED = frozenset({400, 404, 415, 422, 501})
 """Statuses with which an endpoint says that it does not know a format."""
 
 
-def schema_of(reply_type: type[ReplyModel]) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def schema_of(reply_type: type[ReplyModel]) -> Body:
     """Return a reply type's JSON schema: definitions in place, no titles, every field required.
 
     Fields are required in the order of the class, since constrained samplers write them in that order.
@@ -32,7 +34,7 @@ def schema_of(reply_type: type[ReplyModel]) -> dict[str, Any]:
     """
     schema = copy.deepcopy(reply_type.model_json_schema())
     definitions = schema.pop("$defs", {})
-    plain: dict[str, Any] = _plain(schema, definitions)
+    plain: Body = _plain(schema, definitions)
     return plain
 
 

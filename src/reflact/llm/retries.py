@@ -10,23 +10,31 @@ from email.utils import parsedate_to_datetime
 import anyio
 import httpx
 
-RETRIED = frozenset({408, 409, 429, *range(500, 600)})
-"""Statuses that a later attempt may mend; 501 and 505 among them cost a few attempts, no more."""
+RETRIED = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
+"""Statuses that a later attempt may mend."""
+
+PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+"""Failures on the way that a later attempt may mend."""
 
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0
+
+PATIENCE_SECONDS = 300.0
+"""The longest wait that a server may ask for; it gets no repeat before the time it names."""
 
 
 class RetryTransport(httpx.AsyncBaseTransport):
     """Repeats requests after connection errors, time-outs and passing statuses.
 
     The wait before repeat n is drawn evenly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
-    "Exponential Backoff And Jitter", 2015), or is what the server asks for in ``Retry-After``, up to
-    the cap. The slot for a request in flight is not held meanwhile.
+    "Exponential Backoff And Jitter", 2015), and no shorter than the server asks for in ``Retry-After``. A
+    server that asks for more than ``PATIENCE_SECONDS`` is not asked again. The slot for a request in flight
+    is not held meanwhile.
 
     Args:
         inner: Sends a request.
         retries: Repeats at most.
         slots: Requests in flight at most.
+        seconds: How long one request may take, from its slot to the last byte of its answer.
         sleep: Waits a number of seconds.
         draw: Gives a number in 0..1.
     """
@@ -37,12 +45,14 @@ class RetryTransport(httpx.AsyncBaseTransport):
         *,
         retries: int,
         slots: anyio.CapacityLimiter,
+        seconds: float,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
         self._retries = retries
         self._slots = slots
+        self._seconds = seconds
         self._sleep = sleep
         self._draw = draw
 
@@ -52,7 +62,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
             last = attempt == self._retries
             try:
                 response = await self._send(request)
-            except httpx.TransportError:
+            except PASSING:
                 if last:
                     raise
                 asked = None
@@ -60,24 +70,26 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 if last or response.status_code not in RETRIED:
                     return response
                 asked = retry_after(response.headers.get("retry-after"))
+                if asked is not None and asked > PATIENCE_SECONDS:
+                    return response
             await self._sleep(pause(attempt, asked, self._draw()))
         raise AssertionError("the last attempt returns or raises")
 
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self._inner.aclose()
-
     async def _send(self, request: httpx.Request) -> httpx.Response:
         async with self._slots:
-            response = await self._inner.handle_async_request(request)
             try:
-                chunks = [chunk async for chunk in response.aiter_bytes()]
-            finally:
-                await response.aclose()
-        headers = {"content-type": response.headers.get("content-type", "application/json")}
-        if "retry-after" in response.headers:
-            headers["retry-after"] = response.headers["retry-after"]
-        return httpx.Response(response.status_code, headers=headers, stream=Pieces(chunks), request=request)
+                with anyio.fail_after(self._seconds):
+                    return await self._whole(request)
+            except TimeoutError:
+                raise httpx.ReadTimeout(f"no whole answer in {self._seconds:g} seconds") from None
+
+    async def _whole(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        try:
+            chunks = [chunk async for chunk in response.aiter_bytes()]
+        finally:
+            await response.aclose()
+        return httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(chunks))
 
 
 class Pieces(httpx.AsyncByteStream):
@@ -91,11 +103,16 @@ class Pieces(httpx.AsyncByteStream):
             yield piece
 
 
+def kept_headers(response: httpx.Response) -> dict[str, str]:
+    """Return the headers of a response that anything above the network needs; the others end here."""
+    names = ("retry-after", "location")
+    kept = {name: response.headers[name] for name in names if name in response.headers}
+    return {"content-type": response.headers.get("content-type", "application/json"), **kept}
+
+
 def pause(attempt: int, asked: float | None, draw: float) -> float:
     """Return the seconds to wait after failed attempt ``attempt`` (from 0)."""
-    if asked is not None:
-        return min(asked, CAP_SECONDS)
-    return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0**attempt)
+    return max(asked or 0.0, draw * min(CAP_SECONDS, BASE_SECONDS * 2.0**attempt))
 
 
 def retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
@@ -110,4 +127,5 @@ def retry_after(value: str | None, *, now: datetime | None = None) -> float | No
         moment = parsedate_to_datetime(value)
     except ValueError:
         return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())

@@ -14,6 +14,8 @@ from reflact.errors import (
     ProviderDown,
     ReflactError,
 )
+from reflact.llm.keys import address_of
+from reflact.llm.retries import RETRIED
 
 OVERFLOW_WORDS = (
     "context_length_exceeded",
@@ -27,22 +29,25 @@ OVERFLOW_WORDS = (
 """How OpenAI, vLLM, llama.cpp and others say that a request is too long."""
 
 
-def translated(error: openai.OpenAIError, config: ModelConfig, role: str) -> ReflactError:
-    """Return what happened, where, and what to do.
+def translated(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
+    """Return what happened, where, and what to do; where the provider quotes the key, it is left out.
 
     Errors of our own that passed through the client library come out as they went in.
     """
     own = _own(error)
     if own is not None:
         return own
-    where = f"models.{role}: {config.model} at {config.base_url}"
+    where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
     if isinstance(error, openai.APIStatusError):
-        return _refused(error, config, where)
+        said = " ".join(error.response.text.split())
+        return _refused(error, config, where, (said.replace(key, "[key]") if key else said)[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     cause = _innermost(error)
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return BadRequest(f"models.{role}.base_url {config.base_url!r} is not an address: {cause}")
+        return BadRequest(
+            f"models.{role}.base_url {address_of(config.base_url)!r} is not an address: {cause}"
+        )
     return ProviderDown(f"{where} cannot be reached, after all retries: {str(cause) or type(cause).__name__}")
 
 
@@ -52,17 +57,28 @@ def overflow(error: openai.APIStatusError) -> bool:
     return error.status_code in {400, 413, 422} and any(word in text for word in OVERFLOW_WORDS)
 
 
-def _refused(error: openai.APIStatusError, config: ModelConfig, where: str) -> ModelError:
-    said = " ".join(error.response.text.split())[:300]
+def unusable(answer: object, config: ModelConfig, role: str) -> ProviderDown:
+    """Return the error for an answer that is no chat completion although its status says success."""
+    where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
+    shown = " ".join(str(answer).split())[:200]
+    return ProviderDown(
+        f"{where} answered with something that is no chat completion; check base_url, or try again: {shown}",
+        status=200,
+    )
+
+
+def _refused(error: openai.APIStatusError, config: ModelConfig, where: str, said: str) -> ModelError:
     status = error.status_code
     if overflow(error):
         return ContextOverflow(f"{where} has too small a context for this request: {said}")
     if status in {401, 403}:
-        source = (
-            f"set {config.api_key_env} to a valid key" if config.api_key_env else "name one in api_key_env"
-        )
+        source = f"set {config.api_key_env} to a valid key"
+        if config.key is not None:
+            source = "the function passed as `key` must return a valid one"
+        elif config.api_key_env is None:
+            source = "name the environment variable that holds one in api_key_env"
         return AccessDenied(f"{where} refused the key ({status}); {source}: {said}", status=status)
-    if status in {408, 409, 429} or status >= 500:
+    if status in RETRIED:
         return ProviderDown(f"{where} answered {status}, after all retries: {said}", status=status)
     return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
 
