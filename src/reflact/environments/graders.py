@@ -56,9 +56,7 @@ class ReferenceGrader(Frozen, ABC, Generic[E]):
         score = Score(hard=float(soft >= self._bar), soft=soft)
         if soft == 1:
             return Graded(score=score, answer=answer)
-        expected = " or ".join(quoted(reference) for reference in _references(item))
-        feedback = f"expected {expected}, got {quoted(answer)}" + (f": {why}" if why else "")
-        return Graded(score=score, answer=answer, feedback=feedback)
+        return Graded(score=score, answer=answer, feedback=self._feedback(item, answer, why))
 
     @property
     def identity(self) -> JsonValue:
@@ -82,6 +80,10 @@ class ReferenceGrader(Frozen, ABC, Generic[E]):
         if not accepted:
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it accepts no answer at all")
         return accepted
+
+    def _feedback(self, item: Item, answer: str, why: str) -> str:
+        expected = " or ".join(quoted(reference) for reference in _references(item))
+        return f"expected {expected}, got {quoted(answer)}" + (f": {why}" if why else "")
 
     @abstractmethod
     def _read(self, reference: JsonValue) -> E:

@@ -14,12 +14,13 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import JsonValue
 
 from reflact.environments.graders import ReferenceGrader
 from reflact.errors import ConfigError
+from reflact.types import Item
 
 Value = str | float | int | bytes | None
 Row = tuple[Value, ...]
@@ -30,13 +31,27 @@ STEPS = 20_000_000
 ROWS = 1000
 """Rows a query may return."""
 
+LENGTH = 1_000_000
+"""Bytes that a value may have."""
+
 RELATIVE = 1e-6
 """Numbers that differ by no more, relatively, are equal."""
 
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 
-class SQL(ReferenceGrader[tuple[Row, ...]]):
+UNSTEADY = {"random", "randomblob", "current_date", "current_time", "current_timestamp", "load_extension"}
+"""Functions that are refused: a score must not change from run to run."""
+
+
+class Table(NamedTuple):
+    """What a query returns, and whether the order of its rows counts."""
+
+    rows: tuple[Row, ...]
+    ordered: bool
+
+
+class SQL(ReferenceGrader[Table]):
     """Compares the rows that two queries return; their order counts where the reference has an ORDER BY.
 
     Args:
@@ -55,24 +70,30 @@ class SQL(ReferenceGrader[tuple[Row, ...]]):
             "tables": hashlib.sha256(self.tables).hexdigest(),
         }
 
-    def _read(self, reference: JsonValue) -> tuple[Row, ...]:
+    def _read(self, reference: JsonValue) -> Table:
         if not isinstance(reference, str):
             raise ValueError("the reference must be a query")  # noqa: TRY004 - told like every bad reference
-        rows = self._rows(reference)
-        return rows if "order by" in reference.lower() else _sorted(rows)
+        return Table(self._rows(reference), "order by" in reference.lower())
 
-    def _match(self, expected: tuple[Row, ...], answer: str) -> tuple[float, str]:
+    def _match(self, expected: Table, answer: str) -> tuple[float, str]:
         try:
             rows = self._rows(answer)
         except ValueError as error:
             return 0.0, str(error)
-        if any(_equal(expected, given) for given in (rows, _sorted(rows))):
+        wanted = expected.rows
+        if not expected.ordered:
+            rows, wanted = _sorted(rows), _sorted(wanted)
+        if _equal(wanted, rows):
             return 1.0, ""
-        return 0.0, f"it returns {_shown(rows)}, not {_shown(expected)}"
+        return 0.0, "it runs, but returns other rows than the right query"
+
+    def _feedback(self, item: Item, answer: str, why: str) -> str:
+        return why
 
     def _rows(self, query: str) -> tuple[Row, ...]:
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.deserialize(self.tables)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH)
             connection.set_authorizer(_authorize)
             connection.set_progress_handler(_Clock(STEPS // 1000), 1000)
             try:
@@ -128,8 +149,9 @@ class _Clock:
         return int(self._left < 0)
 
 
-def _authorize(action: int, *_: str | None) -> int:
-    return sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
+def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
+    allowed = action in READING and (action != sqlite3.SQLITE_FUNCTION or name not in UNSTEADY)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
 def _equal(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
@@ -145,12 +167,15 @@ def _same(one: Value, other: Value) -> bool:
 
 
 def _sorted(rows: Sequence[Row]) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=lambda row: [(type(v).__name__, v if v is not None else "") for v in row]))
+    return tuple(sorted(rows, key=lambda row: [_rank(value) for value in row]))
 
 
-def _shown(rows: Sequence[Row]) -> str:
-    first = ", ".join(str(value) for value in rows[0]) if rows else "nothing"
-    return first if len(rows) < 2 else f"{len(rows)} rows, the first {first}"
+def _rank(value: Value) -> tuple[int, float, str]:
+    if value is None:
+        return 0, 0.0, ""
+    if isinstance(value, int | float):
+        return 1, float(value), ""
+    return 2, 0.0, value if isinstance(value, str) else value.hex()
 
 
 def _is_number(text: str) -> bool:
