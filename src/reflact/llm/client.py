@@ -183,21 +183,20 @@ class Client:
     ) -> tuple[R, Usage]:
         extra = wire(mode, reply_type) if mode else {}
         completion = await self._create(conversation, reply_type, sample, extra)
-        reason = None
+        refusal = completion.choices[0].message.refusal
+        if mode and refusal:
+            raise _Invalid(f"it was a refusal: {refusal}", completion)
         try:
             value = self._parsed(completion, reply_type, mode) if mode else _said(completion, reply_type)
             if check is not None:
                 check(value)
         except IncompleteOutputException:
-            reason = "it was cut off at the token limit; be shorter"
+            raise _Invalid("it was cut off at the token limit; be shorter", completion) from None
         except ValidationError as error:
-            reason = _sentence(error)
+            raise _Invalid(_sentence(error), completion) from None
         except ValueError as error:
-            reason = str(error)
-        if reason is None:
-            return value, _usage(completion)
-        refusal = completion.choices[0].message.refusal
-        raise _Invalid(f"it was a refusal: {refusal}" if refusal else reason, completion)
+            raise _Invalid(str(error), completion) from None
+        return value, _usage(completion)
 
     def _parsed(self, completion: ChatCompletion, reply_type: type[R], mode: Mode) -> R:
         if reply_type not in self._parsers:

@@ -1,0 +1,115 @@
+"""An endpoint that plays a script, and the client in front of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from reflact.calls import Message, Rendered, Sample
+from reflact.config import ModelConfig
+from reflact.llm.client import Client
+from reflact.ports import EffectStore, Journal
+from reflact.testing import MemoryStore
+
+RUN = "r0"
+URL = "http://endpoint.test/v1"
+
+PROMPT = Rendered(
+    name="pick",
+    version=1,
+    messages=(Message(role="system", content="Pick."), Message(role="user", content="From these.")),
+)
+
+
+def sample(part: str = "", *, purpose: str = "merge", attempt: int = 0) -> Sample:
+    """Return a place in a plan."""
+    return Sample(role="optimizer", purpose=purpose, step=1, part=part, attempt=attempt)
+
+
+def config(**settings: Any) -> ModelConfig:
+    """Return settings for the scripted endpoint, which needs no key."""
+    return ModelConfig(
+        **{"model": "m", "base_url": URL, "api_key_env": None, "mode": "json_schema"} | settings
+    )
+
+
+def completion(
+    content: str | None,
+    *,
+    finish: str = "stop",
+    refusal: str | None = None,
+    arguments: str | None = None,
+    tokens: tuple[int, int, int] = (10, 4, 3),
+) -> httpx.Response:
+    """Return an answer as providers give it; ``tokens`` are input, cached and output."""
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": refusal}
+    if arguments is not None:
+        call = {"id": "c1", "type": "function", "function": {"name": "Pick", "arguments": arguments}}
+        message["tool_calls"] = [call]
+    usage = {
+        "prompt_tokens": tokens[0],
+        "completion_tokens": tokens[2],
+        "total_tokens": tokens[0] + tokens[2],
+        "prompt_tokens_details": {"cached_tokens": tokens[1]},
+    }
+    choice = {"index": 0, "finish_reason": finish, "message": message}
+    body = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return httpx.Response(200, json={**body, "usage": usage})
+
+
+class Endpoint(httpx.AsyncBaseTransport):
+    """Answers the n-th request with the n-th answer (the last one from then on) and keeps what was sent."""
+
+    def __init__(self, *answers: httpx.Response | Exception | Callable[[Any], httpx.Response]) -> None:
+        self._answers = answers
+        self.requests: list[httpx.Request] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Give the next answer of the script."""
+        await request.aread()
+        answer = self._answers[min(len(self.requests), len(self._answers) - 1)]
+        self.requests.append(request)
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            return answer(json.loads(request.content))
+        return httpx.Response(answer.status_code, headers=answer.headers, content=answer.content)
+
+    @property
+    def bodies(self) -> Sequence[Any]:
+        """The JSON bodies that arrived, in order."""
+        return [json.loads(request.content) for request in self.requests]
+
+
+async def opened() -> MemoryStore:
+    """Return a store in which the run is open."""
+    store = MemoryStore()
+    await store.open_run(RUN, {}, {})
+    return store
+
+
+@asynccontextmanager
+async def connected(
+    transport: httpx.AsyncBaseTransport,
+    settings: ModelConfig | None = None,
+    *,
+    store: MemoryStore | None = None,
+    effects: EffectStore | None = None,
+    journal: Journal | None = None,
+) -> AsyncIterator[Client]:
+    """Enter a client of the optimizer's role in front of a transport."""
+    store = store or await opened()
+    client = Client(
+        settings or config(),
+        role="optimizer",
+        run_id=RUN,
+        effects=effects or store,
+        journal=journal or store.journal(RUN),
+        transport=transport,
+    )
+    async with client:
+        yield client
