@@ -138,15 +138,15 @@ async def _texts(response: httpx.Response) -> AsyncIterator[str]:
 
 
 def _complete(content_type: str, chunks: Sequence[str]) -> bool:
-    """Whether a body is an answer to keep: an object with choices, or a stream that reached its end."""
+    """Whether a body is an answer to keep: a chat completion, or a stream that reached its end."""
     text = "".join(chunks)
     if content_type.startswith("text/event-stream"):
         return "data: [DONE]" in text
     try:
         document = json.loads(text)
-    except ValueError:
+        return isinstance(document["choices"][0]["message"], dict)
+    except (ValueError, LookupError, TypeError):
         return False
-    return isinstance(document, dict) and bool(document.get("choices"))
 
 
 def _response(stored: StoredReply, headers: dict[str, str]) -> httpx.Response:

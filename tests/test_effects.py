@@ -1,0 +1,464 @@
+"""Effects: keys that never change, answers paid once, on disk before anyone sees them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reflact.llm.keys as keys_module
+from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
+from reflact.calls import Intent, ReplyModel, StoredReply, Text
+from reflact.errors import AccessDenied, ProviderDown
+from reflact.llm.keys import address_of, effect_key, endpoint_of, seed_of
+from reflact.tasks import fan_out
+from reflact.testing import MemoryStore
+from reflact.types import digest
+
+pytestmark = pytest.mark.anyio
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+CASES: list[tuple[dict[str, str], str]] = [
+    (
+        {
+            "endpoint": "http://localhost:8000",
+            "path": "/v1/chat/completions",
+            "body": json.dumps({"model": "m", "messages": MESSAGES}),
+            "sample": "target/rollout/step=None/part=/trial=0/attempt=0",
+            "reply": "Text@1",
+        },
+        "56a92fb1a194ebe3d107da39cc1f46e8bb8d10b63e039a002e84e7cfa84f213b",
+    ),
+    (
+        {
+            "endpoint": "https://api.example.com",
+            "path": "/v1/chat/completions",
+            "body": json.dumps(
+                {"model": "m", "messages": [{"role": "user", "content": "Grüße, 世界 🌍 \u2028 \x00"}]},
+                ensure_ascii=False,
+            ),
+            "sample": "target/rollout/rollout=abc/0/part=/trial=0/attempt=0",
+            "reply": "Text@1",
+        },
+        "43a26bd0fcf02cab97b5b3b3508cd42ee0300fd6cbc1164a784a2766226075e9",
+    ),
+    (
+        {
+            "endpoint": "https://api.example.com",
+            "path": "/v1/chat/completions",
+            "body": json.dumps({"model": "m", "temperature": 0.1, "top_p": 1e-07, "x": [1.0, 1e22, -0.0, 3]}),
+            "sample": "optimizer/merge/step=3/part=0.1/trial=0/attempt=2",
+            "reply": "MergeReply@1",
+        },
+        "d94d3b46c1a730fdb0b9eb3043cf0524a27592b7c1196032e4235c3ebbf16706",
+    ),
+    (
+        {
+            "endpoint": "https://api.example.com:8443",
+            "path": "/openai/deployments/m/chat/completions",
+            "body": json.dumps({"model": "m", "z": {"b": {"y": None, "x": [True, {"q": []}]}, "a": {}}}),
+            "sample": "optimizer/rank/step=1/part=/trial=0/attempt=0",
+            "reply": "RankReply@2",
+        },
+        "c15975c06133b24042338ebbf55ca56e02a0fd3d021094ee96f0e584f7ad4a5a",
+    ),
+    (
+        {
+            "endpoint": "http://localhost",
+            "path": "/v1/chat/completions",
+            "body": json.dumps({"seed": 2**31 - 1, "big": 2**70, "text": '{"a": "{{ b }}"}'}),
+            "sample": "",
+            "reply": "",
+        },
+        "bfa9dab76c549b39c31f03b5a683e6f57c978ed6a4a6acf306fd51006790038d",
+    ),
+]
+
+ECHO = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.keys import effect_key; "
+    "print(json.dumps([effect_key(**case) for case in json.load(sys.stdin)]))"
+)
+
+
+class Word(ReplyModel):
+    """One word."""
+
+    word: str
+
+
+GOOD = completion('{"word": "yes"}')
+
+# -------------------------------------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(("parts", "key"), CASES)
+def test_keys_are_pinned(parts: dict[str, str], key: str) -> None:
+    """A key that changed would make every user pay again for what is stored."""
+    assert effect_key(**parts) == key
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_keys_are_the_same_on_every_interpreter(version: str) -> None:
+    """Other Pythons, alone with their standard library, compute the pinned keys."""
+    interpreter = find_interpreter(version)
+    if interpreter is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    source = Path(keys_module.__file__).parents[2]
+    result = subprocess.run(
+        [interpreter, "-I", "-c", ECHO, str(source)],
+        input=json.dumps([parts for parts, _ in CASES]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(result.stdout) == [key for _, key in CASES]
+
+
+def find_interpreter(version: str) -> str | None:
+    """Return a Python of this version: this one, one on the path, or one beside this one's installation."""
+    if sys.version_info[:2] == tuple(int(part) for part in version.split(".")):
+        return sys.executable
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python{version}"))
+    on_path = shutil.which(f"python{version}")
+    return next((str(p) for p in [*beside, on_path] if p is not None and _runs(str(p))), None)
+
+
+def _runs(interpreter: str) -> bool:
+    return subprocess.run([interpreter, "-I", "-c", ""], capture_output=True, check=False).returncode == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(body=st.dictionaries(st.text(), JSON, max_size=4))
+def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
+    """Order and spacing of the body do not matter, and the JSON is the one the rest of the house hashes."""
+    turned = json.dumps(dict(reversed(body.items())), indent=2, ensure_ascii=False)
+    parts: dict[str, Any] = {"endpoint": "e", "path": "p", "sample": "s", "reply": "r"}
+    assert effect_key(body=turned, **parts) == digest({**parts, "body": body})
+
+
+@pytest.mark.parametrize("part", ["endpoint", "path", "body", "sample", "reply"])
+def test_every_part_of_a_request_is_in_its_key(part: str) -> None:
+    """Changing any one part changes the key."""
+    parts = dict(CASES[0][0])
+    parts[part] = json.dumps({"model": "other"}) if part == "body" else parts[part] + "x"
+    assert effect_key(**parts) != CASES[0][1]
+
+
+def test_addresses_lose_their_secrets() -> None:
+    """Credentials, queries and fragments are in no endpoint and in no message."""
+    url = "https://user:secret@host:8443/v1/chat?key=secret#secret"
+    assert endpoint_of(url) == "https://host:8443"
+    assert address_of(url) == "https://host:8443/v1/chat"
+
+
+def test_seeds_are_pinned_and_fit_31_bits() -> None:
+    """A sample's seed is a function of its label alone."""
+    seeds = [seed_of(sample(part=str(n)).label) for n in range(100)]
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seed_of("target/rollout/step=1/part=/trial=0/attempt=0") == 1211934195
+
+
+# ------------------------------------------------------------------------------------------------- order
+
+
+class Watched(MemoryStore):
+    """A store that writes down what happens to it, and how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.intents: list[Intent] = []
+        self.replies: list[StoredReply] = []
+
+    async def intend(self, intent: Intent) -> None:
+        self.seen.append("intent")
+        self.intents.append(intent)
+        await super().intend(intent)
+
+    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+        await super().keep_reply(reply, intent)
+        self.replies.append(reply)
+        self.seen.append("kept")
+
+    async def drop_intent(self, intent: Intent) -> None:
+        await super().drop_intent(intent)
+        self.seen.append("dropped")
+
+
+async def watched() -> Watched:
+    """Return a watched store in which the run is open."""
+    store = Watched()
+    await store.open_run(RUN, {}, {})
+    return store
+
+
+async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:
+    """Killed between any two of these, a run repeats nothing that had finished."""
+    store = await watched()
+
+    def answer(body: Any) -> httpx.Response:
+        store.seen.append("sent")
+        return GOOD
+
+    def check(word: Word) -> None:
+        store.seen.append("seen")
+
+    async with connected(Endpoint(answer), store=store) as client:
+        await client.ask(PROMPT, Word, sample=sample(), check=check)
+    assert store.seen == ["intent", "sent", "kept", "seen"]
+
+
+async def test_an_intent_says_who_asks_for_what() -> None:
+    """The ledger knows role, purpose, endpoint and model of a call in flight."""
+    store = await watched()
+    async with connected(Endpoint(GOOD), store=store) as client:
+        await client.ask(PROMPT, Word, sample=sample(purpose="rank"))
+    (intent,) = store.intents
+    assert (intent.run_id, intent.role, intent.purpose) == (RUN, "optimizer", "rank")
+    assert (intent.endpoint, intent.model) == ("http://endpoint.test", "m")
+    assert intent.sample == sample(purpose="rank").label
+
+
+async def test_a_second_process_repeats_nothing() -> None:
+    """Stored answers are validated again, the bad one and the one that mended it; nothing is sent."""
+    store = await opened()
+    answers = Endpoint(completion("no"), GOOD)
+    async with connected(answers, store=store) as client:
+        first = await client.ask(PROMPT, Word, sample=sample())
+    silent = Endpoint(RuntimeError("nothing may be sent"))
+    async with connected(silent, store=store) as client:
+        second = await client.ask(PROMPT, Word, sample=sample())
+    assert second == first
+    assert second.attempts == 2
+    assert len(answers.requests) == 2
+    assert silent.requests == []
+    (spent,) = await store.spend(RUN)
+    assert spent.usage == first.usage
+
+
+async def test_samples_are_asked_apart() -> None:
+    """The same prompt at two places of the plan is two calls."""
+    endpoint = Endpoint(GOOD)
+    async with connected(endpoint) as client:
+        for part in ("a", "b"):
+            await client.ask(PROMPT, Word, sample=sample(part))
+    assert len(endpoint.requests) == 2
+    assert endpoint.bodies[0] == endpoint.bodies[1]
+
+
+async def test_a_raised_reply_version_is_a_new_call() -> None:
+    """Replies to an older declaration of a type are not used for the new one."""
+    store = await opened()
+    endpoint = Endpoint(GOOD)
+    newer = type("Word", (Word,), {"version": 2, "__doc__": Word.__doc__})
+    async with connected(endpoint, store=store) as client:
+        await client.ask(PROMPT, Word, sample=sample())
+        await client.ask(PROMPT, newer, sample=sample())
+    assert len(endpoint.requests) == 2
+
+
+# ---------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(401, json={"error": {"message": "no"}}), AccessDenied),
+        (httpx.Response(503, text="busy"), ProviderDown),
+        (httpx.ConnectError("no route"), ProviderDown),
+        (
+            httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
+            ProviderDown,
+        ),
+        (httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}), ProviderDown),
+        (httpx.Response(200, json={"error": {"message": "upstream"}}), ProviderDown),
+        (httpx.Response(200, json={"choices": []}), ProviderDown),
+        (httpx.Response(200, json={"choices": [{"index": 0}]}), ProviderDown),
+        (httpx.Response(200, json=[1]), ProviderDown),
+    ],
+)
+async def test_a_failure_leaves_nothing_behind(
+    answer: httpx.Response | Exception, error: type[Exception]
+) -> None:
+    """What is no answer is not stored, its intent is dropped, and the next start asks again."""
+    store = await watched()
+    async with connected(Endpoint(answer), config(max_retries=0), store=store) as client:
+        with pytest.raises(error):
+            await client.ask(PROMPT, Word, sample=sample())
+    assert store.seen == ["intent", "dropped"]
+    async with connected(Endpoint(GOOD), store=store) as client:
+        assert (await client.ask(PROMPT, Word, sample=sample())).value == Word(word="yes")
+
+
+async def test_a_cancelled_call_stays_open() -> None:
+    """Cut off in flight it may be charged: the next start books it as unsettled."""
+    store = await watched()
+    reached = anyio.Event()
+
+    class Waiting(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            reached.set()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    async with connected(Waiting(), store=store) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+        await reached.wait()
+        tasks.cancel_scope.cancel()
+    assert store.seen == ["intent"]
+    await store.open_run(RUN, {}, {})
+    (spent,) = await store.spend(RUN)
+    assert (spent.unsettled, spent.usage.calls) == (1, 0)
+
+
+# ------------------------------------------------------------------------------------------- single flight
+
+
+class Held(httpx.AsyncBaseTransport):
+    """Answers when told to; counts what arrives and what is cancelled."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.cancelled = 0
+        self.reached = anyio.Event()
+        self.released = anyio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.arrived += 1
+        self.reached.set()
+        try:
+            await self.released.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled += 1
+            raise
+        return completion('{"word": "yes"}')
+
+
+async def test_equal_calls_in_flight_are_one_request() -> None:
+    """Five callers of the same place get the same answer for one price."""
+    held = Held()
+    store = await opened()
+    async with connected(held, store=store) as client, anyio.create_task_group() as tasks:
+
+        async def all_of_them() -> None:
+            replies = await fan_out(lambda _: client.ask(PROMPT, Word, sample=sample()), range(5))
+            assert {reply.value.word for reply in replies} == {"yes"}
+
+        tasks.start_soon(all_of_them)
+        await held.reached.wait()
+        await anyio.wait_all_tasks_blocked()
+        held.released.set()
+    assert held.arrived == 1
+    (spent,) = await store.spend(RUN)
+    assert spent.usage.calls == 1
+
+
+async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
+    """The request is cancelled only when nobody waits for it any more."""
+    held = Held()
+    leaving = anyio.CancelScope()
+    async with connected(held) as client, anyio.create_task_group() as tasks:
+
+        async def leave() -> None:
+            with leaving:
+                await client.ask(PROMPT, Word, sample=sample())
+
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+        tasks.start_soon(leave)
+        await anyio.wait_all_tasks_blocked()
+        leaving.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert held.cancelled == 0
+        held.released.set()
+    assert held.arrived == 1
+
+
+async def test_the_last_waiter_to_leave_cancels_the_request() -> None:
+    """Nothing goes on being paid for that nobody waits for."""
+    held = Held()
+    async with connected(held) as client, anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert (held.arrived, held.cancelled) == (1, 1)
+
+
+# --------------------------------------------------------------------------------------------- the request
+
+
+async def test_our_headers_stay_here() -> None:
+    """The endpoint sees neither the sample nor the reply type."""
+    endpoint = Endpoint(GOOD)
+    async with connected(endpoint) as client:
+        await client.ask(PROMPT, Word, sample=sample())
+    (request,) = endpoint.requests
+    assert not [name for name in request.headers if "reflact" in name]
+
+
+async def test_the_sample_can_be_forwarded_in_a_header() -> None:
+    """A proxy may see the label of each call, where asked for; it is not part of the key."""
+    endpoint = Endpoint(GOOD)
+    store = await opened()
+    async with connected(endpoint, config(sample_header="X-Call"), store=store) as client:
+        await client.ask(PROMPT, Word, sample=sample())
+    assert endpoint.requests[0].headers["x-call"] == sample().label
+    async with connected(endpoint, store=store) as client:
+        await client.ask(PROMPT, Word, sample=sample())
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_redirected_call_keeps_its_identity() -> None:
+    """Behind a redirect two samples of the same text are still two calls, each stored."""
+    moved = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
+
+    class Moved(Endpoint):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            answer = await super().handle_async_request(request)
+            return answer if request.url.host == "elsewhere.test" else moved
+
+    endpoint = Moved(GOOD)
+    store = await opened()
+    for _ in range(2):
+        async with connected(endpoint, store=store) as client:
+            for part in ("a", "b"):
+                reply = await client.ask(PROMPT, Word, sample=sample(part))
+                assert reply.value == Word(word="yes")
+    served = [request for request in endpoint.requests if request.url.host == "elsewhere.test"]
+    assert len(served) == 2
+    assert not [name for request in endpoint.requests for name in request.headers if "reflact" in name]
+
+
+async def test_a_streamed_answer_is_kept_in_its_pieces() -> None:
+    """A body that came in pieces is stored and given back in the same pieces."""
+    pieces = ['data: {"choices": []}\n\n', "data: ü", "\n\ndata: [DONE]\n\n"]
+
+    class Streaming(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            async def body() -> Any:
+                for piece in pieces:
+                    yield piece.encode()
+
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
+
+    store = await watched()
+    async with connected(Streaming(), store=store) as client:
+        with pytest.raises(ProviderDown, match="no chat completion"):
+            await client.ask(PROMPT, Text, sample=sample())
+    assert list(store.replies[0].chunks) == pieces
