@@ -6,12 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +22,6 @@ from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened
 from reflact.calls import Intent, ReplyModel, StoredReply, Text
 from reflact.errors import AccessDenied, ProviderDown
 from reflact.llm.keys import address_of, effect_key, endpoint_of, seed_of
-from reflact.tasks import fan_out
 from reflact.testing import MemoryStore
 from reflact.types import digest
 
@@ -350,20 +351,29 @@ class Held(httpx.AsyncBaseTransport):
         return completion('{"word": "yes"}')
 
 
+async def joined(held: Held, tasks: TaskGroup, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
+    """Start one call, and the others once its request is in flight; return when all wait."""
+    first, *others = calls
+    tasks.start_soon(first)
+    await held.reached.wait()
+    for call in others:
+        tasks.start_soon(call)
+    await anyio.wait_all_tasks_blocked()
+
+
 async def test_equal_calls_in_flight_are_one_request() -> None:
     """Five callers of the same place get the same answer for one price."""
     held = Held()
     store = await opened()
+    words: list[str] = []
     async with connected(held, store=store) as client, anyio.create_task_group() as tasks:
 
-        async def all_of_them() -> None:
-            replies = await fan_out(lambda _: client.ask(PROMPT, Word, sample=sample()), range(5))
-            assert {reply.value.word for reply in replies} == {"yes"}
+        async def ask() -> None:
+            words.append((await client.ask(PROMPT, Word, sample=sample())).value.word)
 
-        tasks.start_soon(all_of_them)
-        await held.reached.wait()
-        await anyio.wait_all_tasks_blocked()
+        await joined(held, tasks, [ask] * 5)
         held.released.set()
+    assert words == ["yes"] * 5
     assert held.arrived == 1
     (spent,) = await store.spend(RUN)
     assert spent.usage.calls == 1
@@ -379,9 +389,7 @@ async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
             with leaving:
                 await client.ask(PROMPT, Word, sample=sample())
 
-        tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
-        tasks.start_soon(leave)
-        await anyio.wait_all_tasks_blocked()
+        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, sample=sample()), leave])
         leaving.cancel()
         await anyio.wait_all_tasks_blocked()
         assert held.cancelled == 0
@@ -393,9 +401,7 @@ async def test_the_last_waiter_to_leave_cancels_the_request() -> None:
     """Nothing goes on being paid for that nobody waits for."""
     held = Held()
     async with connected(held) as client, anyio.create_task_group() as tasks:
-        for _ in range(2):
-            tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
-        await anyio.wait_all_tasks_blocked()
+        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, sample=sample())] * 2)
         tasks.cancel_scope.cancel()
     assert (held.arrived, held.cancelled) == (1, 1)
 
