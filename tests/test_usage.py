@@ -1,0 +1,45 @@
+"""Usage: what the provider counted, exactly, from whole and streamed answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from reflact.llm.usage import usage_of
+from reflact.results import Usage
+
+COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+CACHED: dict[str, Any] = COUNTED | {"prompt_tokens_details": {"cached_tokens": 4}}
+ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        ({"choices": [], "usage": COUNTED}, ONE),
+        ({"choices": [], "usage": CACHED}, ONE.model_copy(update={"cached_tokens": 4})),
+        ({"choices": [], "usage": COUNTED | {"prompt_tokens_details": None}}, ONE),
+        ({"choices": [], "usage": None}, Usage(calls=1)),
+        ({"choices": []}, Usage(calls=1)),
+        ([1], Usage(calls=1)),
+    ],
+)
+def test_whole_answers(body: object, usage: Usage) -> None:
+    """One call, with the tokens that the body names and zeros for a silent provider."""
+    assert usage_of("application/json", [json.dumps(body)]) == usage
+
+
+def test_streamed_answers_count_in_their_last_chunk() -> None:
+    """Usage arrives once, at the end, wherever the pieces are cut."""
+    events = [{"choices": [{}], "usage": None}, {"choices": [], "usage": CACHED}]
+    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    for cut in range(0, len(text), 7):
+        found = usage_of("text/event-stream; charset=utf-8", [text[:cut], text[cut:]])
+        assert found == ONE.model_copy(update={"cached_tokens": 4})
+
+
+def test_a_body_that_is_no_json_is_a_call_without_tokens() -> None:
+    """Nothing is guessed."""
+    assert usage_of("text/html", ["<html>"]) == Usage(calls=1)
