@@ -1,0 +1,281 @@
+"""Cassettes: answers found by content, misses that explain themselves, nothing secret on disk."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+from doubles import PROMPT, Endpoint, completion, config, connected, opened, sample
+from reflact.calls import Message, Rendered, ReplyModel, Text
+from reflact.config import ModelConfig
+from reflact.errors import BadRequest, CassetteError, CassetteMiss
+from reflact.llm.cassette import open_cassette, read_cassette
+from reflact.llm.client import Client
+from reflact.tasks import fan_out
+from reflact.testing import MemoryStore
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "sk-very-secret-key"
+
+
+class Word(ReplyModel):
+    """One word."""
+
+    word: str
+
+
+def asked(text: str) -> Rendered:
+    """Return a prompt with a user message."""
+    return Rendered(name="word", version=1, messages=(Message(role="user", content=text),))
+
+
+def echo(body: Any) -> httpx.Response:
+    """Answer with the last message."""
+    return completion(json.dumps({"word": body["messages"][-1]["content"]}))
+
+
+@asynccontextmanager
+async def taped(
+    path: Path,
+    mode: Literal["record", "replay"],
+    inner: httpx.AsyncBaseTransport | None = None,
+    *,
+    settings: ModelConfig | None = None,
+    store: MemoryStore | None = None,
+) -> AsyncIterator[Client]:
+    """Enter a client in front of a cassette."""
+    async with (
+        open_cassette(path, mode=mode, inner=inner) as transport,
+        connected(transport, settings, store=store) as llm,
+    ):
+        yield llm
+
+
+async def recorded(path: Path, *texts: str) -> None:
+    """Record one call for each text, at places of the same names."""
+    async with taped(path, "record", Endpoint(echo)) as llm:
+        for text in texts:
+            await llm.ask(asked(text), Word, sample=sample(text))
+
+
+async def test_a_recording_is_replayed_in_any_order(tmp_path: Path) -> None:
+    """Each of forty concurrent calls gets its own answer, whatever the order of arrival."""
+    texts = [f"text {n}" for n in range(40)]
+    await recorded(tmp_path / "c.jsonl", *texts)
+    random.Random(7).shuffle(texts)
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        replies = await fan_out(lambda t: llm.ask(asked(t), Word, sample=sample(t)), texts)
+    assert [reply.value.word for reply in replies] == texts
+
+
+async def test_equal_prompts_are_told_apart_by_their_sample(tmp_path: Path) -> None:
+    """Two trials of the same text replay the answers that each of them had."""
+    answers = Endpoint(completion("heads"), completion("tails"))
+    async with taped(tmp_path / "c.jsonl", "record", answers) as llm:
+        for part in ("a", "b"):
+            await llm.ask(PROMPT, Text, sample=sample(part))
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        said = {part: await llm.ask(PROMPT, Text, sample=sample(part)) for part in ("b", "a")}
+    assert (said["a"].value.text, said["b"].value.text) == ("heads", "tails")
+
+
+async def test_re_asks_are_recorded_and_replayed_too(tmp_path: Path) -> None:
+    """A replay goes through validation and the second attempt as the live run did."""
+    answers = Endpoint(completion("no word"), completion('{"word": "yes"}'))
+    async with taped(tmp_path / "c.jsonl", "record", answers) as llm:
+        live = await llm.ask(PROMPT, Word, sample=sample())
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        assert await llm.ask(PROMPT, Word, sample=sample()) == live
+    assert live.attempts == 2
+
+
+async def test_nothing_secret_and_no_host_is_written(tmp_path: Path) -> None:
+    """A cassette holds bodies and labels; keys, hosts and headers stay out of it."""
+    answer = completion('{"word": "yes"}')
+    answer.headers.update(
+        {"x-request-id": "req-17", "set-cookie": "session=1", "openai-organization": "acme"}
+    )
+
+    async def key() -> str:
+        return SECRET
+
+    settings = config(key=key, base_url="http://private-host.test:8443/v1")
+    endpoint = Endpoint(answer)
+    async with taped(tmp_path / "c.jsonl", "record", endpoint, settings=settings) as llm:
+        await llm.ask(PROMPT, Word, sample=sample())
+    assert SECRET in endpoint.requests[0].headers["authorization"]
+    written = (tmp_path / "c.jsonl").read_text()
+    for secret in (SECRET, "private-host", "req-17", "session", "acme", "8443"):
+        assert secret not in written
+
+
+async def test_passing_failures_and_refused_keys_are_not_recorded(tmp_path: Path) -> None:
+    """What a later attempt may mend is no answer; what refuses a request for good is one."""
+    statuses = [500, 429, 401, 403, 307, 400]
+    for status in statuses:
+        answer = httpx.Response(status, json={"error": {"message": f"bad {SECRET}"}})
+        async with open_cassette(
+            tmp_path / f"{status}.jsonl", mode="record", inner=Endpoint(answer)
+        ) as transport:
+            await transport.handle_async_request(raw())
+    kept = [status for status in statuses if (tmp_path / f"{status}.jsonl").stat().st_size]
+    assert kept == [400]
+
+
+async def test_a_settled_mode_replays(tmp_path: Path) -> None:
+    """The refusals by which `auto` found its way are part of the recording."""
+
+    def picky(body: Any) -> httpx.Response:
+        if "tools" in body or body["response_format"]["type"] == "json_schema":
+            return httpx.Response(400, json={"error": {"message": "unknown format"}})
+        return completion('{"word": "yes"}')
+
+    said = []
+    for mode, inner in (("record", Endpoint(picky)), ("replay", None)):
+        async with taped(tmp_path / "c.jsonl", mode, inner, settings=config(mode="auto")) as llm:
+            said.append(await llm.ask(PROMPT, Word, sample=sample()))
+    assert said[0] == said[1]
+    assert [line.status for line in read_cassette(tmp_path / "c.jsonl")] == [400, 400, 200]
+
+
+async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
+    """A recording that was interrupted goes on from where it was, and stays free of contradictions."""
+    await recorded(tmp_path / "c.jsonl", "a", "b")
+    endpoint = Endpoint(echo)
+    async with taped(tmp_path / "c.jsonl", "record", endpoint) as llm:
+        for text in ("a", "b", "c"):
+            await llm.ask(asked(text), Word, sample=sample(text))
+    assert [body["messages"][-1]["content"] for body in endpoint.bodies] == ["c"]
+    assert len(read_cassette(tmp_path / "c.jsonl")) == 3
+
+
+async def test_lines_are_whole_as_soon_as_their_answers_are_used(tmp_path: Path) -> None:
+    """A recording that is killed holds every answer that anything has seen."""
+    async with taped(tmp_path / "c.jsonl", "record", Endpoint(echo)) as llm:
+        for number in range(3):
+            await llm.ask(asked(str(number)), Word, sample=sample(str(number)))
+            assert len(read_cassette(tmp_path / "c.jsonl")) == number + 1
+
+
+# ------------------------------------------------------------------------------------------------ misses
+
+
+async def test_a_miss_shows_what_changed(tmp_path: Path) -> None:
+    """The error names the purpose and the call, and shows the difference to what was recorded."""
+    await recorded(tmp_path / "c.jsonl", "the old wording", "something else")
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        with pytest.raises(CassetteMiss) as miss:
+            await llm.ask(asked("the new wording"), Word, sample=sample("the old wording"))
+    message = str(miss.value)
+    assert "merge" in message
+    assert sample("the old wording").label in message
+    assert '-   "content": "the old wording"' in message
+    assert '+   "content": "the new wording"' in message
+    assert "something else" not in message
+
+
+async def test_a_miss_without_its_like_says_so(tmp_path: Path) -> None:
+    """Where nothing of the kind was recorded there is nothing to compare with."""
+    await recorded(tmp_path / "c.jsonl", "a")
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        with pytest.raises(CassetteMiss, match="nor one of its kind; record it again"):
+            await llm.ask(asked("a"), Word, sample=sample(purpose="rank"))
+
+
+async def test_a_miss_leaves_nothing_in_the_store(tmp_path: Path) -> None:
+    """No intent stays open for a call that was never sent."""
+    await recorded(tmp_path / "c.jsonl", "a")
+    store = await opened()
+    async with taped(tmp_path / "c.jsonl", "replay", store=store) as llm:
+        with pytest.raises(CassetteMiss):
+            await llm.ask(asked("b"), Word, sample=sample())
+    await store.open_run("r0", {}, {})
+    assert await store.spend("r0") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no recorded answer"),
+        ("{\n", "malformed in line 1"),
+        ("GOOD\nnot json\n", "malformed in line 2"),
+        ('GOOD\n\n{"sample": "x"}\n', "malformed in line 3"),
+        ('GOOD\n{"sample": "x", "method"', "malformed in line 2"),
+        ("GOOD\n[]\n", "malformed in line 2"),
+    ],
+)
+async def test_a_damaged_cassette_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+    """One sentence says which file, which line and what to do."""
+    await recorded(tmp_path / "good.jsonl", "a")
+    good = (tmp_path / "good.jsonl").read_text().strip()
+    (tmp_path / "c.jsonl").write_text(text.replace("GOOD", good))
+    with pytest.raises(CassetteError, match=message) as damaged:
+        async with open_cassette(tmp_path / "c.jsonl", mode="replay"):
+            pass
+    assert "c.jsonl" in str(damaged.value)
+    assert "\n" not in str(damaged.value)
+
+
+async def test_a_missing_cassette_is_an_error(tmp_path: Path) -> None:
+    """A replay without a recording never starts."""
+    with pytest.raises(CassetteError, match=r"none\.jsonl"):
+        async with open_cassette(tmp_path / "none.jsonl", mode="replay"):
+            pass
+
+
+async def test_a_cassette_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """Recording into a folder's place fails before anything is sent."""
+    (tmp_path / "c.jsonl").mkdir()
+    with pytest.raises(CassetteError, match=r"c\.jsonl"):
+        async with open_cassette(tmp_path / "c.jsonl", mode="record", inner=Endpoint(echo)):
+            pass
+
+
+# --------------------------------------------------------------------------------------------- streaming
+
+
+async def test_streams_replay_piece_by_piece(tmp_path: Path) -> None:
+    """A streamed answer comes back in the pieces in which it arrived, characters whole."""
+    pieces = ["data: {}\n\n", "data: zwölf 🌍", "\n\ndata: [DONE]\n\n"]
+
+    class Streaming(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            headers = {"content-type": "text/event-stream"}
+            return httpx.Response(200, headers=headers, content=stream(pieces))
+
+    for mode, inner in (("record", Streaming()), ("replay", None)):
+        async with open_cassette(tmp_path / "c.jsonl", mode=mode, inner=inner) as transport:
+            response = await transport.handle_async_request(raw())
+            assert response.headers["content-type"] == "text/event-stream"
+            assert [piece.decode() async for piece in response.aiter_raw()] == pieces
+
+
+async def stream(pieces: list[str]) -> AsyncIterator[bytes]:
+    """Yield pieces with pauses between them."""
+    for piece in pieces:
+        await anyio.lowlevel.checkpoint()
+        yield piece.encode()
+
+
+def raw() -> httpx.Request:
+    """Return a request as it arrives at the network."""
+    return httpx.Request("POST", "http://endpoint.test/v1/chat/completions", json={"model": "m"})
+
+
+async def test_a_refusal_replays_as_a_refusal(tmp_path: Path) -> None:
+    """Statuses are part of the recording."""
+    answer = httpx.Response(400, json={"error": {"message": "no such model"}})
+    for mode, inner in (("record", Endpoint(answer)), ("replay", None)):
+        async with taped(tmp_path / "c.jsonl", mode, inner) as llm:
+            with pytest.raises(BadRequest, match="no such model"):
+                await llm.ask(PROMPT, Word, sample=sample())
