@@ -1,0 +1,557 @@
+"""The one door to a model: modes, settings, keys, plain replies, and errors under the house's names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from pydantic import Field
+
+from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
+from reflact.calls import Message, Rendered, ReplyModel, Text
+from reflact.errors import (
+    AccessDenied,
+    BadRequest,
+    ConfigError,
+    ContextOverflow,
+    ModelError,
+    ProviderDown,
+    ReplyError,
+)
+from reflact.llm.client import Client
+from reflact.llm.modes import schema_of
+from reflact.ports import LLM
+from reflact.results import Usage
+from reflact.tasks import fan_out
+from reflact.types import Frozen
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "sk-very-secret-key"
+
+
+class Part(Frozen):
+    """A nested value."""
+
+    title: str = Field(description="What it is called.")
+    size: int | None = Field(None, ge=0, description="How large it is.")
+
+
+class Pick(ReplyModel):
+    """A reply with nested values."""
+
+    reasoning: str = Field(max_length=4000, description="Why, in a sentence.")
+    parts: list[Part] = Field(min_length=1, max_length=3, description="The parts, best first.")
+
+
+VALUE = Pick(reasoning="so", parts=[Part(title="a", size=1)])
+TEXT = VALUE.model_dump_json()
+GOOD = completion(TEXT)
+
+
+def refused(status: int, message: str, code: str | None = None) -> httpx.Response:
+    """Return a refusal in the shape of OpenAI's errors."""
+    return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
+
+
+# ------------------------------------------------------------------------------------------------- replies
+
+
+async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
+    """Values are equal to, and pickled and compared like, any other of their type."""
+    async with connected(Endpoint(GOOD)) as client:
+        reply = await client.ask(PROMPT, Pick, sample=sample())
+    assert reply.value == VALUE
+    assert type(reply.value) is Pick
+    assert reply.attempts == 1
+    assert reply.usage == Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
+
+
+def test_a_client_is_an_llm() -> None:
+    """The client has the shape of the port."""
+
+    def door(llm: LLM) -> LLM:
+        return llm
+
+    assert door(Client.__new__(Client))
+
+
+HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell}, %s and "quotes"\\n.'
+
+
+@pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
+async def test_prompts_are_never_templates(mode: str) -> None:
+    """What a skill contains arrives as it is, in every mode."""
+    prompt = Rendered(
+        name="p",
+        version=1,
+        messages=(Message(role="system", content=HOSTILE), Message(role="user", content=HOSTILE)),
+    )
+    endpoint = Endpoint(completion(TEXT, arguments=TEXT))
+    async with connected(endpoint, config(mode=mode)) as client:
+        await client.ask(prompt, Pick, sample=sample())
+    system, user = endpoint.bodies[0]["messages"]
+    assert system == {"role": "system", "content": HOSTILE}
+    assert user["content"].startswith(HOSTILE)
+    assert (user["content"] == HOSTILE) is (mode != "json")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (completion("two\nlines"), "two\nlines"),
+        (completion(""), ""),
+        (completion(None), ""),
+        (completion("cut o", finish="length"), "cut o"),
+        (completion('{"json": true}'), '{"json": true}'),
+        (completion(None, refusal="I would rather not."), "I would rather not."),
+    ],
+)
+async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text: str) -> None:
+    """Text is asked for without a format; empty, cut off and unwilling answers are answers."""
+    endpoint = Endpoint(answer)
+    async with connected(endpoint, config(mode="auto")) as client:
+        reply = await client.ask(PROMPT, Text, sample=sample())
+    assert (reply.value, reply.attempts) == (Text(text=text), 1)
+    assert endpoint.bodies == [{"model": "m", "messages": [m.model_dump() for m in PROMPT.messages]}]
+
+
+async def test_plain_replies_are_checked_too() -> None:
+    """A check that refuses a text sends it back with the reason."""
+
+    def short(reply: Text) -> None:
+        if len(reply.text) > 3:
+            raise ValueError("more than three characters")
+
+    endpoint = Endpoint(completion("four"), completion("two"))
+    async with connected(endpoint) as client:
+        reply = await client.ask(PROMPT, Text, sample=sample(), check=short)
+    assert (reply.value.text, reply.attempts) == ("two", 2)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+async def test_settings_are_sent_and_absent_ones_left_out() -> None:
+    """Only what is configured is on the wire, extra fields included."""
+    endpoint = Endpoint(GOOD)
+    settings = config(
+        temperature=0.0,
+        top_p=0.5,
+        seed=7,
+        max_tokens=100,
+        max_tokens_key="max_completion_tokens",
+        reasoning_effort="low",
+        extra_body={"top_k": 3, "nested": {"a": [1.5]}},
+    )
+    async with connected(endpoint, settings) as client:
+        await client.ask(PROMPT, Text, sample=sample())
+    (body,) = endpoint.bodies
+    del body["messages"]
+    assert body == {
+        "model": "m",
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "seed": 7,
+        "max_completion_tokens": 100,
+        "reasoning_effort": "low",
+        "top_k": 3,
+        "nested": {"a": [1.5]},
+    }
+
+
+async def test_seeds_follow_the_place_in_the_plan() -> None:
+    """``per_sample`` gives each place its own seed, the same in every run."""
+    seeds = []
+    for _ in range(2):
+        endpoint = Endpoint(GOOD)
+        async with connected(endpoint, config(seed="per_sample")) as client:
+            for part in ("a", "b"):
+                await client.ask(PROMPT, Text, sample=sample(part))
+        seeds.append([body["seed"] for body in endpoint.bodies])
+    assert seeds[0] == seeds[1]
+    assert seeds[0][0] != seeds[0][1]
+
+
+async def test_the_identity_holds_what_influences_replies() -> None:
+    """Settings that change replies change it; keys, time-outs and limits do not."""
+
+    async def key() -> str:
+        return SECRET
+
+    store = await opened()
+
+    def identity(**settings: Any) -> str:
+        arguments: dict[str, Any] = {"effects": store, "journal": store.journal(RUN)}
+        return Client(config(**settings), role="optimizer", run_id=RUN, **arguments).identity
+
+    plain = identity()
+    changes: list[dict[str, Any]] = [
+        {"model": "other"},
+        {"base_url": "http://elsewhere.test/v1"},
+        {"temperature": 0.5},
+        {"seed": "per_sample"},
+        {"max_tokens": 5},
+        {"extra_body": {"top_k": 1}},
+        {"mode": "tools"},
+        {"reasks": 5},
+    ]
+    assert len({plain, *(identity(**change) for change in changes)}) == len(changes) + 1
+    same: list[dict[str, Any]] = [{"key": key}, {"timeout": 5}, {"concurrency": 1}, {"max_retries": 0}]
+    assert {identity(**change) for change in same} == {plain}
+    assert SECRET not in identity(base_url=f"http://user:{SECRET}@endpoint.test/v1?key={SECRET}", key=key)
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+async def test_a_missing_key_is_named_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence names the variable, and nothing was sent."""
+    monkeypatch.delenv("REFLACT_TEST_KEY", raising=False)
+    endpoint = Endpoint(GOOD)
+    with pytest.raises(ConfigError, match="REFLACT_TEST_KEY"):
+        async with connected(endpoint, config(api_key_env="REFLACT_TEST_KEY")):
+            pass
+    assert endpoint.requests == []
+
+
+async def test_keys_come_from_the_environment_or_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function wins over the variable; both are sent and neither is in the body."""
+
+    async def key() -> str:
+        return "from-function"
+
+    monkeypatch.setenv("REFLACT_TEST_KEY", "from-variable")
+    for settings, sent in (
+        (config(api_key_env="REFLACT_TEST_KEY"), "Bearer from-variable"),
+        (config(api_key_env="REFLACT_TEST_KEY", key=key), "Bearer from-function"),
+    ):
+        endpoint = Endpoint(GOOD)
+        async with connected(endpoint, settings) as client:
+            await client.ask(PROMPT, Text, sample=sample())
+        assert endpoint.requests[0].headers["authorization"] == sent
+        assert "from-" not in endpoint.requests[0].content.decode()
+
+
+async def test_azure_has_its_own_address_and_header() -> None:
+    """The deployment is in the path, the version in the query, the key in `api-key`."""
+
+    async def key() -> str:
+        return SECRET
+
+    endpoint = Endpoint(GOOD)
+    settings = config(api="azure", api_version="2024-10-21", base_url="https://acme.test", key=key)
+    async with connected(endpoint, settings) as client:
+        reply = await client.ask(PROMPT, Pick, sample=sample())
+    (request,) = endpoint.requests
+    assert reply.value == VALUE
+    assert str(request.url) == (
+        "https://acme.test/openai/deployments/m/chat/completions?api-version=2024-10-21"
+    )
+    assert request.headers["api-key"] == SECRET
+
+
+async def test_azure_needs_a_version() -> None:
+    """What is missing is said on entering, and nothing is left open."""
+    with pytest.raises(ConfigError, match="api_version"):
+        async with connected(Endpoint(GOOD), config(api="azure")):
+            pass
+
+
+# --------------------------------------------------------------------------------------------------- modes
+
+
+async def test_the_wire_format_of_each_mode() -> None:
+    """Each mode asks in its own field, with the same schema."""
+    schema = schema_of(Pick)
+    function = {"name": "Pick", "description": "A reply with nested values.", "parameters": schema}
+    expected: dict[str, Any] = {
+        "json_schema": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "Pick", "schema": schema}}
+        },
+        "tools": {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": {"type": "function", "function": {"name": "Pick"}},
+        },
+        "json_object_with_schema": {"response_format": {"type": "json_object", "schema": schema}},
+        "json": {"response_format": {"type": "json_object"}},
+    }
+    for mode, fields in expected.items():
+        endpoint = Endpoint(completion(TEXT, arguments=TEXT))
+        async with connected(endpoint, config(mode=mode)) as client:
+            assert (await client.ask(PROMPT, Pick, sample=sample())).value == VALUE
+        (body,) = endpoint.bodies
+        messages = body.pop("messages")
+        assert body == {"model": "m", **fields}
+        assert (json.dumps(schema) in messages[-1]["content"]) is (mode == "json")
+
+
+def test_schemas_are_small_and_plain() -> None:
+    """No definitions, titles or open objects; descriptions and counts stay, long bounds on texts go."""
+    part = {
+        "description": "A nested value.",
+        "type": "object",
+        "properties": {
+            "title": {"description": "What it is called.", "type": "string"},
+            "size": {
+                "anyOf": [{"minimum": 0, "type": "integer"}, {"type": "null"}],
+                "default": None,
+                "description": "How large it is.",
+            },
+        },
+        "required": ["title", "size"],
+        "additionalProperties": False,
+    }
+    assert schema_of(Pick) == {
+        "description": "A reply with nested values.",
+        "type": "object",
+        "properties": {
+            "reasoning": {"description": "Why, in a sentence.", "type": "string"},
+            "parts": {
+                "description": "The parts, best first.",
+                "type": "array",
+                "items": part,
+                "minItems": 1,
+                "maxItems": 3,
+            },
+        },
+        "required": ["reasoning", "parts"],
+        "additionalProperties": False,
+    }
+
+
+def only(mode: str, status: int = 400) -> Endpoint:
+    """Return an endpoint that knows one mode."""
+
+    def answer(body: Any) -> httpx.Response:
+        form = body.get("response_format", {})
+        kind = "tools" if "tools" in body else form["type"]
+        kind = "json_object_with_schema" if kind == "json_object" and "schema" in form else kind
+        kind = "json" if kind == "json_object" else kind
+        return completion(TEXT, arguments=TEXT) if kind == mode else refused(status, "unknown format")
+
+    return Endpoint(answer)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 501])
+@pytest.mark.parametrize(
+    ("mode", "tried"), [("json_schema", 1), ("tools", 2), ("json_object_with_schema", 3), ("json", 4)]
+)
+async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
+    mode: str, tried: int, status: int
+) -> None:
+    """Each mode is tried once, in order, and the call that found out is paid for once."""
+    endpoint = only(mode, status)
+    store = await opened()
+    async with connected(endpoint, config(mode="auto"), store=store) as client:
+        for part in ("a", "b"):
+            assert (await client.ask(PROMPT, Pick, sample=sample(part))).value == VALUE
+    assert len(endpoint.requests) == tried + 1
+    assert await store.journal(RUN).recall(0, "mode/optimizer") == mode
+    (spent,) = await store.spend(RUN)
+    assert spent.usage.calls == 2
+
+
+async def test_a_settled_mode_is_remembered_by_the_run() -> None:
+    """The next start asks in the noted mode at once."""
+    store = await opened()
+    async with connected(only("tools"), config(mode="auto"), store=store) as client:
+        await client.ask(PROMPT, Pick, sample=sample("a"))
+    endpoint = only("tools")
+    async with connected(endpoint, config(mode="auto"), store=store) as client:
+        await client.ask(PROMPT, Pick, sample=sample("b"))
+    assert len(endpoint.requests) == 1
+
+
+async def test_concurrent_calls_settle_the_mode_once() -> None:
+    """Ten calls that start together cost one round of refusals."""
+    endpoint = only("json_object_with_schema")
+    async with connected(endpoint, config(mode="auto")) as client:
+        await fan_out(lambda n: client.ask(PROMPT, Pick, sample=sample(str(n))), range(10))
+    assert len(endpoint.requests) == 2 + 10
+
+
+async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
+    """The first refusal is the error: it answers the format that most endpoints know."""
+    endpoint = Endpoint(refused(404, "the model m does not exist"), refused(400, "later"))
+    async with connected(endpoint, config(mode="auto")) as client:
+        with pytest.raises(BadRequest, match="the model m does not exist"):
+            await client.ask(PROMPT, Pick, sample=sample())
+    assert len(endpoint.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(refused(401, "no"), AccessDenied), (refused(500, "no"), ProviderDown)],
+)
+async def test_other_failures_do_not_settle_a_mode(answer: httpx.Response, error: type[Exception]) -> None:
+    """What is no refusal of the format ends the search with its own error."""
+    store = await opened()
+    endpoint = Endpoint(answer)
+    async with connected(endpoint, config(mode="auto", max_retries=0), store=store) as client:
+        with pytest.raises(error):
+            await client.ask(PROMPT, Pick, sample=sample())
+    assert len(endpoint.requests) == 1
+    assert await store.journal(RUN).recall(0, "mode/optimizer") is None
+
+
+# -------------------------------------------------------------------------------------------------- errors
+
+OVERFLOWS = [
+    refused(400, "This model's maximum context length is 8192 tokens.", "context_length_exceeded"),
+    httpx.Response(
+        400,
+        json={
+            "object": "error",
+            "message": "This model's maximum context length is 4096 tokens. However, you requested 5000.",
+            "code": 400,
+        },
+    ),
+    httpx.Response(
+        400,
+        json={
+            "error": {
+                "code": 400,
+                "message": "the request exceeds the available context size, try increasing it",
+                "type": "exceed_context_size_error",
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("answer", OVERFLOWS)
+async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Response) -> None:
+    """OpenAI's, vLLM's and llama.cpp's words for it are known; no other mode is tried."""
+    endpoint = Endpoint(answer)
+    async with connected(endpoint, config(mode="auto")) as client:
+        with pytest.raises(ContextOverflow):
+            await client.ask(PROMPT, Pick, sample=sample())
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
+        (refused(403, "not allowed"), AccessDenied, "403"),
+        (refused(400, "bad field"), BadRequest, "bad field"),
+        (refused(404, "no such model"), BadRequest, "no such model"),
+        (refused(422, "bad value"), BadRequest, "422"),
+        (refused(408, "slow"), ProviderDown, "408"),
+        (refused(409, "conflict"), ProviderDown, "409"),
+        (refused(429, "busy"), ProviderDown, "429"),
+        (refused(503, "down"), ProviderDown, "503"),
+        (httpx.ConnectError("no route"), ProviderDown, "no route"),
+        (httpx.ReadTimeout("slow"), ProviderDown, "120 seconds"),
+    ],
+)
+async def test_failures_have_the_names_of_the_house(
+    answer: httpx.Response | Exception,
+    error: type[ModelError],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Errors say what happened and where, in one sentence, whatever the client library calls them."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
+    settings = config(max_retries=0, api_key_env="REFLACT_TEST_KEY")
+    async with connected(Endpoint(answer), settings) as client:
+        with pytest.raises(error, match=words) as failure:
+            await client.ask(PROMPT, Text, sample=sample())
+    assert type(failure.value) is error
+    assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
+
+
+async def test_no_error_quotes_a_key() -> None:
+    """Where a provider repeats the key or the address holds a password, messages leave them out."""
+
+    async def key() -> str:
+        return SECRET
+
+    settings = config(key=key, base_url=f"http://user:{SECRET}-2@endpoint.test/v1")
+    async with connected(Endpoint(refused(401, f"Incorrect API key: {SECRET}.")), settings) as client:
+        with pytest.raises(AccessDenied) as failure:
+            await client.ask(PROMPT, Text, sample=sample())
+    assert SECRET not in str(failure.value)
+    assert "[key]" in str(failure.value)
+
+
+async def test_nothing_secret_is_stored() -> None:
+    """The key is in no intent and in no stored reply."""
+
+    async def key() -> str:
+        return SECRET
+
+    seen: list[str] = []
+    store = await opened()
+
+    class Noting:
+        async def find_reply(self, key: str) -> None:
+            seen.append(key)
+
+        async def intend(self, intent: Any) -> None:
+            seen.append(intent.model_dump_json())
+
+        async def keep_reply(self, reply: Any, intent: Any) -> None:
+            seen.append(reply.model_dump_json())
+
+        async def drop_intent(self, intent: Any) -> None:
+            raise AssertionError
+
+    async with connected(Endpoint(GOOD), config(key=key), store=store, effects=Noting()) as client:
+        await client.ask(PROMPT, Pick, sample=sample())
+    assert len(seen) == 3
+    assert SECRET not in "".join(seen)
+
+
+# ------------------------------------------------------------------------------------------ living together
+
+
+async def test_two_clients_in_one_loop_keep_apart() -> None:
+    """Different models, keys and stores give what they give alone."""
+
+    async def run(number: int) -> tuple[str, str, int]:
+        async def key() -> str:
+            return f"key-{number}"
+
+        endpoint = Endpoint(completion(f"I am {number}"))
+        store = await opened()
+        settings = config(key=key, model=f"model-{number}")
+        async with connected(endpoint, settings, store=store) as client:
+            replies = await fan_out(lambda n: client.ask(PROMPT, Text, sample=sample(str(n))), range(5))
+        (spent,) = await store.spend(RUN)
+        (text,) = {reply.value.text for reply in replies}
+        (header,) = {request.headers["authorization"] for request in endpoint.requests}
+        return text, header, spent.usage.calls
+
+    assert await fan_out(run, [1, 2]) == (("I am 1", "Bearer key-1", 5), ("I am 2", "Bearer key-2", 5))
+
+
+async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:
+    """Leaving because of an error wraps it in nothing, and what was in flight is cancelled."""
+
+    class Endless(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    async def work() -> None:
+        async with connected(Endless()) as client:
+            with anyio.move_on_after(0):
+                await client.ask(PROMPT, Text, sample=sample())
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"), anyio.fail_after(5):
+        await work()
+
+
+async def test_a_reply_error_is_no_provider_error() -> None:
+    """Replies that came and were no good are told apart from replies that did not come."""
+    async with connected(Endpoint(completion("no")), config(reasks=0)) as client:
+        with pytest.raises(ReplyError) as failure:
+            await client.ask(PROMPT, Pick, sample=sample())
+    assert failure.value.reasons
+    assert not isinstance(failure.value, ProviderDown | BadRequest)
