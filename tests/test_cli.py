@@ -302,14 +302,15 @@ def test_show_names_the_steps_and_runs_that_exist(toy: Path) -> None:
 
 
 def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
-    """`record` writes what `replay` needs to give the same run when the endpoint is gone."""
+    """`record` writes what `replay` needs to give the same run when endpoint and key are gone."""
     cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
     with serving(say_four) as url:
         path = configured(tmp_path, url)
         recorded = reflact("record", path, "--cassette", cassette, *once)
     assert recorded.exit_code == 0, recorded.output
     out = f"out_dir={tmp_path / 'again'}"
-    replayed = reflact("replay", path, "--cassette", cassette, *once, "--set", out)
+    keyless = ("--set", "models.target.api_key_env=REFLACT_TEST_NO_SUCH_KEY")
+    replayed = reflact("replay", path, "--cassette", cassette, *once, *keyless, "--set", out)
     assert replayed.exit_code == 0, replayed.output
     assert table(replayed.stdout) == table(recorded.stdout) != []
 

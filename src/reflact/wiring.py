@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from reflact.config import TrainerConfig
+from reflact.config import ModelConfig, TrainerConfig
 from reflact.data import DataSet, check
 from reflact.errors import ConfigError, SkillError
 from reflact.loading import identity as config_identity
@@ -92,7 +92,7 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
     """Lock the run's folder, open its store and connect its models; closes all of them.
 
     Raises:
-        RunConflict: Another process works in the folder.
+        RunConflict: The folder holds another run, or another process works in it.
         ConfigError: A key is missing.
         CassetteError: The cassette is missing or malformed.
         StoreError: The database cannot be opened.
@@ -111,6 +111,7 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
             )
         stack.enter_context(run_lock(config.out_dir))
         store = await stack.enter_async_context(open_store(config.out_dir / "run.db"))
+        await store.refuse_others(planned.run_id, planned.identity)
         target = passed.target
         if target is None:
             from reflact.targets.chat import ChatTarget
@@ -129,8 +130,11 @@ async def _client(
 ) -> AsyncIterator[LLM]:
     from reflact.llm.client import Client
 
+    settings: ModelConfig = getattr(planned.config.models, role)
+    if planned.config.replay.cassette is not None and planned.config.replay.mode == "replay":
+        settings = settings.model_copy(update={"api_key_env": None, "key": None})
     client = Client(
-        getattr(planned.config.models, role),
+        settings,
         role=role,
         run_id=planned.run_id,
         effects=store,
