@@ -29,11 +29,15 @@ def export_summary(folder: Path, summary: RunSummary) -> Path:
 def write(path: Path, text: str) -> Path:
     """Replace a file's content in one step: readers see the old text or the new one, never a part.
 
+    A file that holds the text already is left as it is.
+
     Raises:
         StoreError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.read_bytes() == text.encode("utf-8"):
+            return path
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:

@@ -101,6 +101,11 @@ def after(state: RunState, record: StepRecord) -> RunState:
     )
 
 
+def versions(initial: Skill, records: Sequence[StepRecord]) -> dict[int, str]:
+    """Return the hashes of all skill versions by number, the initial skill first."""
+    return {0: initial.hash} | {r.version_after: r.skill_after for r in records if r.verdict.accepted}
+
+
 def buffer_entry(record: StepRecord) -> BufferEntry:
     """Return what later steps of the epoch are told of this one."""
     verdict = record.verdict

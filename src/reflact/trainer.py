@@ -13,7 +13,7 @@ from reflact import events, exports, loading, wiring
 from reflact.config import TrainerConfig
 from reflact.data import epoch_plan, steps_per_epoch
 from reflact.errors import EnvironmentFailure, ModelError, ReflactError, RunFailed
-from reflact.folding import after, first_state, record_of, step_events, summarise
+from reflact.folding import after, first_state, record_of, step_events, summarise, versions
 from reflact.gate import measure, score
 from reflact.ports import LLM, Environment, Target
 from reflact.results import RunSummary, Scored, Status
@@ -173,7 +173,9 @@ class _Run:
             )
         )
         state = self.state or await self._baseline()
-        for last in (await self._store.records(self.id))[-1:]:
+        records = await self._store.records(self.id)
+        await self._export_all(state, records)
+        for last in records[-1:]:
             for event in step_events(self.id, last, state):
                 await self._emit(event)
         while state.step < self._total:
@@ -191,7 +193,6 @@ class _Run:
         state = first_state(initial, mark)
         await self._store.commit(self.id, None, state, [initial])
         self.state = state
-        self._export(state, initial, new=True)
         return state
 
     async def _step(self, step: int, state: RunState) -> RunState:
@@ -257,7 +258,8 @@ class _Run:
         with anyio.CancelScope(shield=True):
             await self._store.commit(self.id, record, state, [candidate])
             self.state = state
-            self._export(state, candidate, new=record.verdict.accepted)
+            if record.verdict.accepted:
+                self._export(state, candidate)
         for event in step_events(self.id, record, state):
             await self._emit(event)
         return state
@@ -361,12 +363,16 @@ class _Run:
 
         return count
 
-    def _export(self, state: RunState, skill: Skill, *, new: bool) -> None:
-        folder = self._config.out_dir
-        if new:
-            exports.export_version(folder, state.current.number, skill)
-        if new and state.best == state.current:
-            exports.export_best(folder, skill)
+    async def _export_all(self, state: RunState, records: Sequence[StepRecord]) -> None:
+        """Write what an earlier start committed and may not have exported."""
+        for number, skill_hash in versions(self._plan.initial, records).items():
+            exports.export_version(self._config.out_dir, number, await self._store.skill(skill_hash))
+        exports.export_best(self._config.out_dir, await self._store.skill(state.best.skill_hash))
+
+    def _export(self, state: RunState, skill: Skill) -> None:
+        exports.export_version(self._config.out_dir, state.current.number, skill)
+        if state.best == state.current:
+            exports.export_best(self._config.out_dir, skill)
 
     async def _emit(self, event: events.Event) -> None:
         if await self._store.append(event):

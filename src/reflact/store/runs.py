@@ -72,6 +72,19 @@ class SQLiteStore(SQLiteEffects):
             lambda tables: _open_run(tables, path, run_id, dict(identity), config)
         )
 
+    async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
+        """Make sure that a run is new in an empty store, or known here.
+
+        Raises:
+            RunConflict: The store holds other runs only; names each key that differs from the latest.
+        """
+        rows = await self._database.rows("SELECT run_id, identity FROM runs ORDER BY rowid")
+        if not rows or run_id in {known for known, _ in rows}:
+            return
+        known, text = rows[-1]
+        before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
+        raise _conflict(known, self._database.path, _changes(before, identity))
+
     def journal(self, run_id: str) -> SQLiteJournal:
         """Return the run's journal."""
         return SQLiteJournal(self._database, run_id)
@@ -225,10 +238,7 @@ def _open_run(
     before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
     changes = _changes(before, identity)
     if changes:
-        raise RunConflict(
-            f"run {run_id} in {path} was started with other settings: {'; '.join(changes)}; "
-            "put the old values back, or choose another out_dir (a fork) for the changed run"
-        )
+        raise _conflict(run_id, path, changes)
     tables.execute(
         "UPDATE runs SET config = ?, status = NULL, reason = NULL WHERE run_id = ?",
         (canonical(config), run_id),
@@ -240,6 +250,13 @@ def _open_run(
     if last is None:
         return None
     return read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
+
+
+def _conflict(run_id: str, path: Path, changes: Sequence[str]) -> RunConflict:
+    return RunConflict(
+        f"run {run_id} in {path} was started with other settings: {'; '.join(changes)}; "
+        "put the old values back, or choose another out_dir (a fork) for the changed run"
+    )
 
 
 def _changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
