@@ -19,7 +19,7 @@ from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
 from reflact.events import Decided, RunStarted, StepStarted
 from reflact.ports import LLM, Environment, RunStore, Target
 from reflact.results import Usage
-from reflact.stages.replies import AnalystReply, SuccessReply, proposing
+from reflact.stages.replies import AnalystReply, SuccessReply, analysing, praising
 from reflact.store.runs import open_store
 from reflact.testing import (
     TOY_RULES,
@@ -232,7 +232,9 @@ async def test_an_appending_reply_fits_what_is_asked_for(
     kind: type[AnalystReply] | type[SuccessReply], operations: tuple[Operation, ...]
 ) -> None:
     """Whatever edits a stage offers, texts are appended in their order, up to the most that it takes."""
-    wanted: type[AnalystReply] | type[SuccessReply] = proposing(kind, operations, least=1, most=2)
+    wanted: type[AnalystReply] | type[SuccessReply] = (
+        analysing(operations, cases=4, most=2) if kind is AnalystReply else praising(operations, most=2)
+    )
     llm = ScriptedLLM(lambda prompt, reply_type, sample: appending(reply_type, "one", "two", "three"))
     for reply_type in (kind, wanted):
         reply = (await llm.ask(PROMPT, reply_type, sample=SAMPLE)).value

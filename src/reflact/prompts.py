@@ -59,9 +59,9 @@ class Prompt(Frozen):
         def fill(part: str) -> str:
             return HOLE.sub(lambda hole: values[hole[1]], part)
 
-        messages = [Message(role="system", content=fill(self.system))]
+        messages = [Message(role="system", content=fill(self.system).strip())]
         if self.user:
-            messages.append(Message(role="user", content=fill(self.user)))
+            messages.append(Message(role="user", content=fill(self.user).strip()))
         return Rendered(name=self.header.name, version=self.header.version, messages=tuple(messages))
 
 

@@ -56,7 +56,7 @@ class ReferenceGrader(Frozen, ABC, Generic[E]):
         score = Score(hard=float(soft >= self._bar), soft=soft)
         if soft == 1:
             return Graded(score=score, answer=answer)
-        return Graded(score=score, answer=answer, feedback=self._feedback(item, answer, why))
+        return Graded(score=score, answer=answer, feedback=self._feedback(item, answer, why) or None)
 
     @property
     def identity(self) -> JsonValue:
@@ -82,6 +82,7 @@ class ReferenceGrader(Frozen, ABC, Generic[E]):
         return accepted
 
     def _feedback(self, item: Item, answer: str, why: str) -> str:
+        """Return what the failure analyst is told; empty where answer and reference say it all."""
         expected = " or ".join(quoted(reference) for reference in _references(item))
         return f"expected {expected}, got {quoted(answer)}" + (f": {why}" if why else "")
 

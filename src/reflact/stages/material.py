@@ -12,13 +12,13 @@ from reflact.types import BufferEntry, Edit, Item, Rollout, Skill, canonical
 
 
 def show_skill(skill: Skill) -> str:
-    """Return the document's editable text, fenced; says so where it is empty."""
+    """Return the document's editable text, fenced; nothing where there is none: small models quote it."""
     text = body(skill.text).strip("\n")
-    return fence("document", text) if text.strip() else "The document is still empty."
+    return fence("document", text) if text.strip() else ""
 
 
 def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, chars: int) -> str:
-    """Return numbered trajectories with answers, references and feedback, each cut to ``chars``."""
+    """Return numbered trajectories, each part cut to ``chars``; failed ones with feedback and reference."""
     return "\n\n".join(
         fence(f"case_{n}", _case(r, i, chars))
         for n, (r, i) in enumerate(zip(rollouts, items, strict=True), 1)
@@ -53,12 +53,17 @@ def as_text(value: JsonValue) -> str:
 
 
 def _case(rollout: Rollout, item: Item, chars: int) -> str:
-    turns = "\n".join(f"{t.role}: {t.content}" for t in rollout.turns)
-    lines = [cut(turns, chars)]
-    if item.reference is not None:
-        lines.append(f"right answer: {cut(as_text(item.reference), chars)}")
-    if rollout.feedback:
+    answer = "wrong answer" if rollout.failed else "answer"
+    if [turn.role for turn in rollout.turns] == ["user", "assistant"]:
+        task, given = rollout.turns
+        lines = [f"task: {cut(task.content, chars)}", f"{answer}: {cut(given.content, chars)}"]
+    else:
+        talk = "\n".join(f"{turn.role}: {turn.content}" for turn in rollout.turns)
+        lines = [cut(talk, chars), f"{answer}: {cut(rollout.answer, chars)}"]
+    if rollout.failed and rollout.feedback:
         lines.append(f"remark: {cut(rollout.feedback, chars)}")
+    if rollout.failed and item.reference is not None:
+        lines.append(f"right answer: {cut(as_text(item.reference), chars)}")
     return "\n".join(lines)
 
 

@@ -14,10 +14,10 @@ from reflact.stages.material import show_buffer, show_cases, show_skill
 from reflact.stages.replies import (
     AnalystReply,
     Proposal,
-    SuccessReply,
+    analysing,
     analyst_check,
     operations_on,
-    proposing,
+    praising,
     success_check,
 )
 from reflact.tasks import fan_out
@@ -142,13 +142,11 @@ async def _analyse(
         try:
             if batch.source == "failure":
                 check = analyst_check(skill, cases=len(batch.items), max_edits=max_edits)
-                wanted = proposing(AnalystReply, kinds, least=min(1, max_edits), most=max_edits)
+                wanted = analysing(kinds, cases=len(batch.items), most=max_edits)
                 failure = (await llm.ask(prompt, wanted, sample=sample, check=check)).value
                 return _failure_report(empty, failure)
             praise = success_check(skill, max_edits=max_edits)
-            success = await llm.ask(
-                prompt, proposing(SuccessReply, kinds, least=0, most=max_edits), sample=sample, check=praise
-            )
+            success = await llm.ask(prompt, praising(kinds, most=max_edits), sample=sample, check=praise)
             return empty.model_copy(
                 update={"patch": _patch(empty, success.value.strengths, success.value.edits)}
             )

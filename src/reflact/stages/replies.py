@@ -18,20 +18,20 @@ R = TypeVar("R", bound=ReplyModel)
 class PatternReply(ReplyModel):
     """A kind of failure that several cases share."""
 
-    type: str = Field(min_length=1, max_length=80, description="Short name of the kind of mistake.")
-    count: int = Field(ge=1, description="How many of the cases show it.")
+    type: str = Field(min_length=1, max_length=80, description="The kind of task that was answered wrongly.")
     description: str = Field(
-        min_length=1,
-        max_length=600,
-        description="What wrong answers do and right ones do instead.",
+        min_length=1, max_length=250, description="What the right answers have that the wrong ones lack."
     )
+    count: int = Field(ge=1, description="How many of the cases show it.")
 
 
 class AppendReply(ReplyModel):
     """One addition to the document."""
 
     content: str = Field(
-        min_length=1, max_length=4000, description="The new text: a rule for all cases of its kind."
+        min_length=1,
+        max_length=4000,
+        description="The rule: the kind of task, then a right answer to imitate.",
     )
 
     def edit(self) -> Edit:
@@ -50,7 +50,8 @@ class EditReply(ReplyModel):
         description="Text copied exactly from the document, where it occurs once. Empty for append."
     )
     content: str = Field(
-        max_length=4000, description="The new text: a rule for all cases of its kind. Empty for delete."
+        max_length=4000,
+        description="The rule: the kind of task, then a right answer to imitate. Empty for delete.",
     )
 
     def edit(self) -> Edit:
@@ -110,29 +111,39 @@ class RankReply(ReplyModel):
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
 
 
-Editing = TypeVar("Editing", AnalystReply, SuccessReply)
+@lru_cache(maxsize=64)
+def analysing(operations: tuple[Operation, ...], *, cases: int, most: int) -> type[AnalystReply]:
+    """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
+
+    A pattern is what several cases share, so there are half as many at most, and never more than three.
+    The bounds stand in the schema: samplers that follow one cannot leave them.
+    """
+    about = AnalystReply.model_fields["patterns"].description
+    patterns = Field(min_length=1, max_length=max(1, min(3, cases // 2)), description=about)
+    wanted = create_model(
+        "AnalystReply",
+        __base__=AnalystReply,
+        __doc__=AnalystReply.__doc__,
+        patterns=(list[PatternReply], patterns),
+    )
+    return _with_edits(wanted, _edit_type(operations, sources=None), min(1, most), most)
 
 
 @lru_cache(maxsize=64)
-def proposing(
-    reply_type: type[Editing], operations: tuple[Operation, ...], *, least: int, most: int
-) -> type[Editing]:
-    """Return the reply type with ``least`` to ``most`` edits of the given kinds.
-
-    The bounds stand in the schema, so that samplers that follow one cannot leave them.
-    """
-    return _with_edits(reply_type, _edit_type(operations, sources=None), least, most)
+def praising(operations: tuple[Operation, ...], *, most: int) -> type[SuccessReply]:
+    """Return the reply type for successes with at most ``most`` edits; see ``analysing``."""
+    return _with_edits(SuccessReply, _edit_type(operations, sources=None), 0, most)
 
 
 @lru_cache(maxsize=64)
 def merging(operations: tuple[Operation, ...], *, proposals: int) -> type[MergeReply]:
-    """Return the reply type of a merge of numbered proposals; see ``proposing``."""
+    """Return the reply type of a merge of numbered proposals; see ``analysing``."""
     return _with_edits(MergeReply, _edit_type(operations, sources=proposals), 1, proposals)
 
 
 @lru_cache(maxsize=64)
 def ranking(*, proposals: int, budget: int) -> type[RankReply]:
-    """Return the reply type of a ranking of numbered proposals; see ``proposing``."""
+    """Return the reply type of a ranking of numbered proposals; see ``analysing``."""
     number = Annotated[int, Field(ge=1, le=proposals)]
     selected = Field(
         min_length=budget, max_length=budget, description=RankReply.model_fields["selected"].description
