@@ -86,9 +86,13 @@ class Stream(Generic[T]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel the producer if it still runs, and wait until it has cleaned up."""
+        """Cancel the producer if it still runs, and wait until it has cleaned up.
+
+        It is cancelled once, however often this is called: a second time would cut its clean-up short.
+        """
         if self._task is not None and not self._task.done():
-            self._task.cancel()
+            if not self._task.cancelling():
+                self._task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({self._task})
         if self._task is not None and self._task.done() and not self._task.cancelled():
