@@ -6,28 +6,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reflact.config import TrainerConfig as TrainerConfig
-    from reflact.errors import ReflactError as ReflactError
-    from reflact.trainer import Trainer as Trainer
+    from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
+    from reflact.config import TrainerConfig
+    from reflact.errors import ReflactError
+    from reflact.ports import LLM, Environment, Session, Target
+    from reflact.results import RunSummary
+    from reflact.trainer import Trainer
+    from reflact.types import Edit, Graded, Item, Patch, Rollout, Score, Skill, Split
+
+__all__ = [
+    "LLM",
+    "Edit",
+    "Environment",
+    "Graded",
+    "Item",
+    "Message",
+    "Patch",
+    "ReflactError",
+    "Rendered",
+    "Reply",
+    "ReplyModel",
+    "Rollout",
+    "RunSummary",
+    "Sample",
+    "Score",
+    "Session",
+    "Skill",
+    "Split",
+    "Target",
+    "Trainer",
+    "TrainerConfig",
+]
 
 _HOMES = {
-    "ReflactError": "errors",
-    "RunSummary": "results",
-    "TrainerConfig": "config",
-    "Trainer": "trainer",
+    "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
+    "config": ("TrainerConfig",),
+    "errors": ("ReflactError",),
+    "ports": ("LLM", "Environment", "Session", "Target"),
+    "results": ("RunSummary",),
+    "trainer": ("Trainer",),
+    "types": ("Edit", "Graded", "Item", "Patch", "Rollout", "Score", "Skill", "Split"),
 }
-_HOMES |= dict.fromkeys(("Edit", "Graded", "Item", "Patch", "Rollout", "Score", "Skill", "Split"), "types")
-_HOMES |= dict.fromkeys(("LLM", "Environment", "Session", "Target"), "ports")
-_HOMES |= dict.fromkeys(("Message", "Rendered", "Reply", "ReplyModel", "Sample"), "calls")
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'reflact' has no attribute {name!r}")
-    return getattr(import_module(f"reflact.{home}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"reflact.{home}"), name)
+    raise AttributeError(f"module 'reflact' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
