@@ -1,0 +1,164 @@
+"""Trainers in one event loop know nothing of each other and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.lowlevel import checkpoint
+
+import pure_server
+from reflact import Trainer
+from reflact.results import RunSummary
+from reflact.store.runs import open_store
+from reflact.tasks import group
+from reflact.types import Split
+
+pytestmark = pytest.mark.anyio
+
+
+class PureNetwork(httpx.AsyncBaseTransport):
+    """The pure server's answers without a server; refuses other keys and models than its own.
+
+    Args:
+        name: The model, whose key is this name with ``-key`` behind it.
+        after: Requests after which ``then`` is called.
+        then: What to do then.
+    """
+
+    def __init__(self, name: str, *, after: int = 0, then: Callable[[], None] | None = None) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self._name = name
+        self._after = after
+        self._then = then
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(await request.aread())
+        assert request.headers["authorization"] == f"Bearer {self._name}-key"
+        assert body["model"] == self._name
+        sample = request.headers["x-sample"]
+        self.seen.append((json.dumps(body), sample))
+        if self._then is not None and len(self.seen) == self._after:
+            self._then()
+        for _ in range(len(sample) % 7):
+            await checkpoint()
+        return httpx.Response(200, json=pure_server.completion(body, pure_server.answer(body, sample)))
+
+
+def configuration(folder: Path, name: str) -> dict[str, Any]:
+    """Return a configuration of a model of its own, on data of its own."""
+    data = folder / f"data-{name}"
+    for number, split in enumerate(Split):
+        rows = [
+            {"id": f"{split}-{n}", "input": f"{rule} {number}{n}", "reference": f"{rule}:{number}{n}"}
+            for n, rule in enumerate(("alpha", "beta", "gamma", "delta") * (2 if split is Split.train else 1))
+        ]
+        (data / split).mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (data / split / "items.jsonl").write_text(lines, encoding="utf-8")
+
+    async def key() -> str:
+        await checkpoint()
+        return f"{name}-key"
+
+    model = {"model": name, "base_url": f"http://{name}.test/v1", "key": key, "sample_header": "x-sample"}
+    return {
+        "seed": len(name),
+        "out_dir": folder / f"run-{name}",
+        "data": {"path": data},
+        "environment": {"grader": "exact"},
+        "models": {"target": model, "optimizer": {"sample_header": "x-sample"}},
+        "train": {"num_epochs": 2, "batch_size": 4},
+        "reflect": {"minibatch_size": 2},
+        "select": {"max_edits": 1, "min_edits": 1},
+    }
+
+
+async def kept(config: dict[str, Any], run_id: str) -> tuple[str, ...]:
+    """Return what a run left, as text."""
+    async with open_store(config["out_dir"] / "run.db") as store:
+        summary = await store.summary(run_id)
+        assert summary is not None
+        assert summary.status == "completed"
+        return (
+            *(e.model_dump_json() for e in await store.events(run_id)),
+            *(r.model_dump_json() for r in await store.records(run_id)),
+            *(s.model_dump_json(exclude={"unsettled"}) for s in summary.spend),
+        )
+
+
+async def alone(folder: Path, name: str) -> tuple[str, ...]:
+    """Train with nothing beside it."""
+    config = configuration(folder, name)
+    trainer = Trainer(config, transport=PureNetwork(name))
+    await trainer.train()
+    return await kept(config, trainer.run_id)
+
+
+async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path) -> None:
+    """Different models, keys and stores in one loop do not touch each other, nor the environment."""
+    environment, threads = dict(os.environ), set(threading.enumerate())
+    expected = {name: await alone(tmp_path / "alone", name) for name in ("small", "larger")}
+    configs = {name: configuration(tmp_path / "both", name) for name in expected}
+    networks = {name: PureNetwork(name) for name in expected}
+    trainers = {name: Trainer(configs[name], transport=networks[name]) for name in expected}
+    tasks = asyncio.all_tasks()
+    async with group() as running:
+        for trainer in trainers.values():
+            running.start_soon(trainer.train)
+    assert asyncio.all_tasks() == tasks
+    assert set(threading.enumerate()) <= threads
+    for name, trainer in trainers.items():
+        assert await kept(configs[name], trainer.run_id) == expected[name]
+    assert expected["small"] != expected["larger"]
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize("after", [1, 20, 45])
+async def test_cancelling_one_leaves_the_other_untouched(tmp_path: Path, after: int) -> None:
+    """A cancelled trainer ends within a second; the other goes on; the cancelled one resumes to its end."""
+    expected = {name: await alone(tmp_path / "alone", name) for name in ("small", "larger")}
+    configs = {name: configuration(tmp_path / "both", name) for name in expected}
+    other = Trainer(configs["larger"], transport=PureNetwork("larger"))
+    scope = anyio.CancelScope()
+    moments: list[float] = []
+
+    def cut() -> None:
+        moments.append(time.monotonic())
+        scope.cancel()
+
+    network = PureNetwork("small", after=after, then=cut)
+
+    async def run_cut() -> None:
+        with scope:
+            await Trainer(configs["small"], transport=network).train()
+        moments.append(time.monotonic())
+
+    tasks = asyncio.all_tasks()
+    async with group() as running:
+        running.start_soon(run_cut)
+        running.start_soon(other.train)
+    assert scope.cancelled_caught
+    assert moments[1] - moments[0] < 1
+    assert asyncio.all_tasks() == tasks
+    assert await kept(configs["larger"], other.run_id) == expected["larger"]
+    stopped = RunSummary.model_validate_json(
+        (configs["small"]["out_dir"] / "summary.json").read_text("utf-8")
+    )
+    assert stopped.status == "cancelled"
+
+    again = PureNetwork("small")
+    resumed = Trainer(configs["small"], transport=again)
+    await resumed.train()
+    assert await kept(configs["small"], resumed.run_id) == expected["small"]
+    in_flight = set(network.seen) & set(again.seen)
+    assert len(in_flight) <= 8
