@@ -1,0 +1,164 @@
+"""Prompt files: found, checked, rendered in one pass, and never changed once released."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.errors import PromptError
+from reflact.prompts import HOLE, NAMES, Prompt, data_folder, load_book, read_prompt
+
+FOLDER = data_folder("prompts")
+FILES = sorted(FOLDER.glob("*/v*.md"))
+CHECKSUMS = FOLDER / "CHECKSUMS"
+
+PLAIN = """---
+name: ranking
+version: 7
+role: optimizer
+reply: RankReply
+holes: [document]
+changelog: Another one.
+---
+Rank.
+<!-- user -->
+{{document}}
+"""
+
+
+def written(folder: Path, text: str = PLAIN, place: str = "ranking/v7.md") -> Path:
+    """Write a prompt file into a folder."""
+    path = folder / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def filled(prompt: Prompt, value: str) -> str:
+    """Render a prompt with one value in all holes, and return all of its text."""
+    rendered = prompt.render(dict.fromkeys(prompt.header.holes, value))
+    return "\n".join(message.content for message in rendered.messages)
+
+
+def checksums() -> str:
+    """Return what prompts/CHECKSUMS holds: a line for each file, its hash and its place."""
+    return "".join(f"{read_prompt(p).checksum}  {p.relative_to(FOLDER).as_posix()}\n" for p in FILES)
+
+
+# ------------------------------------------------------------------------------------ what is released
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_every_version_renders(path: Path) -> None:
+    """Each released file loads, has a name that is known, and leaves no hole open."""
+    prompt = read_prompt(path)
+    assert prompt.header.name in NAMES
+    text = filled(prompt, "VALUE")
+    assert not HOLE.search(text)
+    assert text.count("VALUE") >= len(prompt.header.holes)
+
+
+def test_every_prompt_has_a_version() -> None:
+    """The book holds every name once, each in its newest version."""
+    book = load_book()
+    assert set(book.prompts) == set(NAMES) == {p.parent.name for p in FILES}
+    for name, prompt in book.prompts.items():
+        assert prompt.header.version == max(int(p.stem[1:]) for p in FILES if p.parent.name == name)
+
+
+def test_released_versions_never_change() -> None:
+    """Files and CHECKSUMS agree: a released prompt is not edited, a new version adds a line.
+
+    Written by ``cd prompts && LC_ALL=C sha256sum */v*.md > CHECKSUMS`` when versions are released.
+    """
+    assert CHECKSUMS.read_text(encoding="utf-8") == checksums()
+
+
+def test_identity_names_version_and_checksum() -> None:
+    """Another text of a prompt is another identity of the run."""
+    identity = load_book().identity
+    assert set(identity) == {f"prompts.{name}" for name in NAMES}
+    assert all(re.fullmatch(r"v\d+ [0-9a-f]{16}", str(value)) for value in identity.values())
+
+
+# ------------------------------------------------------------------------------------------- rendering
+
+
+@given(st.text(alphabet=st.sampled_from("{}$document budget_\\1"), max_size=60))
+def test_what_is_put_in_is_not_read_again(value: str) -> None:
+    """A value that looks like a hole, a template or a group reference comes out as it went in."""
+    prompt = load_book().prompts["ranking"]
+    marked = f"<<{value}{{{{document}}}}>>"
+    assert filled(prompt, marked).count(marked) >= len(prompt.header.holes)
+
+
+@pytest.mark.parametrize(("values", "named"), [({}, "document"), ({"document": "d", "extra": "e"}, "extra")])
+def test_holes_and_values_must_match(tmp_path: Path, values: dict[str, str], named: str) -> None:
+    """A hole without a value and a value without a hole are refused by name."""
+    with pytest.raises(PromptError, match=f"ranking v7.*{named}"):
+        read_prompt(written(tmp_path)).render(values)
+
+
+# ------------------------------------------------------------------------------------------ own folders
+
+
+def test_an_own_folder_comes_first(tmp_path: Path) -> None:
+    """A prompt in the own folder replaces the packaged one; those it lacks come from the package."""
+    written(tmp_path)
+    book = load_book(folder=tmp_path)
+    assert book.prompts["ranking"].header.version == 7
+    assert book.prompts["merge"] == load_book().prompts["merge"]
+    assert (
+        load_book({"ranking": 1}, tmp_path).prompts["ranking"] == load_book({"ranking": 1}).prompts["ranking"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [({"ranking": 99}, "prompt ranking: v99"), ({"rankng": 1}, "no prompt is called rankng")],
+)
+def test_unknown_pins_are_one_sentence(versions: dict[str, int], words: str) -> None:
+    """A version or a name that does not exist is refused with what was looked for."""
+    with pytest.raises(PromptError, match=words) as refusal:
+        load_book(versions)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+    """An own folder that is not there is named."""
+    with pytest.raises(PromptError, match="none is not a folder"):
+        load_book(folder=tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("---\n", "", "front matter"),
+        ("version: 7", "version: seven", "front matter is wrong"),
+        ("holes: [document]", "holes: [document", "front matter is wrong"),
+        ("changelog: Another one.\n", "", "changelog"),
+        ("holes: [document]", "holes: []", "holes in text and front matter differ: document"),
+        ("{{document}}", "the document", "holes in text and front matter differ: document"),
+        ("version: 7", "version: 8", "says it is ranking v8"),
+        ("name: ranking", "name: merge", "says it is merge v7"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:
+    """A damaged file is refused with its path and what is wrong."""
+    path = written(tmp_path, PLAIN.replace(before, after))
+    with pytest.raises(PromptError, match=words) as refusal:
+        read_prompt(path)
+    assert str(path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are refused with the path."""
+    path = written(tmp_path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(PromptError, match=r"v7\.md"):
+        read_prompt(path)
