@@ -122,8 +122,7 @@ class _Merger:
         if len(edits) == 1:
             return _Node(patch=Patch(reasoning=reasoning, edits=edits))
         prompt = self._prompts.render(
-            name,
-            {"document": show_skill(self._skill), "proposals": show_edits(edits), "count": str(len(edits))},
+            name, {"document": show_skill(self._skill), "proposals": show_edits(edits)}
         )
         sample = Sample(role="optimizer", purpose=name, step=self._step, part=part)
         check = merge_check(self._skill, proposals=len(edits))
@@ -145,7 +144,7 @@ class _Merger:
 
 
 def _merged(reply: Merge, proposals: Sequence[Edit]) -> Edit:
-    sources = [proposals[n - 1] for n in reply.sources]
+    sources = [proposals[n - 1] for n in sorted(set(reply.sources))]
     kinds = {s.source_type for s in sources}
     return reply.edit().model_copy(
         update={

@@ -26,8 +26,13 @@ def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, chars: int
 
 
 def show_edits(edits: Sequence[Edit]) -> str:
-    """Return numbered proposals, each fenced."""
-    return "\n\n".join(fence(f"proposal_{n}", _edit(e)) for n, e in enumerate(edits, 1))
+    """Return numbered proposals, each fenced, and after them a line on the cases behind each.
+
+    The line stands apart because small models copy what stands beside a text along with it.
+    """
+    fenced = "\n\n".join(fence(f"proposal_{n}", _edit(e)) for n, e in enumerate(edits, 1))
+    support = ", ".join(f"proposal {n} from {_support(e)}" for n, e in enumerate(edits, 1))
+    return f"{fenced}\n\nCases behind them: {support}."
 
 
 def show_buffer(buffer: Sequence[BufferEntry]) -> str:
@@ -67,11 +72,15 @@ def _case(rollout: Rollout, item: Item, chars: int) -> str:
     return "\n".join(lines)
 
 
-def _edit(edit: Edit) -> str:
+def _support(edit: Edit) -> str:
     source = "" if edit.source_type is None else f"{edit.source_type} "
-    lines = [f"from {edit.support_count} {source}cases", f"op: {edit.op}"]
-    if edit.target:
-        lines.append(f"target: {edit.target}")
+    return f"{edit.support_count} {source}{'case' if edit.support_count == 1 else 'cases'}"
+
+
+def _edit(edit: Edit) -> str:
+    if edit.op == "append":
+        return edit.content
+    lines = [f"op: {edit.op}", f"target: {edit.target}"]
     if edit.content:
         lines.append(f"content: {edit.content}")
     return "\n".join(lines)

@@ -60,10 +60,15 @@ class EditReply(ReplyModel):
         return Edit(op=self.op, target=target, content="" if self.op == "delete" else self.content)
 
 
-class MergedAppend(AppendReply):
+class MergedAppend(ReplyModel):
     """An addition that stands for one or more of the proposed ones."""
 
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
+    content: str = Field(min_length=1, max_length=4000, description="The text of the rule, and nothing else.")
+
+    def edit(self) -> Edit:
+        """Return the addition as a value of its own."""
+        return Edit(op="append", content=self.content)
 
 
 class MergedEdit(EditReply):
@@ -184,7 +189,7 @@ def _with_edits(reply_type: type[R], edit_type: type[ReplyModel], least: int, mo
     )
 
 
-def applicable(skill: Skill, edits: Sequence[Proposal]) -> None:
+def applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
     """Refuse edits that the document would reject.
 
     Raises:
@@ -226,10 +231,7 @@ def merge_check(skill: Skill, *, proposals: int) -> Callable[[MergeReply], None]
 
     def check(reply: MergeReply) -> None:
         at_most(reply.edits, proposals)
-        named = [n for edit in reply.edits for n in edit.sources]
-        in_range(named, proposals)
-        if len(set(named)) != len(named):
-            raise ValueError("a proposal is named in more than one place")
+        in_range([n for edit in reply.edits for n in edit.sources], proposals)
         applicable(skill, reply.edits)
 
     return check
@@ -248,7 +250,7 @@ def rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
     return check
 
 
-def at_most(edits: Sequence[Proposal], limit: int) -> None:
+def at_most(edits: Sequence[Proposal | Merge], limit: int) -> None:
     """Refuse more edits than are allowed.
 
     Raises:
