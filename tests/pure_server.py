@@ -82,7 +82,7 @@ def _edit(fields: dict[str, Any], line: str, sources: list[int] | None = None) -
 
 
 def _content(proposal: str) -> str:
-    return proposal.partition("content: ")[2]
+    return proposal.rpartition("content: ")[2]
 
 
 def _digits(sample: str) -> str:

@@ -391,12 +391,12 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
     """While another process works in the folder, a trainer says so and does nothing."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom reflact.store.lock import run_lock\n"
-        "with run_lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        "with run_lock(Path(sys.argv[1])):\n    sys.stdout.write('held')\n    sys.stdout.flush()\n    sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     async with await anyio.open_process(command, stderr=None) as holder:
         assert holder.stdout is not None
-        assert await holder.stdout.receive() == b"held\n"
+        assert await holder.stdout.receive() == b"held"
         with pytest.raises(RunConflict, match=f"process {holder.pid}"):
             await trainer(settings(tmp_path)).train()
         holder.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from reflact.errors import StoreError
@@ -29,7 +28,8 @@ def export_summary(folder: Path, summary: RunSummary) -> Path:
 def write(path: Path, text: str) -> Path:
     """Replace a file's content in one step: readers see the old text or the new one, never a part.
 
-    A file that holds the text already is left as it is.
+    A file that holds the text already is left as it is. What a crash leaves half-written beside it is
+    overwritten next time; only one process may write, as the run's lock sees to.
 
     Raises:
         StoreError: The file cannot be written.
@@ -38,17 +38,12 @@ def write(path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.read_bytes() == text.encode("utf-8"):
             return path
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        part = path.with_name(f".{path.name}.part")
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
     except OSError as error:
         raise StoreError(
             f"cannot write {path}: {error.strerror or error}; the database holds its content"
