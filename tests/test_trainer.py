@@ -371,6 +371,7 @@ async def test_exports_match_the_database(tmp_path: Path) -> None:
 
     for path in [*(tmp_path / "skills").iterdir(), tmp_path / "best_skill.md"]:
         path.unlink()
+    (tmp_path / "skills" / ".v0001.md.part").write_text("half", encoding="utf-8")
     await trainer(config).train()
     assert {p.name: p.read_text("utf-8") for p in (tmp_path / "skills").iterdir()} == files
     assert (tmp_path / "best_skill.md").is_file()
@@ -391,7 +392,8 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
     """While another process works in the folder, a trainer says so and does nothing."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom reflact.store.lock import run_lock\n"
-        "with run_lock(Path(sys.argv[1])):\n    sys.stdout.write('held')\n    sys.stdout.flush()\n    sys.stdin.read()\n"
+        "with run_lock(Path(sys.argv[1])):\n    sys.stdout.write('held')\n"
+        "    sys.stdout.flush()\n    sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     async with await anyio.open_process(command, stderr=None) as holder:
