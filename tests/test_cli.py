@@ -290,7 +290,7 @@ def test_show_tells_a_step_by_its_edits_and_its_diff(toy: Path) -> None:
     result = reflact("show", toy, "1")
     assert result.exit_code == 0, result.output
     assert "verdict: The candidate's 0.5000" in result.stdout
-    assert "pattern: double (1): " in result.stdout
+    assert re.search(r"^ *pattern: square \(\d\): ", result.stdout, re.M)
     assert "edit applied: append '- square: " in result.stdout
     assert "\n+- square: " in result.stdout
 
