@@ -174,6 +174,10 @@ class ReflectConfig(Section):
     concurrency: int = Field(
         16, ge=1, description="Analyst calls in flight at most.", json_schema_extra=CHANGEABLE
     )
+    step_buffer: bool = Field(
+        True,
+        description="Show analysts what earlier steps of the epoch tried; small optimizers may copy it.",
+    )
     trajectory_chars: int = Field(
         4000,
         ge=200,

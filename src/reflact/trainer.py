@@ -214,7 +214,7 @@ class _Run:
             config=config.reflect,
             max_edits=config.select.max_edits if most is None else most,
             operations=config.update.operations,
-            buffer=state.step_buffer if state.epoch == epoch else (),
+            buffer=state.step_buffer if config.reflect.step_buffer and state.epoch == epoch else (),
             step=step,
             report=self._counter("reflect", step, len(batches)),
         )

@@ -1,0 +1,28 @@
+"""Record one answer to each prompt from the small model; the test of the prompts replays them.
+
+Needs a server as ``scripts/local_server.py`` starts it. Run it whenever a prompt gets a new version::
+
+    python scripts/record_prompts.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from prompt_examples import CASSETTE, record
+
+
+async def main() -> None:
+    """Record and show the replies."""
+    CASSETTE.parent.mkdir(parents=True, exist_ok=True)
+    for name, reply in (await record()).items():
+        print(f"{name}: {reply.model_dump_json()}")
+
+
+if __name__ == "__main__":
+    anyio.run(main)
