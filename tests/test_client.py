@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+import respx
 from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
@@ -25,6 +27,7 @@ from reflact.llm.client import Client
 from reflact.llm.modes import schema_of
 from reflact.ports import LLM
 from reflact.results import Usage
+from reflact.store.runs import open_store
 from reflact.tasks import fan_out
 from reflact.types import Frozen
 
@@ -218,6 +221,23 @@ async def test_a_missing_key_is_named_before_any_call(monkeypatch: pytest.Monkey
     assert endpoint.requests == []
 
 
+@pytest.mark.parametrize("key", ["", f"{SECRET}\n", f" {SECRET}", f"{SECRET}\u2026", "two words"])
+async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break or a space that came along is said at once, without quoting what it came along with."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", key)
+
+    async def given() -> str:
+        return key
+
+    for settings in (config(api_key_env="REFLACT_TEST_KEY"), config(key=given)):
+        endpoint = Endpoint(GOOD)
+        with pytest.raises(ConfigError, match=r"models\.optimizer: the (environment|function)") as refused:
+            async with connected(endpoint, settings):
+                pass
+        assert SECRET not in str(refused.value)
+        assert endpoint.requests == []
+
+
 async def test_keys_come_from_the_environment_or_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function wins over the variable; both are sent and neither is in the body."""
 
@@ -398,6 +418,25 @@ async def test_other_failures_do_not_settle_a_mode(answer: httpx.Response, error
     assert await store.journal(RUN).recall(0, "mode/optimizer") is None
 
 
+async def test_one_exchange_on_the_wire() -> None:
+    """Without a transport of its own the client posts to the configured address, with the key and once."""
+
+    async def key() -> str:
+        return SECRET
+
+    store = await opened()
+    settings = config(key=key, temperature=0.5)
+    client = Client(settings, role="optimizer", run_id=RUN, effects=store, journal=store.journal(RUN))
+    with respx.mock(assert_all_called=True) as router:
+        route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
+        async with client:
+            reply = await client.ask(PROMPT, Pick, sample=sample())
+    assert reply.value == VALUE
+    (call,) = route.calls
+    assert call.request.headers["authorization"] == f"Bearer {SECRET}"
+    assert json.loads(call.request.content)["temperature"] == 0.5
+
+
 # -------------------------------------------------------------------------------------------------- errors
 
 OVERFLOWS = [
@@ -477,6 +516,59 @@ async def test_no_error_quotes_a_key() -> None:
             await client.ask(PROMPT, Text, sample=sample())
     assert SECRET not in str(failure.value)
     assert "[key]" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.LocalProtocolError(f"Illegal header value b'Bearer {SECRET}'"),
+        httpx.Response(200, json={"headers": {"authorization": SECRET}}),
+        httpx.Response(200, text=f"You sent {SECRET}.", headers={"content-type": "text/plain"}),
+    ],
+)
+async def test_failures_on_the_way_quote_no_key(answer: httpx.Response | Exception) -> None:
+    """Neither a network library nor an endpoint that echoes can put the key into a message."""
+
+    async def key() -> str:
+        return SECRET
+
+    async with connected(Endpoint(answer), config(key=key, max_retries=0)) as client:
+        with pytest.raises(ModelError) as failure:
+            await client.ask(PROMPT, Text, sample=sample())
+    assert SECRET not in str(failure.value)
+    assert "[key]" in str(failure.value)
+
+
+async def test_an_error_that_is_being_handled_is_not_taken_for_the_new_one() -> None:
+    """Asking again because of one failure tells about the second failure as it is."""
+    async with connected(Endpoint(httpx.ConnectError("no route")), config(max_retries=0)) as client:
+        try:
+            raise ContextOverflow("the first failure")
+        except ContextOverflow:
+            with pytest.raises(ProviderDown, match="no route"):
+                await client.ask(PROMPT, Text, sample=sample())
+
+
+async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
+    """JSON can name what no file can hold: it is replaced in plain replies and in what is sent back."""
+    half = GOOD.content.replace(json.dumps(TEXT).encode(), b'"a \\ud800 b"')
+    endpoint = Endpoint(httpx.Response(200, content=half), httpx.Response(200, content=half), GOOD)
+    async with open_store(tmp_path / "run.db") as store:
+        await store.open_run(RUN, {}, {})
+        client = Client(
+            config(),
+            role="optimizer",
+            run_id=RUN,
+            effects=store,
+            journal=store.journal(RUN),
+            transport=endpoint,
+        )
+        async with client:
+            plain = await client.ask(PROMPT, Text, sample=sample())
+            typed = await client.ask(PROMPT, Pick, sample=sample("typed"))
+    assert plain.value.text == "a \ufffd b"
+    assert (typed.value, typed.attempts) == (VALUE, 2)
+    assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"
 
 
 async def test_nothing_secret_is_stored() -> None:

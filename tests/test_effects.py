@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import reflact.llm.keys as keys_module
 from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
-from reflact.calls import Intent, ReplyModel, StoredReply, Text
+from reflact.calls import Intent, ReplyModel, Sample, StoredReply, Text
 from reflact.errors import AccessDenied, ProviderDown
 from reflact.llm.keys import address_of, effect_key, endpoint_of, seed_of
 from reflact.testing import MemoryStore
@@ -293,6 +293,10 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
         (httpx.Response(200, json={"choices": []}), ProviderDown),
         (httpx.Response(200, json={"choices": [{"index": 0}]}), ProviderDown),
         (httpx.Response(200, json=[1]), ProviderDown),
+        (
+            httpx.Response(200, text="[" * 100_000, headers={"content-type": "application/json"}),
+            ProviderDown,
+        ),
     ],
 )
 async def test_a_failure_leaves_nothing_behind(
@@ -378,6 +382,41 @@ async def test_equal_calls_in_flight_are_one_request() -> None:
     assert held.arrived == 1
     (spent,) = await store.spend(RUN)
     assert spent.usage.calls == 1
+
+
+async def test_a_slow_look_up_does_not_pay_again() -> None:
+    """A caller whose look-up began before the answer was stored, and ends after it, sends nothing."""
+
+    class Slow(MemoryStore):
+        looked = 0
+
+        async def find_reply(self, key: str) -> StoredReply | None:
+            found = await super().find_reply(key)
+            self.looked += 1
+            for _ in range(100 if self.looked == 2 else 0):
+                await anyio.lowlevel.checkpoint()
+            return found
+
+    store = Slow()
+    await store.open_run(RUN, {}, {})
+    endpoint = Endpoint(GOOD)
+    async with connected(endpoint, store=store) as client, anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+    assert len(endpoint.requests) == 1
+
+
+async def test_two_trials_of_one_text_are_two_effects() -> None:
+    """At temperature 1 each trial draws for itself: same body, two requests, two stored answers."""
+    endpoint = Endpoint(completion("heads"), completion("tails"))
+    store = await watched()
+    places = [Sample(role="target", purpose="rollout", rollout=f"skill/item/trial={n}") for n in (0, 1)]
+    for _ in range(2):
+        async with connected(endpoint, config(temperature=1.0), store=store) as client:
+            said = [(await client.ask(PROMPT, Text, sample=place)).value.text for place in places]
+        assert said == ["heads", "tails"]
+    assert len(endpoint.requests) == 2
+    assert len({reply.key for reply in store.replies}) == 2
 
 
 async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:

@@ -31,6 +31,12 @@ def test_whole_answers(body: object, usage: Usage) -> None:
     assert usage_of("application/json", [json.dumps(body)]) == usage
 
 
+@pytest.mark.parametrize("count", [-1, True, "7", 1.5, None, 10**30])
+def test_what_is_no_count_counts_nothing(count: object) -> None:
+    """A provider's nonsense neither fails nor reaches the ledger."""
+    assert usage_of("application/json", [json.dumps({"usage": {"prompt_tokens": count}})]) == Usage(calls=1)
+
+
 def test_streamed_answers_count_in_their_last_chunk() -> None:
     """Usage arrives once, at the end, wherever the pieces are cut."""
     events = [{"choices": [{}], "usage": None}, {"choices": [], "usage": CACHED}]

@@ -43,11 +43,11 @@ class _Invalid(Exception):
     """An attempt that gave nothing usable: the reason, what the model wrote, and what it consumed."""
 
     def __init__(self, reason: str, completion: ChatCompletion) -> None:
-        super().__init__(reason)
+        super().__init__(_whole(reason))
         message = completion.choices[0].message
         calls = message.tool_calls or []
         arguments = [call.function.arguments for call in calls if call.type == "function"]
-        self.written = message.content or "".join(arguments)
+        self.written = _whole(message.content or "".join(arguments))
         self.usage = _usage(completion)
 
 
@@ -227,9 +227,11 @@ class Client:
         except openai.OpenAIError as error:
             raise translated(error, self._config, self._role, self._secret) from error
         except JSONDecodeError as error:
-            raise unusable(error.doc, self._config, self._role) from None
+            raise unusable(error.doc, self._config, self._role, self._secret) from None
+        except RecursionError:
+            raise unusable("too deeply nested JSON", self._config, self._role, self._secret) from None
         if not _usable(completion):
-            raise unusable(completion, self._config, self._role)
+            raise unusable(completion, self._config, self._role, self._secret)
         return completion
 
     async def _settle(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
@@ -277,14 +279,21 @@ class Client:
     async def _key(self) -> str | None:
         config = self._config
         if config.key is not None:
-            return await config.key()
-        if config.api_key_env is None:
+            source, key = "the function passed as `key`", await config.key()
+        elif config.api_key_env is not None:
+            source = f"the environment variable {config.api_key_env}"
+            key = os.environ.get(config.api_key_env, "")
+        else:
             return None
-        key = os.environ.get(config.api_key_env)
         if not key:
             raise ConfigError(
-                f"models.{self._role}: the environment variable {config.api_key_env} holds no key; set it, "
+                f"models.{self._role}: {source} holds no key; set it, "
                 f"name another in api_key_env, or set api_key_env to null for an endpoint without keys"
+            )
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError(
+                f"models.{self._role}: {source} holds more than a key: a space, a line break or another "
+                f"character that no key has; remove it"
             )
         return key
 
@@ -314,7 +323,12 @@ def _said(completion: ChatCompletion, reply_type: type[R]) -> R:
     """Return a plain answer as it is: one that was cut off or refuses to answer is an answer too."""
     message = completion.choices[0].message
     text = message.content if message.content is not None else message.refusal
-    return reply_type.model_validate({"text": "" if text is None else text})
+    return reply_type.model_validate({"text": "" if text is None else _whole(text)})
+
+
+def _whole(text: str) -> str:
+    """Return text with U+FFFD for halves of surrogate pairs, which JSON can name and nothing can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _sent_back(invalid: _Invalid) -> list[Message]:

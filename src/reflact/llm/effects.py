@@ -77,9 +77,6 @@ class EffectTransport(httpx.AsyncBaseTransport):
             return await self._inner.handle_async_request(outgoing)
         endpoint, path = endpoint_of(str(request.url)), request.url.path
         key = effect_key(endpoint=endpoint, path=path, body=body.decode("utf-8"), sample=sample, reply=reply)
-        stored = await self._effects.find_reply(key)
-        if stored is not None:
-            return _response(stored, {"content-type": stored.content_type})
         intent = Intent(
             key=key,
             run_id=self._run_id,
@@ -89,7 +86,7 @@ class EffectTransport(httpx.AsyncBaseTransport):
             endpoint=endpoint,
             model=self._model,
         )
-        landed = await self._flights.join(key, lambda: self._send(outgoing, intent))
+        landed = await self._flights.join(key, lambda: self._land(outgoing, intent))
         return _response(landed.reply, landed.headers)
 
     def _outgoing(self, request: httpx.Request, sample: str, body: bytes) -> httpx.Request:
@@ -103,6 +100,13 @@ class EffectTransport(httpx.AsyncBaseTransport):
         return httpx.Request(
             request.method, request.url, headers=headers, content=body, extensions=extensions
         )
+
+    async def _land(self, request: httpx.Request, intent: Intent) -> Landed:
+        """Look up and send as one piece of work: nobody looks before an answer is stored and sends after."""
+        stored = await self._effects.find_reply(intent.key)
+        if stored is not None:
+            return Landed(stored, {"content-type": stored.content_type})
+        return await self._send(request, intent)
 
     async def _send(self, request: httpx.Request, intent: Intent) -> Landed:
         await self._effects.intend(intent)
@@ -145,7 +149,7 @@ def _complete(content_type: str, chunks: Sequence[str]) -> bool:
     try:
         document = json.loads(text)
         return isinstance(document["choices"][0]["message"], dict)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return False
 
 

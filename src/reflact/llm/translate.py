@@ -39,8 +39,8 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
         return own
     where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
     if isinstance(error, openai.APIStatusError):
-        said = " ".join(error.response.text.split())
-        return _refused(error, config, where, (said.replace(key, "[key]") if key else said)[:300])
+        said = _without(key, " ".join(error.response.text.split()))
+        return _refused(error, config, where, said[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     cause = _innermost(error)
@@ -48,7 +48,8 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
         return BadRequest(
             f"models.{role}.base_url {address_of(config.base_url)!r} is not an address: {cause}"
         )
-    return ProviderDown(f"{where} cannot be reached, after all retries: {str(cause) or type(cause).__name__}")
+    reason = _without(key, str(cause)) or type(cause).__name__
+    return ProviderDown(f"{where} cannot be reached, after all retries: {reason}")
 
 
 def overflow(error: openai.APIStatusError) -> bool:
@@ -57,10 +58,10 @@ def overflow(error: openai.APIStatusError) -> bool:
     return error.status_code in {400, 413, 422} and any(word in text for word in OVERFLOW_WORDS)
 
 
-def unusable(answer: object, config: ModelConfig, role: str) -> ProviderDown:
+def unusable(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
     """Return the error for an answer that is no chat completion although its status says success."""
     where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
-    shown = " ".join(str(answer).split())[:200]
+    shown = _without(key, " ".join(str(answer).split()))[:200]
     return ProviderDown(
         f"{where} answered with something that is no chat completion; check base_url, or try again: {shown}",
         status=200,
@@ -83,12 +84,17 @@ def _refused(error: openai.APIStatusError, config: ModelConfig, where: str, said
     return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
 
 
+def _without(key: str | None, text: str) -> str:
+    return text.replace(key, "[key]") if key else text
+
+
 def _own(error: BaseException) -> ReflactError | None:
+    """Return the error of ours that this one was raised from; what was merely being handled is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ReflactError):
             return cause
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__
     return None
 
 

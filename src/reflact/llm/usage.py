@@ -32,7 +32,7 @@ def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield value
@@ -49,4 +49,5 @@ def _read(usage: dict[str, Any]) -> Usage:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    """A count as it was given; what cannot be one (negative, no number, beyond any ledger) is 0."""
+    return value if type(value) is int and 0 < value < 2**53 else 0
