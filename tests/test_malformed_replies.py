@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,8 +12,14 @@ from pydantic import Field
 
 from doubles import PROMPT, Endpoint, completion, config, connected, sample
 from reflact.calls import ReplyModel
+from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ReplyError
+from reflact.prompts import load_book
 from reflact.results import Usage
+from reflact.stages.aggregate import aggregate
+from reflact.stages.reflect import Minibatch, reflect
+from reflact.stages.select import select
+from reflact.types import Chosen, Edit, Item, Merged, Operation, Patch, Report, Rollout, Score, Skill
 
 pytestmark = pytest.mark.anyio
 
@@ -156,3 +163,177 @@ async def test_a_plain_answer_where_a_tool_was_to_be_called_is_sent_back() -> No
 def test_fifteen_kinds_are_covered() -> None:
     """The kinds are those that the documents promise."""
     assert len(KINDS) == 15
+
+
+# ---------------------------------------------------------------------------------------- through the stages
+
+SKILL = Skill(text=DOCUMENT)
+PROMPTS = load_book()
+OPERATIONS: tuple[Operation, ...] = ("append", "insert_after", "replace", "delete")
+ITEM = Item(id="q1", input="What?", reference="this")
+FAILED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="that", score=Score.of(0))
+SOLVED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="this", score=Score.of(1))
+
+
+def edit(
+    content: str = "Name the unit.", target: str = "", op: str = "append", **more: Any
+) -> dict[str, Any]:
+    """Return an edit as a model writes it."""
+    return {"op": op, "target": target, "content": content} | more
+
+
+PATTERN = {"type": "unit", "count": 1, "description": "The unit is missing."}
+WRONG = edit(op="replace", target="Answer in")
+ANALYSIS = {"patterns": [PATTERN], "edits": [edit()]}
+PRAISE = {"strengths": "Short.", "edits": []}
+MERGE = {"edits": [edit(sources=[1, 2])]}
+RANK = {"reasoning": "The first matters most.", "selected": [1]}
+
+DEFECTS: dict[str, Callable[[str, str], str]] = {
+    "code fence": lambda good, key: f"```json\n{good}\n```",
+    "prose around": lambda good, key: f"Here: {good} Good luck.",
+    "trailing comma": lambda good, key: good[:-1] + ",}",
+    "wrong type": lambda good, key: json.dumps(json.loads(good) | {key: "none"}),
+    "missing field": lambda good, key: json.dumps({k: v for k, v in json.loads(good).items() if k != key}),
+    "extra object": lambda good, key: good + good,
+    "truncated": lambda good, key: good[:20],
+    "refusal": lambda good, key: "",
+    "empty": lambda good, key: "",
+    "not a number": lambda good, key: json.dumps(json.loads(good) | {key: float("nan")}),
+    "huge integer": lambda good, key: json.dumps(json.loads(good) | {key: 0}).replace(
+        ": 0", f": {'9' * 5000}"
+    ),
+    "deep nesting": lambda good, key: json.dumps(json.loads(good) | {key: 0}).replace(
+        ": 0", ": " + "[" * 3000
+    ),
+}
+"""Defects that any reply can have; ``key`` is the field that holds the list."""
+
+FITTING: dict[str, list[tuple[str, Any, str]]] = {
+    "analyst_failure": [
+        ("wrong anchor", ANALYSIS | {"edits": [WRONG]}, "edit 1 (replace)"),
+        ("count out of range", ANALYSIS | {"patterns": [PATTERN | {"count": 2}]}, "there are 1 cases"),
+        ("too many edits", ANALYSIS | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
+    ],
+    "analyst_success": [
+        ("wrong anchor", PRAISE | {"edits": [WRONG]}, "edit 1 (replace)"),
+        ("too many edits", PRAISE | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
+    ],
+    "merge": [
+        ("wrong anchor", {"edits": [WRONG | {"sources": [1]}]}, "edit 1 (replace)"),
+        ("no index", {"edits": [edit(sources=[])]}, "at least 1 item"),
+        ("index out of range", {"edits": [edit(sources=[3])]}, "less than or equal to 2"),
+    ],
+    "ranking": [
+        ("duplicate index", RANK | {"selected": [1, 1]}, "at most 1"),
+        ("index out of range", RANK | {"selected": [4]}, "less than or equal to 3"),
+        ("index zero", RANK | {"selected": [0]}, "greater than or equal to 1"),
+    ],
+}
+"""Well-formed replies of each stage that do not fit its data, and what the refusal says."""
+
+PROPER: dict[str, tuple[Any, str]] = {
+    "analyst_failure": (ANALYSIS, "edits"),
+    "analyst_success": (PRAISE, "edits"),
+    "merge": (MERGE, "edits"),
+    "ranking": (RANK, "selected"),
+}
+
+CASES = [
+    *(
+        (s, kind, make(json.dumps(good), key), "")
+        for s, (good, key) in PROPER.items()
+        for kind, make in DEFECTS.items()
+    ),
+    *((s, kind, json.dumps(reply), words) for s, cases in FITTING.items() for kind, reply, words in cases),
+]
+stages = pytest.mark.parametrize(
+    ("stage", "kind", "written", "words"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
+)
+
+
+def replied(kind: str, written: str) -> httpx.Response:
+    """Return a defective answer."""
+    if kind == "refusal":
+        return completion(None, refusal="I would rather not.")
+    return completion(written, finish="length" if kind == "truncated" else "stop")
+
+
+def edits(*contents: str) -> tuple[Edit, ...]:
+    """Return additions with these contents, the last with the highest support."""
+    return tuple(Edit(op="append", content=c, support_count=n) for n, c in enumerate(contents, 1))
+
+
+async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
+    """Run one stage in front of an endpoint, on data that needs exactly one model call."""
+    async with connected(endpoint) as llm:
+        if stage.startswith("analyst"):
+            failed = stage == "analyst_failure"
+            batch = Minibatch(
+                source="failure" if failed else "success",
+                index=0,
+                items=(ITEM,),
+                rollouts=(FAILED if failed else SOLVED,),
+            )
+            (report,) = await reflect(
+                [batch],
+                SKILL,
+                llm=llm,
+                prompts=PROMPTS,
+                config=ReflectConfig(),
+                max_edits=2,
+                operations=OPERATIONS,
+                buffer=(),
+                step=1,
+            )
+            return report
+        if stage == "merge":
+            reports = [
+                Report(source_type="failure", index=n, item_ids=("q1",), patch=Patch(edits=edits(word)))
+                for n, word in enumerate(("a", "b"))
+            ]
+            return await aggregate(
+                reports,
+                SKILL,
+                llm=llm,
+                prompts=PROMPTS,
+                config=AggregateConfig(),
+                operations=OPERATIONS,
+                step=1,
+            )
+        pool = Merged(patch=Patch(edits=edits("a", "b", "c")))
+        return await select(pool, SKILL, budget=1, llm=llm, prompts=PROMPTS, step=1)
+
+
+@stages
+async def test_every_stage_mends_every_kind(stage: str, kind: str, written: str, words: str) -> None:
+    """One defective reply costs one more request, which names the reason, and leaves no other trace."""
+    good = completion(json.dumps(PROPER[stage][0]))
+    endpoint = Endpoint(replied(kind, written), good)
+    mended = await outcome(stage, endpoint)
+    assert mended == await outcome(stage, Endpoint(good))
+    assert len(endpoint.requests) == 2
+    assert words in endpoint.bodies[1]["messages"][-1]["content"]
+    assert not getattr(mended, "refusal", None)
+    assert not getattr(mended, "fallbacks", ())
+
+
+@stages
+async def test_no_stage_loses_a_refusal(stage: str, kind: str, written: str, words: str) -> None:
+    """What stays defective is a refusal in the report, or a fallback that says what was done instead."""
+    endpoint = Endpoint(replied(kind, written))
+    result = await outcome(stage, endpoint)
+    assert len(endpoint.requests) == 3
+    if isinstance(result, Report):
+        reason = result.refusal
+        assert result.patch == Patch()
+        assert result.item_ids == ("q1",)
+    else:
+        (fallback,) = result.fallbacks
+        reason = fallback.reason
+        assert fallback.instead
+        kept = [e.content for e in result.patch.edits]
+        assert kept == (["c"] if stage == "ranking" else ["a", "b"])
+    assert reason is not None
+    assert words in reason
+    assert "in 3 attempts" in reason

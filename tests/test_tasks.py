@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
 import anyio
 import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import SingleFlight, fan_out, group
+from reflact.tasks import SingleFlight, Stream, fan_out, group
 
 pytestmark = pytest.mark.anyio
 
@@ -188,3 +194,137 @@ async def test_an_error_in_the_context_comes_out_bare() -> None:
 
     with pytest.raises(LookupError, match="mine"):
         await work()
+
+
+# ------------------------------------------------------------------------------------------------- streams
+
+
+async def test_a_stream_gives_everything_in_order() -> None:
+    """Nothing is dropped, however small the buffer, and the end is an end."""
+
+    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
+        for number in range(100):
+            await hand_over(number)
+
+    assert [number async for number in Stream(produce, buffer=1)] == list(range(100))
+
+
+async def test_a_stream_waits_for_its_reader() -> None:
+    """The producer is never further ahead than the buffer holds, and starts with the first step."""
+    made: list[int] = []
+
+    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
+        for number in range(100):
+            made.append(number)
+            await hand_over(number)
+
+    async with Stream(produce, buffer=3) as stream:
+        await anyio.wait_all_tasks_blocked()
+        assert made == []
+        async for number in stream:
+            await anyio.wait_all_tasks_blocked()
+            assert len(made) <= number + 1 + 3 + 1
+            if number == 10:
+                break
+    assert len(made) < 20
+
+
+async def test_an_error_of_the_producer_comes_after_what_it_produced() -> None:
+    """What was handed over is taken first; then the error is raised as it is."""
+
+    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
+        await hand_over(1)
+        await hand_over(2)
+        raise LookupError("no third")
+
+    numbers = aiter(Stream(produce))
+    assert [await anext(numbers), await anext(numbers)] == [1, 2]
+    with pytest.raises(LookupError, match="no third"):
+        await anext(numbers)
+
+
+class Endless:
+    """Produces forever and notes how it was stopped; its clean-up takes several turns of the loop."""
+
+    def __init__(self) -> None:
+        self.cleaned = 0
+
+    async def __call__(self, hand_over: Callable[[int], Awaitable[None]]) -> None:
+        try:
+            while True:
+                await hand_over(1)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await checkpoints(10)
+            await checkpoints(1)
+            self.cleaned += 1
+
+
+async def only_left(tasks: set[asyncio.Task[Any]]) -> None:
+    """Let the loop finalise what was dropped; fail unless these tasks alone remain."""
+    gc.collect()
+    with anyio.fail_after(5):
+        while asyncio.all_tasks() != tasks:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_leaving_a_stream_waits_until_its_producer_has_cleaned_up() -> None:
+    """After ``async with``, by break or by error, nothing is left running."""
+    before = asyncio.all_tasks()
+    for error in (None, LookupError("of the reader")):
+        endless = Endless()
+        with suppress(LookupError):
+            async with Stream(endless, buffer=1) as stream:
+                async for _ in stream:
+                    if error is not None:
+                        raise error
+                    break
+        assert endless.cleaned == 1
+        await only_left(before)
+
+
+async def test_a_bare_break_ends_the_producer_too() -> None:
+    """The loop finalises a stream that was only broken out of."""
+    before = asyncio.all_tasks()
+    endless = Endless()
+
+    async def read() -> None:
+        async for _ in Stream(endless, buffer=1):
+            break
+
+    await read()
+    await only_left(before)
+    assert endless.cleaned == 1
+
+
+async def test_cancelling_the_reader_cancels_the_producer() -> None:
+    """Cancellation goes through a stream and comes out as cancellation."""
+    before = asyncio.all_tasks()
+
+    async def idle(hand_over: Callable[[int], Awaitable[None]]) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.CancelScope() as scope:
+        async with Stream(idle) as stream, anyio.create_task_group() as tasks:
+
+            async def leave() -> None:
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+
+            tasks.start_soon(leave)
+            async for _ in stream:
+                raise AssertionError
+    assert scope.cancelled_caught
+    await only_left(before)
+
+
+async def test_a_stream_is_iterated_once() -> None:
+    """A second iteration is a mistake and is called one."""
+
+    async def produce(hand_over: Callable[[int], Awaitable[None]]) -> None:
+        await hand_over(1)
+
+    stream = Stream(produce)
+    assert [number async for number in stream] == [1]
+    with pytest.raises(RuntimeError, match="once"):
+        await anext(aiter(stream))
