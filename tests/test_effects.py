@@ -283,6 +283,7 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
     [
         (httpx.Response(401, json={"error": {"message": "no"}}), AccessDenied),
         (httpx.Response(503, text="busy"), ProviderDown),
+        (httpx.Response(500, content=GOOD.content, headers=GOOD.headers), ProviderDown),
         (httpx.ConnectError("no route"), ProviderDown),
         (
             httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
@@ -331,6 +332,27 @@ async def test_a_cancelled_call_stays_open() -> None:
     await store.open_run(RUN, {}, {})
     (spent,) = await store.spend(RUN)
     assert (spent.unsettled, spent.usage.calls) == (1, 0)
+
+
+async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
+    """Cancelled between its arrival and its storing, a paid answer is kept."""
+    store = await watched()
+    storing = anyio.Event()
+
+    class Slow:
+        find_reply, intend, drop_intent = store.find_reply, store.intend, store.drop_intent
+
+        async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+            storing.set()
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            await store.keep_reply(reply, intent)
+
+    async with connected(Endpoint(GOOD), effects=Slow()) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+        await storing.wait()
+        tasks.cancel_scope.cancel()
+    assert store.seen == ["intent", "kept"]
 
 
 # ------------------------------------------------------------------------------------------- single flight
@@ -468,6 +490,15 @@ async def test_the_sample_can_be_forwarded_in_a_header() -> None:
     async with connected(endpoint, store=store) as client:
         await client.ask(PROMPT, Word, sample=sample())
     assert len(endpoint.requests) == 1
+
+
+async def test_each_attempt_has_its_own_label() -> None:
+    """A reply that is sent back is a place of its own, counted on from the sample's attempt."""
+    endpoint = Endpoint(completion("no"), GOOD)
+    async with connected(endpoint, config(sample_header="X-Call")) as client:
+        await client.ask(PROMPT, Word, sample=sample(attempt=2))
+    labels = [request.headers["x-call"] for request in endpoint.requests]
+    assert labels == [sample(attempt=2).label, sample(attempt=3).label]
 
 
 async def test_a_redirected_call_keeps_its_identity() -> None:
