@@ -21,7 +21,7 @@ async def main() -> None:
     """Record and show the replies."""
     CASSETTE.parent.mkdir(parents=True, exist_ok=True)
     for name, reply in (await record()).items():
-        print(f"{name}: {reply.model_dump_json()}")
+        print(f"{name}: {reply!r}")
 
 
 if __name__ == "__main__":

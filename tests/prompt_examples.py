@@ -10,6 +10,7 @@ import httpx
 
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.config import ModelConfig
+from reflact.errors import ReplyError
 from reflact.llm.cassette import open_cassette
 from reflact.llm.client import Client
 from reflact.prompts import PromptBook, load_book
@@ -38,11 +39,12 @@ MODEL = ModelConfig(
     seed="per_sample",
     max_tokens=300,
     timeout=600,
-    reasks=3,
+    reasks=2,
 )
 
 SKILL = Skill(text="Answer with one query and nothing else.\n")
-TASKS = ("How many airports are in Ohio?", "How many airports are in Iowa?")
+TABLE = "Table: airports(iata, name, city, state, latitude, longitude)\nQuestion: "
+TASKS = (f"{TABLE}How many airports are in Ohio?", f"{TABLE}How many airports are in Iowa?")
 RIGHT = (
     "SELECT COUNT(*) FROM airports WHERE state = 'OH'",
     "SELECT COUNT(*) FROM airports WHERE state = 'IA'",
@@ -52,9 +54,11 @@ WRONG = (
     "SELECT COUNT(*) FROM airports WHERE city = 'Iowa'",
 )
 PROPOSALS = (
-    Edit(op="append", content=f"For a count of airports, answer like this: {RIGHT[0]}", support_count=3),
-    Edit(op="append", content=f"Count airports like this: {RIGHT[1]}", support_count=2),
-    Edit(op="append", content="Write a month like this: date LIKE '2014-06%'", support_count=1),
+    Edit(op="append", content=RIGHT[0], support_count=3),
+    Edit(op="append", content=RIGHT[1], support_count=2),
+    Edit(
+        op="append", content="SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'", support_count=1
+    ),
 )
 
 
@@ -70,7 +74,7 @@ class Example:
 def examples(book: PromptBook) -> dict[str, Example]:
     """Return an example of each prompt that a model answers, by the prompt's name."""
     items = [Item(id=str(n), input=task, reference=RIGHT[n]) for n, task in enumerate(TASKS)]
-    proposals = {"document": show_skill(SKILL), "proposals": show_edits(PROPOSALS)}
+    proposals = {"document": show_skill(Skill(text="")), "proposals": show_edits(PROPOSALS)}
     merge = (merging(("append",), proposals=3), merge_check(SKILL, proposals=3))
     return {
         "analyst_failure": Example(
@@ -106,10 +110,18 @@ async def ask(name: str, transport: httpx.AsyncBaseTransport) -> ReplyModel:
     return reply.value
 
 
-async def record() -> dict[str, ReplyModel]:
+async def outcome(name: str, transport: httpx.AsyncBaseTransport) -> ReplyModel | ReplyError:
+    """Return the validated reply, or the typed refusal where the model gave none in all its attempts."""
+    try:
+        return await ask(name, transport)
+    except ReplyError as refusal:
+        return refusal
+
+
+async def record() -> dict[str, ReplyModel | ReplyError]:
     """Ask all examples of the live endpoint and write the cassette."""
     async with open_cassette(CASSETTE, mode="record") as transport:
-        return {name: await ask(name, transport) for name in examples(load_book())}
+        return {name: await outcome(name, transport) for name in examples(load_book())}
 
 
 def _reading(items: list[Item], answers: tuple[str, ...], *, hard: float) -> dict[str, str]:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from prompt_examples import CASSETTE, ask, examples
+from prompt_examples import CASSETTE, MODEL, examples, outcome
+from reflact.errors import ReplyError
 from reflact.llm.cassette import open_cassette, read_cassette
-from reflact.prompts import NAMES, load_book
+from reflact.prompts import load_book
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "placebo"])
+@pytest.mark.parametrize("name", ["analyst_failure", "analyst_success", "merge_final", "ranking"])
 async def test_a_recorded_answer_passes_its_checks(name: str) -> None:
     """The newest version of the prompt is replayed through the whole door to a validated reply."""
-    example = examples(load_book())[name]
     async with open_cassette(CASSETTE, mode="replay") as transport:
-        reply = await ask(name, transport)
-    assert isinstance(reply, example.reply_type)
+        reply = await outcome(name, transport)
+    assert isinstance(reply, examples(load_book())[name].reply_type)
+
+
+async def test_recorded_answers_that_never_pass_are_a_typed_refusal() -> None:
+    """The small model that was recorded gives no valid reply to `merge`; each of its attempts is told with a reason."""
+    async with open_cassette(CASSETTE, mode="replay") as transport:
+        refusal = await outcome("merge", transport)
+    assert isinstance(refusal, ReplyError)
+    assert len(refusal.reasons) == MODEL.reasks + 1
 
 
 def test_every_version_is_recorded() -> None:

@@ -95,7 +95,7 @@ class SuccessReply(ReplyModel):
     """What an analyst learns from cases that went well."""
 
     version: ClassVar[int] = 1
-    strengths: str = Field(max_length=600, description="What the right answers have in common.")
+    strengths: str = Field(max_length=250, description="What the right answers have in common.")
     edits: Sequence[Proposal] = Field(
         description="Changes for what the document does not say yet; may be empty."
     )
