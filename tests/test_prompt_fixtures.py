@@ -21,7 +21,7 @@ async def test_a_recorded_answer_passes_its_checks(name: str) -> None:
 
 
 async def test_recorded_answers_that_never_pass_are_a_typed_refusal() -> None:
-    """The small model that was recorded gives no valid reply to `merge`; each of its attempts is told with a reason."""
+    """The recorded model gives no valid reply to `merge`; each attempt is told with its reason."""
     async with open_cassette(CASSETTE, mode="replay") as transport:
         refusal = await outcome("merge", transport)
     assert isinstance(refusal, ReplyError)
