@@ -348,7 +348,9 @@ def test_ctrl_c_ends_cleanly_with_code_130(tmp_path: Path) -> None:
         over.wait(60)
 
     with serving(never_answer) as url:
-        code = "from reflact.cli import main; main()"
+        # A job that a shell started in the background inherits an ignored SIGINT; a terminal's does not.
+        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        code = f"{heard}; from reflact.cli import main; main()"
         command = [sys.executable, "-c", code, "train", str(configured(tmp_path, url))]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             try:
