@@ -375,6 +375,28 @@ async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     assert spent.usage.calls == 2
 
 
+@pytest.mark.parametrize(
+    ("said", "settles"), [("'loc': ('body', 'response_format', 'type')", True), ("out of memory", False)]
+)
+async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_field(
+    said: str, settles: bool
+) -> None:
+    """Servers that fail with 500 on a field they cannot read are asked in the next mode."""
+
+    def answer(body: Any) -> httpx.Response:
+        if "tools" in body:
+            return completion(TEXT, arguments=TEXT)
+        return refused(500, said)
+
+    store = await opened()
+    async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
+        if settles:
+            assert (await client.ask(PROMPT, Pick, sample=sample("a"))).value == VALUE
+            return
+        with pytest.raises(ProviderDown, match=said):
+            await client.ask(PROMPT, Pick, sample=sample("a"))
+
+
 async def test_a_settled_mode_is_remembered_by_the_run() -> None:
     """The next start asks in the noted mode at once."""
     store = await opened()

@@ -24,10 +24,10 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.config import ModelConfig
-from reflact.errors import BadRequest, ConfigError, ReplyError
+from reflact.errors import ConfigError, ProviderError, ReplyError
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
-from reflact.llm.modes import ORDER, REFUSED, Body, Mode, messages_for, wire
+from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
 from reflact.llm.retries import RetryTransport
 from reflact.llm.translate import translated, unusable
 from reflact.llm.usage import usage_of
@@ -249,13 +249,13 @@ class Client:
             return mode
 
     async def _tried(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
-        first: BadRequest | None = None
+        first: ProviderError | None = None
         for mode in ORDER:
             messages = messages_for(mode, prompt.messages, reply_type)
             try:
                 await self._create(messages, reply_type, sample, wire(mode, reply_type))
-            except BadRequest as error:
-                if error.status not in REFUSED:
+            except ProviderError as error:
+                if not refused(error):
                     raise
                 first = first or error
             else:

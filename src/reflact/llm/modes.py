@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from reflact.calls import Message, ReplyModel
+from reflact.errors import ProviderError
 
 Body = dict[str, Any]
 """A request body, or a part of one, as it goes on the wire."""
@@ -22,6 +23,16 @@ LONGEST = 256
 
 REFUSED = frozenset({400, 404, 415, 422, 501})
 """Statuses with which an endpoint says that it does not know a format."""
+
+
+def refused(error: ProviderError) -> bool:
+    """Whether an endpoint's answer says that it does not know the format.
+
+    Some local servers fail with 500 on a field they cannot read; the answer then names the field.
+    """
+    if error.status is not None and error.status >= 500 and error.status not in REFUSED:
+        return any(field in str(error) for field in ("response_format", "tool_choice"))
+    return error.status in REFUSED
 
 
 @lru_cache(maxsize=256)
