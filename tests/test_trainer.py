@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
 from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.config import TrainerConfig
 from reflact.errors import (
     CassetteError,
     ConfigError,
@@ -32,7 +33,9 @@ from reflact.stages.replies import AnalystReply, MergeReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Answer, Script
+from reflact.trainer import evaluate_skill
 from reflact.types import Frozen, RunState, Skill, Split, StepRecord, Turn
+from reflact.wiring import Passed
 
 pytestmark = pytest.mark.anyio
 
@@ -561,3 +564,16 @@ async def test_a_missing_key_is_one_sentence(usable: dict[str, Any]) -> None:
     """An environment variable that holds no key is named."""
     usable["models"]["target"]["api_key_env"] = "REFLACT_NO_SUCH_KEY"
     assert "REFLACT_NO_SUCH_KEY" in await refused(usable, ConfigError)
+
+
+async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -> None:
+    """An evaluation in a completed run's folder changes neither its status nor its configuration."""
+    config = settings(tmp_path)
+    await trainer(config).train()
+    passed = Passed(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
+    changed = {**config, "train": {**config["train"], "num_epochs": 3}}
+    await evaluate_skill(changed, Skill(text="- another"), Split.val, passed=passed)
+    async with open_store(tmp_path / "run.db") as store:
+        (row,) = await store.runs()
+    assert row.status == "completed"
+    assert TrainerConfig.model_validate(row.config).train.num_epochs == 2

@@ -156,11 +156,12 @@ class RunStore(RolloutStore, EffectStore, Protocol):
     """One run's history in a store that other runs may share."""
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
     ) -> RunState | None:
         """Start or go on with a run: returns its last committed state, None for a new run.
 
-        Intents that an earlier process left open become unsettled.
+        Intents that an earlier process left open become unsettled. Without ``goes_on`` the run is only
+        looked at or measured: how it ended and under which configuration stay as they are.
         """
         ...
 

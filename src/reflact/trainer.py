@@ -127,7 +127,7 @@ async def evaluate_skill(
     planned = wiring.plan(loading.load(config), given)
     async with wiring.compose(planned, given) as house:
         run = _Run(house, emit or _unheard)
-        await run.open()
+        await run.open(goes_on=False)
         if split is Split.test:
             await run.open_test(f"eval {skill.hash}")
         (result,) = await final_test(
@@ -155,10 +155,10 @@ class _Run:
         self._per_epoch = steps_per_epoch(len(self._items), self._config.train.batch_size)
         self._total = self._per_epoch * self._config.train.num_epochs
 
-    async def open(self) -> None:
+    async def open(self, *, goes_on: bool = True) -> None:
         """Start the run in its store, or find the state that it last committed."""
         plain = self._config.model_dump(mode="json")
-        self.state = await self._store.open_run(self.id, self._plan.identity, plain)
+        self.state = await self._store.open_run(self.id, self._plan.identity, plain, goes_on=goes_on)
 
     async def complete(self) -> RunSummary:
         """Measure the baseline, take all steps that are left, measure the end, and sum up."""

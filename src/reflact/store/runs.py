@@ -58,18 +58,19 @@ class SQLiteStore(SQLiteEffects):
     """Implements ``ports.RunStore`` on a database that many runs and processes may share."""
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
     ) -> RunState | None:
         """Start or go on with a run: returns its last committed state, None where there is none.
 
-        Calls that an earlier process left open become unsettled.
+        Calls that an earlier process left open become unsettled. Without ``goes_on`` the run is only
+        looked at or measured: how it ended and under which configuration stay as they are.
 
         Raises:
             RunConflict: The run was started with another identity; names each key that differs.
         """
         path = self._database.path
         return await self._database.write(
-            lambda tables: _open_run(tables, path, run_id, dict(identity), config)
+            lambda tables: _open_run(tables, path, run_id, dict(identity), config, goes_on=goes_on)
         )
 
     async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
@@ -226,7 +227,13 @@ class SQLiteJournal:
 
 
 def _open_run(
-    tables: Tables, path: Path, run_id: str, identity: dict[str, JsonValue], config: JsonValue
+    tables: Tables,
+    path: Path,
+    run_id: str,
+    identity: dict[str, JsonValue],
+    config: JsonValue,
+    *,
+    goes_on: bool,
 ) -> RunState | None:
     known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     if known is None:
@@ -239,10 +246,11 @@ def _open_run(
     changes = _changes(before, identity)
     if changes:
         raise _conflict(run_id, path, changes)
-    tables.execute(
-        "UPDATE runs SET config = ?, status = NULL, reason = NULL WHERE run_id = ?",
-        (canonical(config), run_id),
-    )
+    if goes_on:
+        tables.execute(
+            "UPDATE runs SET config = ?, status = NULL, reason = NULL WHERE run_id = ?",
+            (canonical(config), run_id),
+        )
     unsettle(tables, run_id)
     last = tables.execute(
         "SELECT state FROM steps WHERE run_id = ? ORDER BY step DESC LIMIT 1", (run_id,)

@@ -81,7 +81,7 @@ class MemoryStore:
         self._rollouts.setdefault(rollout.key, rollout)
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
     ) -> RunState | None:
         """Start or go on with a run; open calls become unsettled. RunConflict for another identity."""
         text = canonical(dict(identity))
@@ -91,7 +91,8 @@ class MemoryStore:
         for call in self._calls:
             if call.intent.run_id == run_id and call.state == "open":
                 call.state = "unsettled"
-        run.end = None
+        if goes_on:
+            run.end = None
         return run.steps[max(run.steps)][1] if run.steps else None
 
     def journal(self, run_id: str) -> MemoryJournal:
