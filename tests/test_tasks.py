@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import SingleFlight, Stream, fan_out, group
+from reflact.tasks import SingleFlight, Stream, fan_out, fan_out_then, fan_out_until, group
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +103,314 @@ async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
     with pytest.raises(KeyError, match="deep"):
         async with group(), group() as inner:
             inner.start_soon(fail)
+
+
+# ------------------------------------------------------------------------------------------ exact prefixes
+
+
+class Boom(Exception):
+    """An error that a part raises."""
+
+
+OUTCOMES = st.lists(st.tuples(st.integers(0, 6), st.sampled_from([0, 0, 1, 2, "boom"])), max_size=10)
+
+
+@given(parts=OUTCOMES, limit=st.none() | st.integers(1, 4), wanted=st.integers(1, 6))
+def test_a_prefix_stop_does_not_depend_on_timing(
+    parts: list[tuple[int, int | str]], limit: int | None, wanted: int
+) -> None:
+    """The shortest prefix that is enough comes back, or the first error in order, as if done one by one."""
+
+    async def call(part: tuple[int, int | str]) -> int:
+        await checkpoints(part[0])
+        if isinstance(part[1], str):
+            raise Boom(str(part))
+        return part[1]
+
+    asked: list[int] = []
+
+    def enough(prefix: Sequence[int]) -> bool:
+        asked.append(len(prefix))
+        return sum(prefix) >= wanted
+
+    async def run() -> tuple[int, ...] | str:
+        try:
+            return await fan_out_until(call, parts, limit=limit, enough=enough)
+        except Boom as error:
+            return str(error)
+
+    expected: list[int] = []
+    failure = None
+    for part in parts:
+        if isinstance(part[1], str):
+            failure = str(part)
+            break
+        expected.append(part[1])
+        if sum(expected) >= wanted:
+            break
+    assert anyio.run(run) == (tuple(expected) if failure is None else failure)
+    assert asked == list(range(1, len(expected) + 1))
+
+
+async def test_a_prefix_that_is_enough_ends_the_rest() -> None:
+    """What runs beyond the prefix is cancelled, what waits for its turn never starts."""
+    started: list[int] = []
+    cancelled: list[int] = []
+
+    async def call(number: int) -> int:
+        started.append(number)
+        if number >= 2:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.append(number)
+        return number
+
+    before = asyncio.all_tasks()
+    found = await fan_out_until(call, range(9), limit=4, enough=lambda prefix: len(prefix) == 2)
+    assert found == (0, 1)
+    assert (started, sorted(cancelled)) == ([0, 1, 2, 3, 4, 5], [2, 3, 4, 5])
+    assert asyncio.all_tasks() == before
+
+
+async def test_what_finished_beyond_the_prefix_is_not_returned() -> None:
+    """A later result that was there first neither counts nor comes back."""
+    last_one = anyio.Event()
+
+    async def call(number: int) -> int:
+        if number == 0:
+            await last_one.wait()
+        elif number == 3:
+            last_one.set()
+        return number
+
+    asked: list[tuple[int, ...]] = []
+
+    def enough(prefix: Sequence[int]) -> bool:
+        asked.append(tuple(prefix))
+        return True
+
+    assert await fan_out_until(call, range(4), enough=enough) == (0,)
+    assert asked == [(0,)]
+
+
+async def test_an_error_beyond_the_prefix_does_not_count() -> None:
+    """An error that came early but stands late in the order ends what follows it, and only that."""
+    failed = anyio.Event()
+    ends: list[int] = []
+
+    async def call(number: int) -> int:
+        if number == 0:
+            await failed.wait()
+        elif number == 2:
+            failed.set()
+            raise Boom
+        elif number == 3:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                ends.append(number)
+        return number
+
+    assert await fan_out_until(call, range(4), enough=lambda prefix: len(prefix) == 2) == (0, 1)
+    assert ends == [3]
+
+
+async def test_an_error_at_its_turn_is_raised_bare_and_cancels_the_others() -> None:
+    """Once everything before it has finished an error leaves as it is, with nothing left running."""
+    cancelled: list[int] = []
+
+    async def call(number: int) -> int:
+        if number == 1:
+            raise Boom("second")
+        if number > 1:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.append(number)
+        await checkpoints(3)
+        return number
+
+    before = asyncio.all_tasks()
+    with pytest.raises(Boom, match="second"):
+        await fan_out_until(call, range(4), enough=lambda prefix: False)
+    assert sorted(cancelled) == [2, 3]
+    assert asyncio.all_tasks() == before
+
+
+async def test_cancelling_the_caller_of_a_prefix_stop_cancels_all_parts() -> None:
+    """Cancellation from outside comes out as cancellation, never as a shorter prefix."""
+    ends = 0
+
+    async def call(number: int) -> int:
+        nonlocal ends
+        if number == 0:
+            return number
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ends += 1
+        return number
+
+    def enough(prefix: Sequence[int]) -> bool:
+        scope.cancel()
+        return False
+
+    with anyio.CancelScope() as scope:
+        await fan_out_until(call, range(4), enough=enough)
+        raise AssertionError
+    assert scope.cancelled_caught
+    assert ends == 3
+
+
+# ------------------------------------------------------------------------------------------------ overlap
+
+
+@given(
+    lanes=st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=3),
+    limits=st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)),
+)
+def test_further_work_stands_in_the_order_of_prefixes(
+    lanes: list[list[int]], limits: tuple[int | None, int | None]
+) -> None:
+    """Results of both kinds are the same whatever finishes first, and each prefix is asked about once."""
+    asked: list[list[int]] = [[] for _ in lanes]
+
+    async def call(delay: int) -> int:
+        await checkpoints(delay)
+        return delay
+
+    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
+        asked[lane].append(len(prefix))
+        return [sum(prefix)] * (prefix[-1] % 3)
+
+    async def then(total: int) -> str:
+        await checkpoints(total % 5)
+        return f"sum {total}"
+
+    async def run() -> Any:
+        return await fan_out_then(call, lanes, ready=ready, then=then, limit=limits[0], then_limit=limits[1])
+
+    sums = [
+        tuple(f"sum {sum(lane[: n + 1])}" for n, last in enumerate(lane) for _ in range(last % 3))
+        for lane in lanes
+    ]
+    assert anyio.run(run) == (tuple(tuple(lane) for lane in lanes), tuple(sums))
+    assert asked == [list(range(1, len(lane) + 1)) for lane in lanes]
+
+
+async def test_further_work_runs_while_earlier_work_does() -> None:
+    """What a prefix makes ready starts at once, though the rest of its lane cannot finish before it."""
+    followed = anyio.Event()
+
+    async def call(number: int) -> int:
+        if number > 0:
+            await followed.wait()
+        return number
+
+    async def then(number: int) -> int:
+        followed.set()
+        return number
+
+    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
+        return [10] if len(prefix) == 1 else []
+
+    with anyio.fail_after(5):
+        found = await fan_out_then(call, [range(4)], ready=ready, then=then)
+    assert found == (((0, 1, 2, 3),), ((10,),))
+
+
+async def test_both_kinds_of_work_have_limits_of_their_own() -> None:
+    """Each limit is reached and never passed, over all lanes together."""
+    running = {"call": 0, "then": 0}
+    highest = {"call": 0, "then": 0}
+
+    async def work(kind: str) -> str:
+        running[kind] += 1
+        highest[kind] = max(highest[kind], running[kind])
+        await checkpoints(6)
+        running[kind] -= 1
+        return kind
+
+    async def call(number: int) -> str:
+        return await work("call")
+
+    def ready(lane: int, prefix: Sequence[str]) -> list[str]:
+        return ["then"]
+
+    await fan_out_then(call, [range(8), range(8)], ready=ready, then=work, limit=5, then_limit=3)
+    assert highest == {"call": 5, "then": 3}
+
+
+@pytest.mark.parametrize("failing", ["call", "ready", "then"])
+async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: str) -> None:
+    """The error leaves bare; earlier and further work that waits forever is cancelled, nothing is left."""
+    ends: list[str] = []
+
+    async def forever(name: str) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ends.append(name)
+
+    async def call(number: int) -> int:
+        if number == 3:
+            await forever("call")
+        if number == 2:
+            await checkpoints(5)
+            if failing == "call":
+                raise Boom("call")
+        return number
+
+    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
+        if failing == "ready" and len(prefix) == 3:
+            raise Boom("ready")
+        return [len(prefix)]
+
+    async def then(number: int) -> None:
+        if failing == "then" and number == 3:
+            raise Boom("then")
+        await forever("then")
+
+    before = asyncio.all_tasks()
+    with anyio.fail_after(5), pytest.raises(Boom, match=failing):
+        await fan_out_then(call, [range(4)], ready=ready, then=then)
+    assert sorted(ends) == ["call", "then", "then"]
+    assert asyncio.all_tasks() == before
+
+
+async def test_cancelling_the_caller_cancels_overlapped_work() -> None:
+    """Cancellation from outside reaches both kinds of work and comes out as cancellation."""
+    ends = 0
+
+    async def forever(number: int) -> int:
+        nonlocal ends
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ends += 1
+        return number
+
+    async def call(number: int) -> int:
+        return number if number == 0 else await forever(number)
+
+    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
+        return [0]
+
+    async def then(number: int) -> int:
+        with anyio.CancelScope(shield=True):
+            await checkpoints(3)
+        scope.cancel()
+        return await forever(number)
+
+    with anyio.CancelScope() as scope:
+        await fan_out_then(call, [range(3)], ready=ready, then=then)
+        raise AssertionError
+    assert scope.cancelled_caught
+    assert ends == 3
+
+
+# ---------------------------------------------------------------------------------------- single flights
 
 
 async def test_equal_keys_in_flight_share_one_outcome() -> None:

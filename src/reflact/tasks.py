@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -13,6 +13,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 T = TypeVar("T")
 U = TypeVar("U")
+V = TypeVar("V")
+W = TypeVar("W")
 
 
 async def fan_out(
@@ -24,19 +26,139 @@ async def fan_out(
     as it is, not wrapped in a group.
     """
     results: dict[int, U] = {}
-    gate = anyio.Semaphore(limit) if limit is not None else None
+    bounded = _bounded(call, limit)
 
     async def one(index: int) -> None:
-        if gate is None:
-            results[index] = await call(inputs[index])
-        else:
-            async with gate:
-                results[index] = await call(inputs[index])
+        results[index] = await bounded(inputs[index])
 
     async with group() as tasks:
         for index in range(len(inputs)):
             tasks.start_soon(one, index)
     return tuple(results[index] for index in range(len(inputs)))
+
+
+async def fan_out_until(
+    call: Callable[[T], Awaitable[U]],
+    inputs: Sequence[T],
+    *,
+    enough: Callable[[Sequence[U]], bool],
+    limit: int | None = None,
+) -> tuple[U, ...]:
+    """Fan out as ``fan_out`` does, up to the shortest finished prefix of the results that is enough.
+
+    ``enough`` is asked once for each prefix, from the first result on, in order of length. At the first
+    one for which it is true the rest is cancelled and exactly that prefix is returned, whatever had
+    finished beyond it. An error stands at its place in the order as well: it cancels what comes after it
+    and is raised, bare, once everything before it has finished without being enough. So the outcome
+    follows from what the calls give and from their order alone, never from timing.
+    """
+    prefix = _Prefix[U | _Failed]()
+    found: list[U] = []
+    over = False
+    scopes = [anyio.CancelScope() for _ in inputs]
+    bounded = _bounded(call, limit)
+
+    async def one(index: int) -> None:
+        nonlocal over
+        with scopes[index]:
+            try:
+                result: U | _Failed = await bounded(inputs[index])
+            except Exception as error:  # noqa: BLE001 - raised at its place in the order
+                result = _Failed(error)
+                for later in scopes[index + 1 :]:
+                    later.cancel()
+            for last in prefix.grow(index, result):
+                if over:
+                    break
+                if isinstance(last, _Failed):
+                    over = True
+                    raise last.error
+                found.append(last)
+                over = enough(tuple(found))
+            if over:
+                tasks.cancel_scope.cancel()
+
+    async with group() as tasks:
+        for index in range(len(inputs)):
+            tasks.start_soon(one, index)
+    return tuple(found)
+
+
+async def fan_out_then(
+    call: Callable[[T], Awaitable[U]],
+    lanes: Sequence[Sequence[T]],
+    *,
+    ready: Callable[[int, Sequence[U]], Iterable[V]],
+    then: Callable[[V], Awaitable[W]],
+    limit: int | None = None,
+    then_limit: int | None = None,
+) -> tuple[tuple[tuple[U, ...], ...], tuple[tuple[W, ...], ...]]:
+    """Fan out over lanes of inputs, and start further work while earlier work is still under way.
+
+    ``ready`` is asked once for each finished prefix of a lane, in order of length, with the lane's number;
+    ``then`` is called on whatever it returns, at once. Both kinds of work have limits of their own, over
+    all lanes. The first error of either cancels everything and is raised bare.
+
+    Returns:
+        The results of each lane, in the order of its inputs, and those of the further work of each lane,
+        in the order in which ``ready`` gave it: neither depends on timing.
+    """
+    prefixes = [_Prefix[U]() for _ in lanes]
+    found: list[list[U]] = [[] for _ in lanes]
+    further: list[dict[int, W]] = [{} for _ in lanes]
+    started = [0 for _ in lanes]
+    first, second = _bounded(call, limit), _bounded(then, then_limit)
+
+    async def follow(lane: int, number: int, value: V) -> None:
+        further[lane][number] = await second(value)
+
+    async def one(lane: int, index: int) -> None:
+        result = await first(lanes[lane][index])
+        for last in prefixes[lane].grow(index, result):
+            found[lane].append(last)
+            for value in ready(lane, tuple(found[lane])):
+                tasks.start_soon(follow, lane, started[lane], value)
+                started[lane] += 1
+
+    async with group() as tasks:
+        for lane, inputs in enumerate(lanes):
+            for index in range(len(inputs)):
+                tasks.start_soon(one, lane, index)
+    return (
+        tuple(tuple(results) for results in found),
+        tuple(tuple(results[n] for n in range(len(results))) for results in further),
+    )
+
+
+def _bounded(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[T], Awaitable[U]]:
+    if limit is None:
+        return call
+    gate = anyio.Semaphore(limit)
+
+    async def one(value: T) -> U:
+        async with gate:
+            return await call(value)
+
+    return one
+
+
+class _Prefix(Generic[T]):
+    """Results as they come, handed on in the order of their places."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, T] = {}
+        self._length = 0
+
+    def grow(self, place: int, result: T) -> Iterator[T]:
+        """Take a result and give those by which the finished prefix grows."""
+        self._waiting[place] = result
+        while self._length in self._waiting:
+            self._length += 1
+            yield self._waiting.pop(self._length - 1)
+
+
+class _Failed(NamedTuple):
+    error: Exception
 
 
 @asynccontextmanager
