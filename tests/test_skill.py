@@ -10,65 +10,12 @@ from hypothesis import strategies as st
 
 from reflact import skill as skills
 from reflact.errors import SkillError
-from reflact.types import Candidate, Edit, Operation, Skill
+from reflact.types import Candidate, Edit, EditKind, Operation, Skill
+from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, protected, well_formed, wild
 
-FRONT = "---\nname: ledger\ndescription: Reads ledgers. Never guesses.\n---"
-SLOW = "<!-- SLOW_UPDATE_START -->\nGuidance: check units.\n<!-- SLOW_UPDATE_END -->"
-NOTES = "<!-- APPENDIX_START -->\n- Note: check signs.\n<!-- APPENDIX_END -->"
-MARKERS = (
-    "<!-- SLOW_UPDATE_START -->",
-    "<!-- SLOW_UPDATE_END -->",
-    "<!-- APPENDIX_START -->",
-    "<!-- APPENDIX_END -->",
-    "<!--APPENDIX_END-->",
-)
-PLAIN = (
-    *(
-        "Never",
-        " retry",
-        ".",
-        " ",
-        "\n",
-        "\r\n",
-        "\n\n",
-        "- rule",
-        "# Title\n",
-        "a",
-        "aa",
-        "é",
-        "e\u0301",
-        "don't",
-    ),
-    *(
-        "---",
-        "--- \n",
-        "_id",
-        "7",
-        "规则",
-        "👩‍🔬",
-        "\t",
-        "<!-- x -->",
-        "<!-- SLOW_",
-        "UPDATE_START -->",
-        "\u2028",
-        "\r",
-    ),
-)
-
-plain = st.lists(st.sampled_from(PLAIN), max_size=12).map("".join)
-wild = st.lists(st.sampled_from((*PLAIN, *MARKERS)), max_size=14).map("".join) | st.text(max_size=20)
 operations: st.SearchStrategy[Operation] = st.sampled_from(("append", "insert_after", "replace", "delete"))
+kinds: st.SearchStrategy[EditKind] = operations | st.sampled_from(("rewrite", "suggest"))
 anchored: st.SearchStrategy[Operation] = st.sampled_from(("insert_after", "replace", "delete"))
-
-
-@st.composite
-def documents(draw: st.DrawFn) -> str:
-    """A well-formed document with any of the protected regions."""
-    front = draw(st.sampled_from(("", FRONT + "\n", FRONT.replace("\n", "\r\n") + "\r\n")))
-    tails = draw(st.sampled_from(((), (SLOW,), (NOTES,), (SLOW, NOTES), (NOTES, SLOW))))
-    text = front + draw(plain) + "".join("\n" + tail for tail in tails) + draw(st.sampled_from(("", "\n")))
-    assume(_well_formed(text))
-    return text
 
 
 @st.composite
@@ -76,7 +23,7 @@ def edits_of(draw: st.DrawFn, text: str) -> Edit:
     """An edit whose anchor is mostly a piece of the text."""
     start = draw(st.integers(0, len(text)))
     target = draw(st.just(text[start : start + draw(st.integers(0, 12))]) | wild)
-    return Edit(op=draw(operations), target=target, content=draw(wild))
+    return Edit(op=draw(kinds), target=target, content=draw(wild))
 
 
 @st.composite
@@ -86,29 +33,17 @@ def edited(draw: st.DrawFn, source: st.SearchStrategy[str]) -> tuple[str, list[E
     return text, draw(st.lists(edits_of(text), max_size=4))
 
 
-def _well_formed(text: str) -> bool:
-    try:
-        skills.check_document(text)
-    except SkillError:
-        return False
-    return True
-
-
-def _protected(text: str) -> list[str]:
-    return [text[region.start : region.end] for region in skills.regions(text)]
-
-
-def _edit(text: str, op: Operation, target: str = "", content: str = "") -> Candidate:
+def _edit(text: str, op: EditKind, target: str = "", content: str = "") -> Candidate:
     return skills.apply(Skill(text=text), [Edit(op=op, target=target, content=content)])
 
 
-def _edited(text: str, op: Operation, target: str = "", content: str = "") -> str:
+def _edited(text: str, op: EditKind, target: str = "", content: str = "") -> str:
     candidate = _edit(text, op, target, content)
     assert candidate.results[0].reason is None
     return candidate.skill.text
 
 
-def _refusal(text: str, op: Operation, target: str = "", content: str = "") -> str:
+def _refusal(text: str, op: EditKind, target: str = "", content: str = "") -> str:
     candidate = _edit(text, op, target, content)
     assert candidate.skill.text == text
     assert candidate.results[0].status == "rejected"
@@ -126,7 +61,7 @@ def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]
     candidate = skills.apply(Skill(text=text), edits)
     assert [result.edit for result in candidate.results] == edits
     assert all((result.status == "rejected") == bool(result.reason) for result in candidate.results)
-    assert _protected(candidate.skill.text) == _protected(text)
+    assert protected(candidate.skill.text) == protected(text)
 
 
 @settings(max_examples=2000, deadline=None)
@@ -135,8 +70,8 @@ def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]])
     """Whatever is applied to a well-formed document, it stays one and its regions keep every byte."""
     text, edits = case
     after = skills.apply(Skill(text=text), edits).skill.text
-    assert _well_formed(after)
-    assert _protected(after) == _protected(text)
+    assert well_formed(after)
+    assert protected(after) == protected(text)
     assert all((region in after) == (region in text) for region in (SLOW, NOTES))
 
 
@@ -164,7 +99,7 @@ def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject) -> None:
     target = text[start : start + data.draw(st.integers(1, 6))].replace("\r", "")
     assume(target)
     open_text = text
-    for region in _protected(text):
+    for region in protected(text):
         open_text = open_text.replace(region, "\0", 1)
     count = len(re.findall(f"(?={re.escape(target)})", open_text))
     result = _edit(text, "insert_after", target, "something new").results[0]
@@ -191,7 +126,7 @@ def test_a_missing_anchor_is_rejected(text: str, op: Operation, target: str) -> 
 def test_an_ambiguous_anchor_is_rejected(text: str, op: Operation, target: str, between: str) -> None:
     """An anchor that occurs twice is refused, not applied to the first place."""
     text = f"{text}\n{target}{between}{target}\n"
-    assume(_well_formed(text) and ("\r" not in text or "\n" not in target))
+    assume(well_formed(text) and ("\r" not in text or "\n" not in target))
     assert "more than once" in _refusal(text, op, target, "new")
 
 
@@ -204,7 +139,7 @@ def test_a_partial_word_anchor_is_rejected(
     cut = min(cut, len(word) - 1)
     target = f"! {word[:cut]}" if head else f"{word[cut:]} !"
     text = f"# Rules\n{before}\n! {word} !\n"
-    assume(_well_formed(text) and text.count(target) == 1)
+    assume(well_formed(text) and text.count(target) == 1)
     assert "middle of a word" in _refusal(text, op, target, "new")
 
 
@@ -228,13 +163,28 @@ def test_a_marker_bearing_edit_is_rejected(text: str, op: Operation, bearing: st
 @given(st.data(), anchored)
 def test_a_region_spanning_anchor_is_rejected(data: st.DataObject, op: Operation) -> None:
     """An anchor that lies in a protected region or crosses into one is refused and changes nothing."""
-    text = data.draw(documents().filter(lambda t: bool(_protected(t)) and ("\r" not in t)))
+    text = data.draw(documents().filter(lambda t: bool(protected(t)) and ("\r" not in t)))
     region = data.draw(st.sampled_from(skills.regions(text)))
     start = data.draw(st.integers(max(0, region.start - 5), region.end - 1))
     end = data.draw(st.integers(max(start, region.start) + 1, min(len(text), region.end + 5)))
     assume(text[start:end].strip() and text[start:end] not in skills.body(text))
     reason = _refusal(text, op, text[start:end], "new")
     assert "lies in a protected region" in reason or "marker" in reason
+
+
+@settings(max_examples=1000, deadline=None)
+@given(documents(), plain)
+def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) -> None:
+    """A rewrite leaves the regions, in order, and the new text alone; a second one changes nothing."""
+    candidate = _edit(text, "rewrite", content=content)
+    after = candidate.skill.text
+    assert protected(after) == protected(text)
+    if candidate.results[0].status == "rejected":
+        assert after == text
+        return
+    left = skills.body(after).replace("\r\n", "\n").strip("\r\n")
+    assert left == content.replace("\r\n", "\n").strip("\r\n")
+    assert _refusal(after, "rewrite", content=content) == "the edit changes nothing"
 
 
 # ------------------------------------------------------------------------------------------ where text goes
@@ -293,6 +243,23 @@ def test_edits_are_read_with_the_documents_line_breaks() -> None:
     assert "does not occur" in _refusal("one\r\ntwo\n", "delete", "one\ntwo")
 
 
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("", "New.\n\n- a\n"),
+        ("Old.", "New.\n\n- a\n"),
+        ("Old.\r\nOlder.\r\n", "New.\r\n\r\n- a\r\n"),
+        (f"{FRONT}\nOld.\n", f"{FRONT}\n\nNew.\n\n- a\n"),
+        (f"Old.\n{SLOW}", f"New.\n\n- a\n\n{SLOW}"),
+        (f"Old.\n{SLOW}{NOTES}\n\n", f"New.\n\n- a\n\n{SLOW}\n\n{NOTES}\n\n"),
+        (f"{FRONT}\n{NOTES}\nOld.\n{SLOW}\nOlder.", f"{FRONT}\n\nNew.\n\n- a\n\n{NOTES}\n\n{SLOW}\n"),
+    ],
+)
+def test_a_rewrite_stands_between_front_matter_and_tail(text: str, after: str) -> None:
+    """The new text takes the place of all unprotected text, with a blank line from each region."""
+    assert _edited(text, "rewrite", "not looked at", "\nNew.\n\n- a\n\n") == after
+
+
 def test_a_failing_edit_does_not_stop_the_rest() -> None:
     """The second edit fails, the first and third stand, and the third sees what the first did."""
     edits = [
@@ -321,6 +288,13 @@ def test_a_failing_edit_does_not_stop_the_rest() -> None:
         ("one two", "replace", "two", " \n", "the content is empty"),
         ("one two", "append", "", "", "the content is empty"),
         ("", "delete", "one", "", "does not occur"),
+        ("one two", "suggest", "", "Say more on units.", "a suggestion is for a rewrite"),
+        ("one two", "rewrite", "", " \n", "the content is empty"),
+        ("one two", "rewrite", "", f"one\n{NOTES}", "the content holds the marker"),
+        ("one two", "rewrite", "", f"\n{FRONT}\nNew.", "opens front matter"),
+        (f"{FRONT}\none", "rewrite", "", "---\nnew", "opens front matter"),
+        (f"{FRONT}\none\n{SLOW}", "rewrite", "", "\none\n", "changes nothing"),
+        ("---\nname: x", "rewrite", "", "New.", "open, close or change"),
         (f"one\n{SLOW}", "delete", "check units", "", "lies in a protected region"),
         (f"Never.\n{FRONT}", "delete", "Never.\n", "", "open, close or change"),
         ("", "append", "", "---\nname: x\n---", "open, close or change"),
@@ -329,7 +303,7 @@ def test_a_failing_edit_does_not_stop_the_rest() -> None:
         ("<!-- APPENDIX_ START -->", "replace", "<!-- APPENDIX_ ", "<!-- APPENDIX_", "open, close or change"),
     ],
 )
-def test_a_refusal_names_its_reason(text: str, op: Operation, target: str, content: str, reason: str) -> None:
+def test_a_refusal_names_its_reason(text: str, op: EditKind, target: str, content: str, reason: str) -> None:
     """Each kind of unfit edit is refused with words that say why."""
     assert reason in _refusal(text, op, target, content)
     assert skills.check_edit(Skill(text=text), Edit(op=op, target=target, content=content)) is not None
@@ -355,7 +329,7 @@ def test_check_edit_passes_what_apply_applies() -> None:
         (f"{SLOW}\n{SLOW}", "line 4: .* a second time"),
     ],
 )
-def test_a_malformed_document_is_refused_and_its_rest_protected(text: str, words: str) -> None:
+def test_a_malformed_document_is_refused_and_its_restprotected(text: str, words: str) -> None:
     """Loading names the line at fault; editing takes everything from there on as protected."""
     with pytest.raises(SkillError, match=words):
         skills.check_document(text)

@@ -14,14 +14,17 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "reflact"
 
 RANKS = (
-    {"errors", "types", "results"},
+    {"errors", "types", "records", "results"},
     {
         "calls",
+        "roles",
         "config",
         "loading",
         "events",
         "data",
         "skill",
+        "tail",
+        "cards",
         "schedule",
         "gate",
         "prompts",

@@ -20,13 +20,14 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from reflact.errors import SkillError
-from reflact.types import Candidate, Edit, EditResult, Frozen, Skill
+from reflact.types import Candidate, Edit, EditKind, EditResult, Frozen, Skill
 
 RegionName = Literal["front_matter", "slow_update", "appendix"]
 
+MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX)_(START|END)[ \t]*-->")
+
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
 _CLOSING_FENCE = re.compile(r"\n---[ \t]*(?=\r?\n|\Z)")
-_MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX)_(START|END)[ \t]*-->")
 _NAMES: dict[str, RegionName] = {"SLOW_UPDATE": "slow_update", "APPENDIX": "appendix"}
 
 # A word: letters, digits and underscores with combining accents, and with apostrophes between them, in
@@ -87,10 +88,12 @@ def apply(skill: Skill, edits: Sequence[Edit]) -> Candidate:
     anchor. ``insert_after`` puts the content on lines of its own after the line that holds the anchor's
     last character. ``append`` puts it at the end, before the protected tail, as a paragraph of its own:
     after at least one blank line, unless nothing stands before it, and with one after it where a tail
-    follows. Both leave out line breaks around the content and end it with one. ``append`` does not look
-    at the target, nor ``delete`` at the content. Where all line breaks of the document are of one kind,
-    those of the edits are read as that kind. An edit that would change nothing, run two words together,
-    or touch a protected region in any way is rejected.
+    follows. Both leave out line breaks around the content and end it with one. ``rewrite`` puts the
+    content in place of all unprotected text: front matter, content and the other regions, in their order,
+    follow one another with a blank line between. ``suggest`` is never applied. ``append`` and ``rewrite``
+    do not look at the target, nor ``delete`` at the content. Where all line breaks of the document are of
+    one kind, those of the edits are read as that kind. An edit that would change nothing, run two words
+    together, or touch a protected region in any way is rejected.
 
     Any edits on any text give a candidate with one result for each edit.
     """
@@ -101,6 +104,25 @@ def apply(skill: Skill, edits: Sequence[Edit]) -> Candidate:
         status: Literal["applied", "rejected"] = "applied" if reason is None else "rejected"
         results.append(EditResult(edit=edit, status=status, reason=reason))
     return Candidate(skill=Skill(text=text), results=tuple(results))
+
+
+def paragraph(text: str, place: int, content: str) -> str:
+    """Return a content with the line breaks that make it a paragraph of its own at a place of a text.
+
+    There is at least one blank line before it, unless nothing stands before the place, and one after it,
+    unless nothing follows.
+    """
+    line_break = newline(text)
+    head = text[:place]
+    trailing = head[len(head.rstrip("\r\n")) :].count("\n")
+    before = line_break * max(0, 2 - trailing) if head else ""
+    after = line_break if place == len(text) else line_break * 2
+    return before + content.strip("\r\n") + after
+
+
+def newline(text: str) -> str:
+    """Return the line break that a text uses: CR LF where it has any, else LF."""
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 def check_edit(skill: Skill, edit: Edit) -> str | None:
@@ -132,7 +154,7 @@ def _layout(text: str) -> _Layout:
         position = closing.end()
         found.append(Region(name="front_matter", start=0, end=position))
     start: re.Match[str] | None = None
-    for marker in _MARKER.finditer(text, position):
+    for marker in MARKER.finditer(text, position):
         problem = _misplaced(marker, start, found)
         if problem is not None:
             first = marker if start is None else start
@@ -181,35 +203,46 @@ def _open_spans(text: str, protected: Sequence[Region]) -> Iterator[tuple[int, i
 
 def _attempt(text: str, edit: Edit) -> tuple[str, str | None]:
     layout = _layout(text)
-    target = "" if edit.op == "append" else _fitted(edit.target, text)
+    target = "" if edit.op in {"append", "rewrite"} else _fitted(edit.target, text)
     content = "" if edit.op == "delete" else _fitted(edit.content, text)
     reason = _wording(edit.op, target, content)
     if reason is not None:
         return text, reason
-    if edit.op == "append":
-        splice = _appended(text, content, layout.regions)
+    if edit.op == "rewrite":
+        edited = _rewritten(text, content, layout.regions)
+        reason = _damage(text, edited, layout)
     else:
-        place = _locate(text, target, layout.regions)
-        if isinstance(place, str):
-            return text, place
-        if edit.op == "insert_after":
-            splice = _inserted(text, content, place + len(target), layout.regions)
-        else:
-            splice = _Splice(place, place + len(target), content)
-    edited = text[: splice.start] + splice.text + text[splice.end :]
-    reason = _damage(text, edited, splice, layout)
+        splice = _splice(text, edit.op, target, content, layout.regions)
+        if isinstance(splice, str):
+            return text, splice
+        edited = text[: splice.start] + splice.text + text[splice.end :]
+        reason = _damage(text, edited, layout) or _run_together(edited, splice)
     return (edited, None) if reason is None else (text, reason)
 
 
-def _wording(op: str, target: str, content: str) -> str | None:
-    if op != "append" and not target.strip():
+def _splice(text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]) -> _Splice | str:
+    if op == "append":
+        return _appended(text, content, protected)
+    place = _locate(text, target, protected)
+    if isinstance(place, str):
+        return place
+    if op == "insert_after":
+        return _inserted(text, content, place + len(target), protected)
+    return _Splice(place, place + len(target), content)
+
+
+def _wording(op: EditKind, target: str, content: str) -> str | None:
+    if op == "suggest":
+        return "a suggestion is for a rewrite of the document and is not applied by itself"
+    if op not in {"append", "rewrite"} and not target.strip():
         return "the target is empty"
     if op != "delete" and not content.strip():
         return "the content is empty"
-    if _MARKER.search(target):
-        return "the target holds the marker of a protected region"
-    if _MARKER.search(content):
-        return "the content holds the marker of a protected region"
+    for name, words in (("target", target), ("content", content)):
+        if MARKER.search(words):
+            return f"the {name} holds the marker of a protected region"
+    if op == "rewrite" and _FENCE.match(content.strip("\r\n")):
+        return "the content opens front matter; leave it out (a rule can be written ***)"
     return None
 
 
@@ -237,30 +270,40 @@ def _appended(text: str, content: str, protected: Sequence[Region]) -> _Splice:
         if region.name == "front_matter" or text[region.end : place].strip():
             break
         place = region.start
-    newline = _newline(text)
-    head = text[:place]
-    trailing = head[len(head.rstrip("\r\n")) :].count("\n")
-    before = newline * max(0, 2 - trailing) if head else ""
-    after = newline if place == len(text) else newline * 2
-    return _Splice(place, place, before + content.strip("\r\n") + after)
+    return _Splice(place, place, paragraph(text, place, content))
 
 
 def _inserted(text: str, content: str, anchor_end: int, protected: Sequence[Region]) -> _Splice:
     limit = next((region.start for region in protected if region.start >= anchor_end), len(text))
-    newline = _newline(text)
-    line_break = text.find("\n", anchor_end - 1, limit)
-    if line_break >= 0:
-        return _Splice(line_break + 1, line_break + 1, content.strip("\r\n") + newline)
-    return _Splice(limit, limit, newline + content.strip("\r\n") + newline)
+    line_break = newline(text)
+    end = text.find("\n", anchor_end - 1, limit) + 1
+    if end > 0:
+        return _Splice(end, end, content.strip("\r\n") + line_break)
+    return _Splice(limit, limit, line_break + content.strip("\r\n") + line_break)
 
 
-def _damage(text: str, edited: str, splice: _Splice, layout: _Layout) -> str | None:
+def _rewritten(text: str, content: str, protected: Sequence[Region]) -> str:
+    content = content.strip("\r\n")
+    if content == body(text).strip("\r\n"):
+        return text
+    line_break = newline(text)
+    front = [r for r in protected if r.name == "front_matter"]
+    tail = [r for r in protected if r.name != "front_matter"]
+    rest = text[tail[-1].end :] if tail else line_break
+    parts = [*(text[r.start : r.end] for r in front), content, *(text[r.start : r.end] for r in tail)]
+    return (line_break * 2).join(parts) + (line_break if rest.strip() else rest)
+
+
+def _damage(text: str, edited: str, layout: _Layout) -> str | None:
     if edited == text:
         return "the edit changes nothing"
-    after = _layout(edited)
     kept = [text[region.start : region.end] for region in layout.regions]
-    if [edited[region.start : region.end] for region in after.regions] != kept:
+    if [edited[region.start : region.end] for region in regions(edited)] != kept:
         return "the edit would open, close or change a protected region"
+    return None
+
+
+def _run_together(edited: str, splice: _Splice) -> str | None:
     if _inside_word(edited, splice.start) or _inside_word(edited, splice.start + len(splice.text)):
         return "the edit would run two words together"
     return None
@@ -281,11 +324,7 @@ def _fitted(words: str, text: str) -> str:
     crlf, all_breaks = text.count("\r\n"), text.count("\n")
     if 0 < crlf < all_breaks:
         return words
-    return re.sub(r"\r?\n", _newline(text), words)
-
-
-def _newline(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
+    return re.sub(r"\r?\n", newline(text), words)
 
 
 def _lines(text: str) -> list[str]:

@@ -1,0 +1,229 @@
+"""The document's tail: what is read from it, what is written into it, and what stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflact import tail
+from reflact.errors import SkillError
+from reflact.skill import apply, regions
+from reflact.types import Edit, Skill
+from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, protected, well_formed, wild
+
+SPLIT_MARKER = "<!--\nAPPENDIX_END -->"
+
+
+def _fits(text: str) -> bool:
+    try:
+        tail.check_tail_text(text)
+    except ValueError:
+        return False
+    return True
+
+
+words = (plain | st.text(max_size=20)).filter(_fits)
+some_notes = st.lists(words, max_size=4)
+writable = documents().filter(lambda text: not text.endswith("\r"))
+
+
+def _flat(note: str) -> str:
+    return " ".join(note.split())
+
+
+def _around(text: str, name: str) -> tuple[str, str]:
+    """What stands before and after a region."""
+    (region,) = (region for region in regions(text) if region.name == name)
+    return text[: region.start], text[region.end :]
+
+
+def _others(text: str, name: str) -> list[str]:
+    return [text[region.start : region.end] for region in regions(text) if region.name != name]
+
+
+# ---------------------------------------------------------------------------------------------- properties
+
+
+@settings(max_examples=1000, deadline=None)
+@given(writable, words)
+def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
+    """Written guidance is read again, and writing it a second time changes nothing."""
+    after = tail.with_guidance(Skill(text=text), new)
+    assert tail.guidance(after.text) == new.replace("\r\n", "\n").replace("\r", "\n").strip()
+    assert tail.with_guidance(after, new) == after
+    assert tail.reserved(after) == after
+
+
+@settings(max_examples=1000, deadline=None)
+@given(writable, some_notes)
+def test_notes_are_read_as_they_were_written(text: str, new: list[str]) -> None:
+    """Written notes are read again, one line each, and writing them a second time changes nothing."""
+    after = tail.with_notes(Skill(text=text), new)
+    assert tail.notes(after.text) == tuple(_flat(note) for note in new if note.strip())
+    assert tail.with_notes(after, new) == after
+
+
+@settings(max_examples=1000, deadline=None)
+@given(writable, words, some_notes, st.sampled_from(("slow_update", "appendix")))
+def test_writing_keeps_every_byte_outside_its_region(
+    text: str, new: str, new_notes: list[str], name: str
+) -> None:
+    """The text around the region stays; a new region adds line breaks next to itself and nothing else."""
+    write: Callable[[], Skill] = (
+        (lambda: tail.with_guidance(Skill(text=text), new))
+        if name == "slow_update"
+        else (lambda: tail.with_notes(Skill(text=text), new_notes))
+    )
+    after = write().text
+    assert well_formed(after)
+    assert _others(after, name) == _others(text, name)
+    if name not in {region.name for region in regions(after)}:
+        assert after == text
+    elif name in {region.name for region in regions(text)}:
+        assert _around(after, name) == _around(text, name)
+    else:
+        before, behind = _around(after, name)
+        place = len(text) - len(behind.lstrip("\r\n"))
+        assert before.startswith(text[:place])
+        assert text[place:] == behind.lstrip("\r\n")
+        assert before[place:].strip("\r\n") == ""
+
+
+@settings(max_examples=1000, deadline=None)
+@given(writable, words, some_notes, plain, st.booleans())
+def test_an_update_of_either_mode_keeps_the_tail(
+    text: str, new: str, new_notes: list[str], content: str, whole: bool
+) -> None:
+    """Edits and rewrites of a document leave its guidance and notes as they are, byte for byte."""
+    skill = tail.with_notes(tail.with_guidance(Skill(text=text), new), new_notes)
+    after = apply(skill, [Edit(op="rewrite" if whole else "append", content=content)]).skill
+    assert protected(after.text) == protected(skill.text)
+    assert tail.guidance(after.text) == tail.guidance(skill.text)
+    assert tail.notes(after.text) == tail.notes(skill.text)
+
+
+@settings(max_examples=500, deadline=None)
+@given(wild)
+def test_any_text_can_be_read(text: str) -> None:
+    """Reading is total: malformed documents have guidance and notes too, and their notes are lines."""
+    assert tail.guidance(text) == tail.guidance(text).strip()
+    assert all(note == _flat(note) and note for note in tail.notes(text))
+
+
+@settings(max_examples=500, deadline=None)
+@given(some_notes, some_notes)
+def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> None:
+    """All notes are there in some spelling, none twice, the old ones first, and adding again adds nothing."""
+    every = tail.added(old, new)
+    keys = [note.casefold() for note in every]
+    assert len(set(keys)) == len(keys)
+    assert set(keys) == {_flat(note).casefold() for note in (*old, *new) if note.strip()}
+    assert every[: len(tail.added(old, []))] == tail.added(old, [])
+    assert tail.added(every, new) == every
+
+
+@settings(max_examples=300, deadline=None)
+@given(writable, st.tuples(plain, st.sampled_from((*MARKERS, SPLIT_MARKER)), plain).map("".join))
+def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
+    """Neither guidance nor a note may hold a marker, be it one that only stands on two lines."""
+    with pytest.raises(ValueError, match="protected region"):
+        tail.check_tail_text(bearing)
+    with pytest.raises(SkillError, match="protected region"):
+        tail.with_guidance(Skill(text=text), bearing)
+    with pytest.raises(SkillError, match="protected region"):
+        tail.with_notes(Skill(text=text), ["sound", bearing])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(documents(), st.sampled_from(MARKERS)).map("".join))
+def test_a_malformed_document_is_refused(text: str) -> None:
+    """Nothing is written into a document whose regions are malformed."""
+    for write in (tail.reserved, lambda s: tail.with_guidance(s, "x"), lambda s: tail.with_notes(s, ["x"])):
+        with pytest.raises(SkillError, match="malformed"):
+            write(Skill(text=text))
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+GUIDED = "<!-- SLOW_UPDATE_START -->\nCheck signs.\n\nThen units.\n<!-- SLOW_UPDATE_END -->"
+NOTED = "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n- a b\n- c\n<!-- APPENDIX_END -->"
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("", f"{GUIDED}\n"),
+        ("Old.", f"Old.\n\n{GUIDED}\n"),
+        ("Old.\n\n\n", f"Old.\n\n\n{GUIDED}\n"),
+        (FRONT, f"{FRONT}\n\n{GUIDED}\n"),
+        (f"Old.\n{NOTES}", f"Old.\n\n{GUIDED}\n\n{NOTES}"),
+        (f"{NOTES}\nOld.\n", f"{NOTES}\nOld.\n\n{GUIDED}\n"),
+        (f"a\n{SLOW}\nb", f"a\n{GUIDED}\nb"),
+        (f"{NOTES}\n{SLOW}", f"{NOTES}\n{GUIDED}"),
+        ("\ufeffOld.\r\n", "\ufeffOld.\r\n\r\n" + GUIDED.replace("\n", "\r\n") + "\r\n"),
+    ],
+)
+def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: str) -> None:
+    """A region is replaced where it stands; a new one ends the document, but for an appendix at the end."""
+    assert tail.with_guidance(Skill(text=text), "\nCheck signs.\n\nThen units. ").text == after
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("", f"{NOTED}\n"),
+        ("Old.", f"Old.\n\n{NOTED}\n"),
+        (f"Old.\n{SLOW}", f"Old.\n{SLOW}\n\n{NOTED}\n"),
+        (f"a\n{NOTES}\n{SLOW}\n", f"a\n{NOTED}\n{SLOW}\n"),
+        ("Old.\r\n", "Old.\r\n\r\n" + NOTED.replace("\n", "\r\n") + "\r\n"),
+    ],
+)
+def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:
+    """The appendix has its heading and one bullet a note; a new one ends the document."""
+    assert tail.with_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
+
+
+def test_an_empty_region_is_reserved_once() -> None:
+    """Reserving adds an empty region, leaves one that is there alone, and empty guidance empties it."""
+    empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
+    assert tail.reserved(Skill(text="Old.\n")).text == f"Old.\n\n{empty}\n"
+    assert tail.reserved(Skill(text=f"Old.\n{SLOW}\n")).text == f"Old.\n{SLOW}\n"
+    assert tail.with_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
+
+
+def test_no_notes_add_no_region_and_empty_one() -> None:
+    """Without notes a document gets no appendix, and an appendix that is there loses its notes alone."""
+    assert tail.with_notes(Skill(text="Old.\n"), []).text == "Old.\n"
+    emptied = tail.with_notes(Skill(text=f"Old.\n{NOTES}\n"), [])
+    assert emptied.text == "Old.\n<!-- APPENDIX_START -->\n<!-- APPENDIX_END -->\n"
+    assert tail.notes(emptied.text) == ()
+
+
+@pytest.mark.parametrize(
+    ("inside", "read"),
+    [
+        ("\n## Execution Notes Appendix\n- a\n- b\n", ("a", "b")),
+        ("\r\n## Execution Notes Appendix\r\n\r\n- a\r\n  more\r\n\r\n- b\r\n", ("a more", "b")),
+        ("written by hand\n- - a\n-\n-5 degrees\n", ("written by hand", "- a", "-5 degrees")),
+        ("", ()),
+    ],
+)
+def test_notes_of_other_hands_are_read(inside: str, read: tuple[str, ...]) -> None:
+    """Bullets begin notes, other lines continue them, nothing but the heading is dropped."""
+    assert tail.notes(f"Old.\n<!--APPENDIX_START-->{inside}<!--APPENDIX_END-->\n") == read
+
+
+def test_what_says_the_same_stays_as_it_is_spelt() -> None:
+    """Writing the notes or the guidance that stand there keeps the document's bytes and so its hash."""
+    text = "<!--APPENDIX_START-->- a\n- b<!--APPENDIX_END--><!--SLOW_UPDATE_START-->c<!--SLOW_UPDATE_END-->"
+    assert tail.with_notes(Skill(text=text), ["a", "b"]).text == text
+    assert tail.with_guidance(Skill(text=text), "c\n").text == text
+
+
+def test_the_same_reminder_is_added_once() -> None:
+    """Case and white space make no new note, and the earlier spelling stays."""
+    notes = tail.added(["Check units."], ["check  UNITS.", "Straße", " STRASSE\n", "", "Check signs."])
+    assert notes == ("Check units.", "Straße", "Check signs.")
