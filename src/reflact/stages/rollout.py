@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import anyio
+from pydantic import JsonValue
 
 from reflact.errors import (
     AccessDenied,
@@ -16,30 +21,56 @@ from reflact.errors import (
     StoreError,
 )
 from reflact.ports import Environment, Journal, RolloutStore, Session, Target
-from reflact.tasks import fan_out
+from reflact.tasks import fan_out, fan_out_until
 from reflact.types import Graded, Item, Rollout, Score, Skill, digest
 
 Report = Callable[[Rollout], Awaitable[None]]
+Pair = tuple[Rollout, Rollout]
+"""The candidate's and the current skill's rollout of one item."""
 
 FATAL_STATUS = 404
 
 
 def rollout_key(
-    skill: Skill, item: Item, *, target: Target, environment: Environment, feedback: bool, trial: int
+    skill: Skill,
+    item: Item,
+    *,
+    target: Target,
+    environment: Environment,
+    feedback: bool,
+    trial: int,
+    phase: str | None = None,
 ) -> str:
-    """Return the identity of a rollout: all that its score depends on, as 64 hexadecimal digits."""
-    return digest(
-        {
-            "kind": "rollout",
-            "version": 1,
-            "skill": skill.hash,
-            "item": item.fingerprint,
-            "target": target.identity,
-            "environment": environment.identity,
-            "feedback": feedback,
-            "trial": trial,
-        }
-    )
+    """Return the identity of a rollout: all that its score depends on, as 64 hexadecimal digits.
+
+    A ``phase`` keeps rollouts apart that would be the same otherwise.
+    """
+    parts: dict[str, JsonValue] = {
+        "kind": "rollout",
+        "version": 1,
+        "skill": skill.hash,
+        "item": item.fingerprint,
+        "target": target.identity,
+        "environment": environment.identity,
+        "feedback": feedback,
+        "trial": trial,
+    }
+    return digest(parts if phase is None else {**parts, "phase": phase})
+
+
+def rollout_seed(item: Item, trial: int) -> int:
+    """Return the seed of an item's trial, 0 to 2**32 - 1: the same under every skill."""
+    return int(digest(["rollout", item.fingerprint, trial])[:8], 16)
+
+
+def trials_of(items: Sequence[Item]) -> tuple[int, ...]:
+    """Return the trial of each item: how often the same one stands before it."""
+    seen: Counter[str] = Counter()
+    trials = []
+    for item in items:
+        trials.append(seen[item.id])
+        seen[item.id] += 1
+    return tuple(trials)
 
 
 async def rollout(
@@ -54,7 +85,9 @@ async def rollout(
     feedback: bool,
     coverage: float,
     limit: int,
-    trial: int = 0,
+    trial: int | None = None,
+    phase: str | None = None,
+    until: Callable[[Sequence[Rollout]], bool] | None = None,
     report: Report | None = None,
 ) -> tuple[Rollout, ...]:
     """Return one rollout for each item, in the order of the items; stored ones are not repeated.
@@ -73,46 +106,233 @@ async def rollout(
         feedback: Whether the environment's words about the answer are kept for the analysts.
         coverage: Share of items that must be measured, 0..1; always at least one.
         limit: Rollouts in flight at most.
-        trial: Number of the trial.
+        trial: Number of the trial; None numbers the occurrences of each item from 0.
+        phase: Shares rollouts within this phase only; None shares them with every phase that has none.
+        until: Ends the work at the first finished prefix for which it is true; that prefix is returned.
         report: Called with each rollout as it finishes, in any order.
 
     Raises:
         RunFailed: Fewer than ``coverage`` of the items could be measured; nothing is journalled.
         AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
     """
-    keys = [
-        rollout_key(skill, i, target=target, environment=environment, feedback=feedback, trial=trial)
-        for i in items
-    ]
-    stored = await store.find_rollouts(keys)
+    runner = Runner(
+        target=target,
+        environment=environment,
+        store=store,
+        journal=journal,
+        step=step,
+        feedback=feedback,
+        phase=phase,
+        report=report,
+    )
+    trials = trials_of(items) if trial is None else [trial] * len(items)
+    jobs = [runner.job(item, skill, number) for item, number in zip(items, trials, strict=True)]
+    await runner.look_up(jobs)
+    if until is None:
+        rollouts = await fan_out(runner.run, jobs, limit=limit)
+    else:
+        rollouts = await fan_out_until(runner.run, jobs, enough=until, limit=limit)
+    require_coverage(rollouts, coverage)
+    await note_unmeasured(rollouts, journal=journal, step=step)
+    return rollouts
 
-    async def one(index: int) -> Rollout:
-        item, key = items[index], keys[index]
-        done = stored.get(key)
-        if done is None:
-            blank = Rollout(key=key, item_id=item.id, skill_hash=skill.hash, trial=trial)
-            noted = await journal.recall(step, f"unmeasured/{key}")
-            if noted is not None:
-                done = blank.model_copy(update={"error": str(noted)})
-            else:
-                session = target.session(skill, rollout=key)
-                done = await _run(item, blank, session, environment=environment, feedback=feedback)
-                if done.score is not None:
-                    await store.keep_rollout(done)
-        if report is not None:
-            await report(done)
+
+async def rollout_pairs(
+    items: Sequence[Item],
+    candidate: Skill,
+    current: Skill,
+    *,
+    target: Target,
+    environment: Environment,
+    store: RolloutStore,
+    journal: Journal,
+    step: int,
+    trial: int,
+    limit: int,
+    phase: str | None = None,
+    until: Callable[[Sequence[Pair]], bool] | None = None,
+    report: Report | None = None,
+) -> tuple[Pair, ...]:
+    """Return one trial of each item under both skills, in the order of the items, without feedback.
+
+    Both sides of an item run beside each other. A side that stayed unmeasured is tried once more when
+    all others are through, and holds up the prefix until then; what it gives then is final. Nothing is
+    journalled: whoever uses the absences does so with ``note_unmeasured``. ``until`` ends the work at
+    the shortest prefix of final pairs for which it is true; exactly that prefix is returned. It must
+    depend on the pairs alone. For the other arguments see ``rollout``.
+
+    Raises:
+        AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
+    """
+    runner = Runner(
+        target=target,
+        environment=environment,
+        store=store,
+        journal=journal,
+        step=step,
+        feedback=False,
+        phase=phase,
+        report=report,
+    )
+    sides = [runner.job(item, skill, trial) for item in items for skill in (candidate, current)]
+    await runner.look_up(sides)
+
+    def stop(finished: Sequence[Rollout]) -> bool:
+        measured = all(side.score is not None for side in finished)
+        return until is not None and measured and len(finished) % 2 == 0 and until(_paired(finished))
+
+    first = await fan_out_until(runner.run, sides, enough=stop, limit=limit)
+    lost = [place for place, side in enumerate(first) if side.score is None]
+    if not lost:
+        return _paired(first)
+
+    def enough(retried: Sequence[Rollout]) -> bool:
+        pairs = _final(first, lost, retried)
+        return _shortest(pairs, lost[0] // 2 + 1, until) is not None
+
+    again = await fan_out_until(runner.again, [sides[n] for n in lost], enough=enough, limit=limit)
+    pairs = _final(first, lost, again)
+    return pairs[: _shortest(pairs, lost[0] // 2 + 1, until)]
+
+
+async def note_unmeasured(rollouts: Sequence[Rollout], *, journal: Journal, step: int) -> None:
+    """Journal the unmeasured ones among rollouts that a decision of the step is about to use."""
+    for lost in (r for r in rollouts if r.score is None):
+        await journal.note(step, f"unmeasured/{lost.key}", lost.error)
+
+
+def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
+    """Refuse rollouts of which too few are measured.
+
+    Raises:
+        RunFailed: None is measured, or fewer than the share ``coverage``, 0..1, of them.
+    """
+    missing = [r for r in rollouts if r.score is None]
+    measured = len(rollouts) - len(missing)
+    if missing and (measured == 0 or measured < coverage * len(rollouts)):
+        first = f"the first failure: {missing[0].error}"
+        raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
+
+
+class Job(NamedTuple):
+    """One rollout to be had."""
+
+    item: Item
+    skill: Skill
+    trial: int
+    key: str
+
+
+class Runner:
+    """Takes jobs one by one: what is stored or noted as unmeasured is not run again, equal keys run once.
+
+    Args:
+        target: The frozen agent.
+        environment: Runs and grades items.
+        store: Where finished rollouts are.
+        journal: Where unmeasured items are noted.
+        step: The step that uses the rollouts.
+        feedback: Whether the environment's words about the answer are kept.
+        phase: See ``rollout``.
+        report: Called with each rollout as it first finishes.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        environment: Environment,
+        store: RolloutStore,
+        journal: Journal,
+        step: int,
+        feedback: bool,
+        phase: str | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self._target = target
+        self._environment = environment
+        self._store = store
+        self._journal = journal
+        self._step = step
+        self._feedback = feedback
+        self._phase = phase
+        self._report = report
+        self._known: dict[str, Rollout] = {}
+        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+
+    def job(self, item: Item, skill: Skill, trial: int) -> Job:
+        """Return the job of an item's trial under a skill."""
+        key = rollout_key(
+            skill,
+            item,
+            target=self._target,
+            environment=self._environment,
+            feedback=self._feedback,
+            trial=trial,
+            phase=self._phase,
+        )
+        return Job(item, skill, trial, key)
+
+    async def look_up(self, jobs: Sequence[Job]) -> None:
+        """Find out which of the jobs are stored."""
+        self._known.update(await self._store.find_rollouts([job.key for job in jobs]))
+
+    async def run(self, job: Job) -> Rollout:
+        """Return a job's rollout; one without a score is known as such until it is tried ``again``."""
+        done = await self._have(job)
+        if self._report is not None:
+            await self._report(done)
         return done
 
-    rollouts = await fan_out(one, range(len(items)), limit=limit)
-    await _settle(rollouts, journal=journal, step=step, coverage=coverage)
-    return rollouts
+    async def again(self, job: Job) -> Rollout:
+        """Return a job's rollout, tried once more where it stayed unmeasured and no decision used that."""
+        known = self._known.get(job.key)
+        if known is not None and known.score is None:
+            del self._known[job.key]
+        return await self._have(job)
+
+    async def _have(self, job: Job) -> Rollout:
+        async with self._locks[job.key]:
+            if job.key not in self._known:
+                self._known[job.key] = await self._made(job)
+            return self._known[job.key]
+
+    async def _made(self, job: Job) -> Rollout:
+        blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
+        noted = await self._journal.recall(self._step, f"unmeasured/{job.key}")
+        if noted is not None:
+            return blank.model_copy(update={"error": str(noted)})
+        session = self._target.session(job.skill, rollout=job.key)
+        done = await _run(job.item, blank, session, environment=self._environment, feedback=self._feedback)
+        if done.score is not None:
+            await self._store.keep_rollout(done)
+        return done
+
+
+def _final(first: Sequence[Rollout], lost: Sequence[int], retried: Sequence[Rollout]) -> tuple[Pair, ...]:
+    """Return the pairs up to the next lost side, after as many lost ones as there are were tried again."""
+    sides = list(first)
+    for place, side in zip(lost, retried, strict=False):
+        sides[place] = side
+    return _paired(sides[: (*lost, len(sides))[len(retried)]])
+
+
+def _shortest(
+    pairs: Sequence[Pair], least: int, until: Callable[[Sequence[Pair]], bool] | None
+) -> int | None:
+    lengths = range(least, len(pairs) + 1)
+    return next((n for n in lengths if until is not None and until(pairs[:n])), None)
+
+
+def _paired(sides: Sequence[Rollout]) -> tuple[Pair, ...]:
+    return tuple(zip(sides[::2], sides[1::2], strict=False))
 
 
 async def _run(
     item: Item, blank: Rollout, session: Session, *, environment: Environment, feedback: bool
 ) -> Rollout:
     try:
-        graded = await environment.run(item, session, seed=int(blank.key[:8], 16))
+        graded = await environment.run(item, session, seed=rollout_seed(item, blank.trial))
     except (AccessDenied, CassetteError, StoreError):
         raise
     except (ContextOverflow, ReplyError) as error:
@@ -134,13 +354,3 @@ async def _run(
             "feedback": graded.feedback if feedback else None,
         }
     )
-
-
-async def _settle(rollouts: Sequence[Rollout], *, journal: Journal, step: int, coverage: float) -> None:
-    missing = [r for r in rollouts if r.score is None]
-    measured = len(rollouts) - len(missing)
-    if missing and (measured == 0 or measured < coverage * len(rollouts)):
-        first = f"the first failure: {missing[0].error}"
-        raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
-    for lost in missing:
-        await journal.note(step, f"unmeasured/{lost.key}", lost.error)

@@ -1,0 +1,408 @@
+"""Rollouts: had once, in order, seeded by item and trial, and unmeasured only where nothing helped."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
+from reflact.ports import Session
+from reflact.stages.rollout import (
+    Pair,
+    note_unmeasured,
+    rollout,
+    rollout_key,
+    rollout_pairs,
+    rollout_seed,
+    trials_of,
+)
+from reflact.testing import MemoryStore
+from reflact.types import Graded, Item, Rollout, Score, Skill, Split, Turn
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+
+RUN = "r0"
+NEW, OLD = Skill(text="new"), Skill(text="old")
+
+
+class SkillTarget:
+    """Answers every message with the skill's text."""
+
+    identity = "skill target"
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        return _SkillSession(skill)
+
+
+class _SkillSession:
+    def __init__(self, skill: Skill) -> None:
+        self._skill = skill
+        self.turns: tuple[Turn, ...] = ()
+
+    async def reply(self, message: str) -> str:
+        return self._skill.text
+
+
+Outcome = Callable[[str, str, int], float | Exception]
+"""What the n-th attempt (from 1) at an item under a skill gives: a score or an error."""
+
+
+class Scripted:
+    """An environment whose outcomes are a function; attempts take a random number of turns.
+
+    Attributes:
+        ran: Item and skill text of all attempts, in order of their starts.
+        seeds: The seeds that were given for each item and skill text.
+    """
+
+    identity = "scripted environment"
+
+    def __init__(self, outcome: Outcome, *, waits: int | None = None) -> None:
+        self._outcome = outcome
+        self._draw = None if waits is None else random.Random(waits)
+        self.ran: list[tuple[str, str]] = []
+        self.seeds: dict[tuple[str, str], list[int]] = {}
+
+    def items(self, split: Split) -> Sequence[Item]:
+        return ()
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+        skill = await session.reply("")
+        self.ran.append((item.id, skill))
+        self.seeds.setdefault((item.id, skill), []).append(seed)
+        outcome = self._outcome(item.id, skill, self.ran.count((item.id, skill)))
+        for _ in range(0 if self._draw is None else self._draw.randrange(12)):
+            await checkpoint()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return Graded(score=Score.of(outcome), answer=skill)
+
+
+def items(size: int) -> tuple[Item, ...]:
+    """Return items that differ."""
+    return tuple(Item(id=f"i{n}", input=f"q{n}") for n in range(size))
+
+
+def right(item: str, skill: str, attempt: int) -> float:
+    """Solve everything."""
+    return 1.0
+
+
+def losing(*lost: str, times: int = 99) -> Outcome:
+    """Solve everything but these items, whose first attempts end in an infrastructure failure."""
+
+    def outcome(item: str, skill: str, attempt: int) -> float | Exception:
+        if item in lost and attempt <= times:
+            return EnvironmentFailure(f"{item} broke")
+        return 1.0
+
+    return outcome
+
+
+async def opened() -> MemoryStore:
+    """Return a store in which the run is open."""
+    store = MemoryStore()
+    await store.open_run(RUN, {}, {})
+    return store
+
+
+async def rolled(
+    environment: Scripted,
+    batch: Sequence[Item],
+    *,
+    store: MemoryStore,
+    step: int = 1,
+    coverage: float = 0.0,
+    limit: int = 4,
+    trial: int | None = None,
+    phase: str | None = None,
+    until: Callable[[Sequence[Rollout]], bool] | None = None,
+) -> tuple[Rollout, ...]:
+    """Roll items out under one skill."""
+    return await rollout(
+        batch,
+        NEW,
+        target=SkillTarget(),
+        environment=environment,
+        store=store,
+        journal=store.journal(RUN),
+        step=step,
+        feedback=False,
+        coverage=coverage,
+        limit=limit,
+        trial=trial,
+        phase=phase,
+        until=until,
+    )
+
+
+async def compared(
+    environment: Scripted,
+    batch: Sequence[Item],
+    *,
+    store: MemoryStore,
+    limit: int = 4,
+    trial: int = 0,
+    until: Callable[[Sequence[Pair]], bool] | None = None,
+    report: Callable[[Rollout], Awaitable[None]] | None = None,
+) -> tuple[Pair, ...]:
+    """Roll items out under both skills."""
+    return await rollout_pairs(
+        batch,
+        NEW,
+        OLD,
+        target=SkillTarget(),
+        environment=environment,
+        store=store,
+        journal=store.journal(RUN),
+        step=1,
+        trial=trial,
+        limit=limit,
+        until=until,
+        report=report,
+    )
+
+
+# -------------------------------------------------------------------------------------------- identities
+
+
+def test_keys_and_seeds_are_pinned() -> None:
+    """What finished rollouts are stored under, and what their randomness derives from, never changes."""
+    item = Item(id="i0", input="q", reference={"a": [1, 2.5, None]})
+    environment, target = Scripted(right), SkillTarget()
+
+    def key(*, trial: int = 0, phase: str | None = None) -> str:
+        return rollout_key(
+            NEW, item, target=target, environment=environment, feedback=True, trial=trial, phase=phase
+        )
+
+    assert key() == "3ae44de15cef141538dedd8c4ec0f9a68c6a982d94e9f73460c41767cbba02f9"
+    assert key(trial=1) == "092cc17038514534bbf8afecfa3e5c2cab59511d15a0db96dc9bf73d6274a0aa"
+    assert key(phase="step 3") == "550fbd99085017e5be6bf1deb19f15a291181d4b4283971ca740fe93c5b6eaa0"
+    assert [rollout_seed(item, trial) for trial in range(3)] == [3216078731, 2054704690, 2249697936]
+    assert rollout_seed(Item(id="i1", input="q"), 0) == 883645264
+
+
+def test_occurrences_are_trials() -> None:
+    """The same item again is its next trial; different items do not disturb each other."""
+    a, b = items(2)
+    assert trials_of([a, b, a, a, b]) == (0, 0, 1, 2, 1)
+
+
+async def test_seeds_are_shared_by_all_skills() -> None:
+    """Both sides of a comparison meet the same randomness, and each trial another."""
+    environment, store, batch = Scripted(right), await opened(), items(3)
+    for trial in range(2):
+        await compared(environment, batch, store=store, trial=trial)
+    for item in batch:
+        assert environment.seeds[item.id, "new"] == [rollout_seed(item, 0), rollout_seed(item, 1)]
+        assert environment.seeds[item.id, "old"] == environment.seeds[item.id, "new"]
+
+
+# -------------------------------------------------------------------------------------------- one skill
+
+
+async def test_an_item_that_occurs_twice_is_rolled_out_twice() -> None:
+    """Without a trial given, occurrences are trials of their own; results stand in the order of items."""
+    environment, store, (a, b) = Scripted(right, waits=1), await opened(), items(2)
+    found = await rolled(environment, [a, b, a], store=store)
+    assert [(r.item_id, r.trial) for r in found] == [("i0", 0), ("i1", 0), ("i0", 1)]
+    assert Counter(environment.ran) == {("i0", "new"): 2, ("i1", "new"): 1}
+
+
+@pytest.mark.parametrize("limit", [1, 4])
+async def test_equal_rollouts_run_once(limit: int) -> None:
+    """With a trial given, an item that occurs twice is one rollout, finished or still under way."""
+    environment, store, (a, b) = Scripted(right, waits=2), await opened(), items(2)
+    found = await rolled(environment, [a, b, a, a], store=store, trial=5, limit=limit)
+    assert [r.item_id for r in found] == ["i0", "i1", "i0", "i0"]
+    assert len(environment.ran) == 2
+    await rolled(environment, [b, a], store=store, trial=5)
+    assert len(environment.ran) == 2
+
+
+async def test_phases_share_nothing_with_each_other() -> None:
+    """A rollout of a phase is used again in that phase alone."""
+    environment, store, batch = Scripted(right), await opened(), items(1)
+    for phase in (None, "a", "b", "b", None):
+        await rolled(environment, batch, store=store, phase=phase)
+    assert len(environment.ran) == 3
+
+
+@given(
+    scores=st.lists(st.sampled_from([0.0, 1.0]), max_size=8),
+    wanted=st.integers(1, 4),
+    limit=st.integers(1, 5),
+    waits=st.integers(0, 10**6),
+)
+@settings(max_examples=50, deadline=None)
+def test_rollouts_end_at_the_shortest_prefix_that_is_enough(
+    scores: list[float], wanted: int, limit: int, waits: int
+) -> None:
+    """However the rollouts finish, the prefix is the one that a reader from front to back would stop at."""
+
+    async def run() -> tuple[Rollout, ...]:
+        environment = Scripted(lambda item, skill, attempt: scores[int(item[1:])], waits=waits)
+        return await rolled(
+            environment,
+            items(len(scores)),
+            store=await opened(),
+            limit=limit,
+            until=lambda prefix: sum(r.score.hard for r in prefix if r.score is not None) >= wanted,
+        )
+
+    hits = [n for n in range(1, len(scores) + 1) if sum(scores[:n]) >= wanted]
+    found = anyio.run(run)
+    assert [r.item_id for r in found] == [f"i{n}" for n in range(hits[0] if hits else len(scores))]
+
+
+async def test_an_absence_that_was_used_stays() -> None:
+    """An unmeasured item is noted under the step that used it, and tried again by every other one."""
+    environment, store, batch = Scripted(losing("i1", times=1)), await opened(), items(2)
+    first = await rolled(environment, batch, store=store)
+    assert [r.error for r in first] == [None, "i1 broke"]
+    assert await rolled(environment, batch, store=store) == first
+    assert len(environment.ran) == 2
+    assert [r.error for r in await rolled(environment, batch, store=store, step=2)] == [None, None]
+
+
+@pytest.mark.parametrize(("lost", "coverage"), [(["i0"], 0.9), (["i0", "i1", "i2"], 0.0)])
+async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: float) -> None:
+    """Too few measured rollouts, or none, are an error; nothing is noted and all are tried again."""
+    environment, store, batch = Scripted(losing(*lost, times=1)), await opened(), items(3)
+    with pytest.raises(RunFailed, match=f"only {3 - len(lost)} of 3 .* i0 broke"):
+        await rolled(environment, batch, store=store, coverage=coverage)
+    assert all(r.score is not None for r in await rolled(environment, batch, store=store, coverage=coverage))
+    assert len(environment.ran) == 3 + len(lost)
+
+
+# ------------------------------------------------------------------------------------------------- pairs
+
+
+def shown(pairs: Sequence[Pair]) -> list[tuple[str, float | None, float | None]]:
+    """Return item and scores of pairs."""
+    hard = [[None if side.score is None else side.score.hard for side in pair] for pair in pairs]
+    assert all(new.item_id == old.item_id for new, old in pairs)
+    return [(pair[0].item_id, new, old) for pair, (new, old) in zip(pairs, hard, strict=True)]
+
+
+async def test_pairs_stand_in_the_order_of_items() -> None:
+    """Each pair is one item under the candidate and under the current skill."""
+
+    def outcome(item: str, skill: str, attempt: int) -> float:
+        return 1.0 if (skill == "new") is (item != "i2") else 0.0
+
+    told: list[Rollout] = []
+
+    async def report(done: Rollout) -> None:
+        told.append(done)
+
+    pairs = await compared(Scripted(outcome, waits=3), items(3), store=await opened(), report=report)
+    assert shown(pairs) == [("i0", 1.0, 0.0), ("i1", 1.0, 0.0), ("i2", 0.0, 1.0)]
+    assert {(r.item_id, r.skill_hash) for r in told} == {
+        (f"i{n}", s.hash) for n in range(3) for s in (NEW, OLD)
+    }
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_both_sides_count_towards_the_limit(limit: int) -> None:
+    """There are never more rollouts in flight than allowed, and both sides of an item start together."""
+    running = highest = 0
+
+    class Busy(Scripted):
+        async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+            nonlocal running, highest
+            running += 1
+            highest = max(highest, running)
+            for _ in range(5):
+                await checkpoint()
+            running -= 1
+            return await super().run(item, session, seed=seed)
+
+    environment = Busy(right)
+    await compared(environment, items(4), store=await opened(), limit=limit)
+    assert highest == limit
+    assert environment.ran == [(f"i{n}", skill) for n in range(4) for skill in ("new", "old")]
+
+
+SIDE = st.tuples(st.sampled_from([0.0, 0.0, 1.0]), st.sampled_from([0, 0, 0, 0, 1, 2]))
+"""A score, and how many attempts are lost before it."""
+
+
+@given(
+    sides=st.lists(st.tuples(SIDE, SIDE), max_size=6),
+    wanted=st.integers(1, 4),
+    limit=st.integers(1, 7),
+    waits=st.integers(0, 10**6),
+)
+@settings(max_examples=150, deadline=None)
+def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
+    sides: list[tuple[tuple[float, int], tuple[float, int]]], wanted: int, limit: int, waits: int
+) -> None:
+    """Lost sides are tried once more; then the prefix is what a reader from front to back would stop at."""
+    environment: Scripted
+
+    def outcome(item: str, skill: str, attempt: int) -> float | Exception:
+        score, losses = sides[int(item[1:])][0 if skill == "new" else 1]
+        return score if attempt > losses else EnvironmentFailure("lost")
+
+    def until(pairs: Sequence[Pair]) -> bool:
+        return (
+            sum(side.score.hard if side.score is not None else 1 for pair in pairs for side in pair) >= wanted
+        )
+
+    async def run() -> tuple[Pair, ...]:
+        nonlocal environment
+        environment = Scripted(outcome, waits=waits)
+        store = await opened()
+        pairs = await compared(environment, items(len(sides)), store=store, limit=limit, until=until)
+        assert not store._runs[RUN].notes
+        return pairs
+
+    final = [tuple(None if losses > 1 else score for score, losses in pair) for pair in sides]
+    points = [sum(1 if score is None else score for score in pair) for pair in final]
+    ends = [n for n in range(1, len(sides) + 1) if sum(points[:n]) >= wanted]
+    end = ends[0] if ends else len(sides)
+    assert shown(anyio.run(run)) == [(f"i{n}", *final[n]) for n in range(end)]
+    assert max(Counter(environment.ran).values(), default=0) <= 2
+
+
+async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:
+    """Absences are journalled by a call of their own; noted ones are not tried again in that step."""
+    environment, store, batch = Scripted(losing("i1")), await opened(), items(2)
+    pairs = await compared(environment, batch, store=store)
+    assert shown(pairs) == [("i0", 1.0, 1.0), ("i1", None, None)]
+    assert Counter(environment.ran)["i1", "new"] == 2
+    await compared(environment, batch, store=store)
+    assert Counter(environment.ran)["i1", "new"] == 4
+    await note_unmeasured([side for pair in pairs for side in pair], journal=store.journal(RUN), step=1)
+    assert await compared(environment, batch, store=store) == pairs
+    assert Counter(environment.ran)["i1", "new"] == 4
+
+
+async def test_what_is_lost_beyond_the_prefix_is_not_tried_again() -> None:
+    """A comparison that is decided asks for nothing more."""
+    environment, store = Scripted(losing("i3")), await opened()
+    pairs = await compared(environment, items(4), store=store, limit=8, until=lambda p: len(p) == 2)
+    assert [item for item, _, _ in shown(pairs)] == ["i0", "i1"]
+    assert Counter(environment.ran)["i3", "new"] <= 1
+
+
+async def test_an_endpoint_that_refuses_ends_the_comparison() -> None:
+    """An error that no repeat can mend is raised as it is."""
+
+    def outcome(item: str, skill: str, attempt: int) -> float | Exception:
+        return AccessDenied("no key") if item == "i1" else 1.0
+
+    with pytest.raises(AccessDenied, match="no key"):
+        await compared(Scripted(outcome, waits=4), items(3), store=await opened())
