@@ -16,7 +16,6 @@ from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow
 from reflact.prompts import fence, load_book
 from reflact.stages.aggregate import aggregate, together
-from reflact.stages.material import cut
 from reflact.stages.reflect import minibatches, reflect
 from reflact.stages.select import by_support, select
 from reflact.testing import ScriptedLLM
@@ -253,26 +252,19 @@ async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
         return ContextOverflow("too long")
 
     llm = ScriptedLLM(overflow)
-    (only,) = await reported(llm, ReflectConfig(trajectory_chars=400), answer="x" * 1000)
+    (only,) = await reported(llm, ReflectConfig(trajectory_tokens=500), answer="x" * 9000)
     assert only.refusal == "too long"
-    first, second = (call.prompt.messages[-1].content for call in llm.calls)
-    assert first.count("[... 600 characters cut ...]") == 2
-    assert second.count("[... 800 characters cut ...]") == 2
+    marks = [
+        re.findall(r"\[\.\.\. ([0-9,]+) characters cut \.\.\.\]", call.prompt.messages[-1].content)
+        for call in llm.calls
+    ]
+    shown = [[9000 - int(cut.replace(",", "")) for cut in cuts] for cuts in marks]
+    assert [len(cases) for cases in shown] == [2, 2]
+    assert all(600 < case < 750 for case in shown[0])
+    assert all(250 < case < 375 for case in shown[1])
 
 
 # ---------------------------------------------------------------------------------------------- material
-
-
-@given(st.text(max_size=300), st.integers(2, 200))
-def test_a_cut_says_its_size(text: str, chars: int) -> None:
-    """What is left of a text and the size of the gap add up to the text; short ones stay as they are."""
-    shown = cut(text, chars)
-    if len(text) <= chars:
-        assert shown == text
-    else:
-        gap = f"\n[... {len(text) - chars} characters cut ...]\n"
-        head = chars * 2 // 3
-        assert shown == text[:head] + gap + text[len(text) - (chars - head) :]
 
 
 @given(st.text(alphabet=st.sampled_from("<>/case_1\n x"), max_size=80))

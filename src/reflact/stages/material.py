@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from pydantic import JsonValue
 
 from reflact.prompts import fence
+from reflact.records import BufferEntry
 from reflact.skill import body
-from reflact.types import BufferEntry, Edit, Item, Rollout, Skill, canonical
+from reflact.stages.trajectories import BYTES_PER_TOKEN, Passage, cut, shares, size
+from reflact.types import Edit, Item, Rollout, Skill, canonical
+
+_TRIED = 1500
 
 
 def show_skill(skill: Skill) -> str:
@@ -17,11 +21,21 @@ def show_skill(skill: Skill) -> str:
     return fence("document", text) if text.strip() else ""
 
 
-def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, chars: int) -> str:
-    """Return numbered trajectories, each part cut to ``chars``; failed ones with feedback and reference."""
+def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bool, tokens: int) -> str:
+    """Return numbered trajectories; failed ones with feedback and reference.
+
+    Args:
+        rollouts: A minibatch: all failures, or all successes.
+        items: Their items.
+        failed: Which of the two they are.
+        tokens: What they may take together, in estimated tokens (see ``trajectories``); the tags around
+            them come on top. Short cases leave what they do not need to the long ones.
+    """
+    cases = [_case(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)]
+    rooms = shares([size(_shown(case)) for case in cases], tokens * BYTES_PER_TOKEN)
     return "\n\n".join(
-        fence(f"case_{n}", _case(r, i, chars))
-        for n, (r, i) in enumerate(zip(rollouts, items, strict=True), 1)
+        fence(f"case_{n}", _shown(case, room))
+        for n, (case, room) in enumerate(zip(cases, rooms, strict=True), 1)
     )
 
 
@@ -43,33 +57,29 @@ def show_buffer(buffer: Sequence[BufferEntry]) -> str:
     return "Earlier attempts in this round:\n" + fence("attempts", "\n".join(lines))
 
 
-def cut(text: str, chars: int) -> str:
-    """Return a text of at most about ``chars`` characters: head and tail, with the gap marked by its size."""
-    if len(text) <= chars:
-        return text
-    head = chars * 2 // 3
-    tail = chars - head
-    return f"{text[:head]}\n[... {len(text) - chars} characters cut ...]\n{text[-tail:]}"
-
-
 def as_text(value: JsonValue) -> str:
     """Return a value as people would write it: text as it is, anything else as canonical JSON."""
     return value if isinstance(value, str) else canonical(value)
 
 
-def _case(rollout: Rollout, item: Item, chars: int) -> str:
-    answer = "wrong answer" if rollout.failed else "answer"
+def _case(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage, ...]:
+    answer = "wrong answer: " if failed else "answer: "
     if [turn.role for turn in rollout.turns] == ["user", "assistant"]:
         task, given = rollout.turns
-        lines = [f"task: {cut(task.content, chars)}", f"{answer}: {cut(given.content, chars)}"]
+        parts = [Passage(label="task: ", text=task.content), Passage(label=answer, text=given.content)]
     else:
-        talk = "\n".join(f"{turn.role}: {turn.content}" for turn in rollout.turns)
-        lines = [cut(talk, chars), f"{answer}: {cut(rollout.answer, chars)}"]
-    if rollout.failed and rollout.feedback:
-        lines.append(f"remark: {cut(rollout.feedback, chars)}")
-    if rollout.failed and item.reference is not None:
-        lines.append(f"right answer: {cut(as_text(item.reference), chars)}")
-    return "\n".join(lines)
+        parts = [Passage(turns=rollout.turns), Passage(label=answer, text=rollout.answer)]
+    if failed and rollout.feedback:
+        parts.append(Passage(label="remark: ", text=rollout.feedback))
+    if failed and item.reference is not None:
+        parts.append(Passage(label="right answer: ", text=as_text(item.reference)))
+    return tuple(parts)
+
+
+def _shown(case: Sequence[Passage], room: int | None = None) -> str:
+    sizes = [size(part.whole) for part in case]
+    rooms = sizes if room is None else shares(sizes, room - (len(case) - 1))
+    return "\n".join(part.within(r) for part, r in zip(case, rooms, strict=True))
 
 
 def _support(edit: Edit) -> str:
@@ -78,7 +88,7 @@ def _support(edit: Edit) -> str:
 
 
 def _edit(edit: Edit) -> str:
-    if edit.op == "append":
+    if edit.op in {"append", "suggest", "rewrite"}:
         return edit.content
     lines = [f"op: {edit.op}", f"target: {edit.target}"]
     if edit.content:
@@ -86,10 +96,14 @@ def _edit(edit: Edit) -> str:
     return "\n".join(lines)
 
 
+def _tried(edit: Edit) -> str:
+    return f"{edit.op} {cut(edit.content or edit.target, _TRIED)}"
+
+
 def _entry(entry: BufferEntry) -> str:
     words = [f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome {entry.action}"]
     if entry.score_before is not None and entry.score_after is not None:
         words.append(f"validation score {entry.score_before:.3f} before, {entry.score_after:.3f} after")
     words += [f"pattern ({p.count}): {p.type}: {p.description}" for p in entry.patterns]
-    words += [f"did not help: {e.op} {as_text(e.content or e.target)}" for e in entry.rejected_edits]
+    words += [f"did not help: {_tried(e)}" for e in entry.rejected_edits]
     return "\n  ".join(words)

@@ -1,0 +1,228 @@
+"""Trajectories in a budget: what fits stays whole, what does not is cut where it matters least."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflact.prompts import fence
+from reflact.stages.material import show_cases
+from reflact.stages.trajectories import BYTES_PER_TOKEN, Passage, cut, shares, size, talk
+from reflact.types import Item, Rollout, Score, Turn
+
+MARK = re.compile(
+    r"\[\.\.\. (?:(?P<turns>[0-9,]+) turns? of )?(?P<size>[0-9,]+) characters (?:cut|left out) \.\.\.\]"
+)
+CUT = re.compile(r"\n?\[\.\.\. [0-9,]+ characters cut \.\.\.\]\n?")
+
+Role = Literal["system", "user", "assistant", "tool"]
+roles: st.SearchStrategy[Role] = st.sampled_from(("system", "user", "assistant", "tool"))
+letters = st.text("ab é规👩\n", max_size=1500)
+texts = letters | st.text("ab", max_size=30) | st.just("error: no such table")
+talks = st.lists(st.builds(Turn, role=roles, content=texts), max_size=14)
+
+
+def turn(role: Role, content: str) -> Turn:
+    """Return a turn."""
+    return Turn(role=role, content=content)
+
+
+def rollout(turns: Sequence[Turn], *, answer: str = "", feedback: str | None = None) -> Rollout:
+    """Return a failed rollout."""
+    return Rollout(
+        key="k",
+        item_id="i",
+        skill_hash="s",
+        turns=tuple(turns),
+        answer=answer,
+        feedback=feedback,
+        score=Score.of(0),
+    )
+
+
+def shown(rollouts: Sequence[Rollout], *, tokens: int, failed: bool = True, reference: str = "right") -> str:
+    """Show rollouts of items that have a reference."""
+    items = [Item(id=f"i{n}", input="q", reference=reference) for n in range(len(rollouts))]
+    return show_cases(rollouts, items, failed=failed, tokens=tokens)
+
+
+def sizes(text: str) -> list[int]:
+    """Return the sizes that the marks of a text name."""
+    return [int(mark["size"].replace(",", "")) for mark in MARK.finditer(text)]
+
+
+# ---------------------------------------------------------------------------------------------- properties
+
+
+@given(st.lists(st.integers(0, 500), max_size=12), st.integers(-5, 3000))
+def test_room_is_shared_evenly_and_used_up(wanted: list[int], room: int) -> None:
+    """None gets more than it needs, short ones give to the long, and nothing is left that one could use."""
+    granted = shares(wanted, room)
+    assert sum(granted) == min(max(0, room), sum(wanted))
+    assert all(got <= need for got, need in zip(granted, wanted, strict=True))
+    curtailed = [got for got, need in zip(granted, wanted, strict=True) if got < need]
+    assert not curtailed or max(granted) - min(curtailed) <= 1
+
+
+@given(st.text("ab é规👩", max_size=400), st.integers(0, 600))
+def test_a_cut_text_fits_and_says_what_is_missing(text: str, room: int) -> None:
+    """Beginning, end and the named number of characters make up the text, and it takes the room at most."""
+    after = cut(text, room)
+    if size(text) <= room:
+        assert after == text
+        return
+    if size(after) > room:
+        assert after in {text, f"[... {len(text):,} characters cut ...]"}
+        assert size(after) <= size(f"[... {len(text):,} characters cut ...]")
+        return
+    (missing,) = sizes(after)
+    head, _, tail = after.partition(MARK.search(after)[0])  # type: ignore[index]
+    head, tail = head.removesuffix("\n"), tail.removeprefix("\n")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert len(head) + missing + len(tail) == len(text)
+
+
+@settings(deadline=None)
+@given(talks.filter(bool), st.integers(1000, 9000))
+def test_a_conversation_fits_and_accounts_for_every_character(turns: list[Turn], room: int) -> None:
+    """Shown and missing characters add up, left-out turns are counted, and the room is kept."""
+    lines = [f"{t.role}: {t.content}" for t in turns]
+    after = talk(turns, room)
+    assert size(after) <= room
+    for mark in MARK.finditer(after):
+        assert mark["turns"] != "0"
+    gaps = [m for m in MARK.finditer(after) if m["turns"]]
+    cuts = [m for m in MARK.finditer(after) if not m["turns"]]
+    left_out = sum(int(m["turns"].replace(",", "")) for m in gaps)
+    kept = len(MARK.sub("", after)) - (len(lines) - left_out + len(gaps) - 1) - 2 * len(cuts)
+    assert kept + sum(sizes(after)) == sum(map(len, lines))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(talks, texts, texts), min_size=1, max_size=6), st.booleans())
+def test_cases_that_fit_are_shown_whole(cases: list[tuple[list[Turn], str, str]], failed: bool) -> None:
+    """With room for all of it, nothing is cut; one byte less and something is."""
+    rollouts = [rollout(turns, answer=answer, feedback=feedback) for turns, answer, feedback in cases]
+    whole = shown(rollouts, tokens=10**6, failed=failed)
+    assert not MARK.search(whole)
+    needed = sum(
+        size(text) for text in re.findall(r"(?s)<(case_\d+)>\n(.*?)\n</\1>", whole) for text in text[1:]
+    )
+    assert shown(rollouts, tokens=-(-needed // BYTES_PER_TOKEN), failed=failed) == whole
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(talks, texts), min_size=1, max_size=6), st.integers(500, 3000))
+def test_a_minibatch_keeps_its_budget(cases: list[tuple[list[Turn], str]], each: int) -> None:
+    """The cases of a minibatch, without the tags around them, take no more than its tokens."""
+    rollouts = [rollout(turns, answer=answer) for turns, answer in cases]
+    tokens = each * len(rollouts)
+    text = shown(rollouts, tokens=tokens)
+    inside = re.sub(r"(?m)^</?case_\d+>$", "", text)
+    assert size(inside) - 4 * len(rollouts) <= tokens * BYTES_PER_TOKEN
+    assert text == shown(rollouts, tokens=tokens)
+
+
+# ------------------------------------------------------------------------------------------------ examples
+
+
+def test_a_question_and_its_answer_are_shown_without_roles() -> None:
+    """A single exchange is a task and an answer; failures have the remark and the right answer too."""
+    one = rollout([turn("user", "2+2?"), turn("assistant", "5")], feedback="Too much.")
+    assert shown([one], tokens=500) == fence(
+        "case_1", "task: 2+2?\nwrong answer: 5\nremark: Too much.\nright answer: right"
+    )
+    assert shown([one], tokens=500, failed=False) == fence("case_1", "task: 2+2?\nanswer: 5")
+
+
+def test_a_conversation_is_shown_with_roles() -> None:
+    """Several turns are shown by role, with the answer that was graded after them."""
+    talked = rollout([turn("system", "s"), turn("user", "u"), turn("assistant", "a")], answer="a!")
+    assert shown([talked, talked], tokens=500, failed=False) == "\n\n".join(
+        fence(f"case_{n}", "system: s\nuser: u\nassistant: a\nanswer: a!") for n in (1, 2)
+    )
+
+
+def test_a_short_case_leaves_its_share_to_a_long_one() -> None:
+    """The longest case gets what the others do not need, and is cut by no more than it must."""
+    short = rollout([turn("user", "2+2?"), turn("assistant", "5")])
+    long = rollout([turn("user", "x" * 5000), turn("assistant", "5")])
+    text = shown([short, long, short], tokens=1000)
+    (missing,) = sizes(text)
+    assert missing == pytest.approx(5000 - 3000 + 3 * 50, abs=100)
+
+
+def test_the_right_answer_survives_a_long_task() -> None:
+    """Within a case the short parts stay whole and the long one is cut."""
+    one = rollout([turn("user", "x" * 9000), turn("assistant", "5")], feedback="Too much.")
+    text = shown([one], tokens=500)
+    assert "wrong answer: 5\nremark: Too much.\nright answer: right" in text
+    assert len(sizes(text)) == 1
+
+
+def test_key_turns_stay_and_the_others_are_counted() -> None:
+    """The task, the trouble, what came before a change of course, and the end stay; the rest is counted."""
+    filler = [turn("assistant", f"step {n} " + "." * 300) for n in range(20)]
+    turns = [
+        turn("system", "You are careful."),
+        turn("user", "Find the sum."),
+        *filler[:8],
+        turn("tool", "Error: no such column"),
+        *filler[8:14],
+        turn("tool", "2 rows"),
+        turn("assistant", "I will try the other table instead."),
+        *filler[14:],
+        turn("tool", "7 rows"),
+        turn("assistant", "The sum is 7."),
+    ]
+    after = talk(turns, 760)
+    assert after == "\n".join(
+        [
+            "system: You are careful.",
+            "user: Find the sum.",
+            "[... 8 turns of 2,544 characters left out ...]",
+            "tool: Error: no such column",
+            "[... 6 turns of 1,912 characters left out ...]",
+            "tool: 2 rows",
+            "assistant: I will try the other table instead.",
+            "[... 6 turns of 1,914 characters left out ...]",
+            "tool: 7 rows",
+            "assistant: The sum is 7.",
+        ]
+    )
+
+
+def test_room_that_key_turns_leave_goes_to_the_last_ones() -> None:
+    """Beyond the key turns a conversation is shown from its end, as far back as there is room."""
+    turns = [turn("user", "Go."), *(turn("assistant", f"{n}" * 200) for n in range(1, 9))]
+    after = talk(turns, 1200)
+    assert [line[:12] for line in after.split("\n")] == [
+        "user: Go.",
+        "[... 4 turns",
+        *(f"assistant: {n}" for n in range(5, 9)),
+    ]
+
+
+def test_a_long_turn_is_cut_inside() -> None:
+    """A key turn that is too long keeps its beginning and its end."""
+    turns = [turn("user", "Go."), turn("tool", "begin " + "x" * 5000 + " end"), turn("assistant", "Done.")]
+    after = talk(turns, 1000)
+    assert re.fullmatch(
+        r"user: Go\.\ntool: begin x+\n\[\.\.\. 4,\d\d\d characters cut \.\.\.\]\nx+ end\nassistant: Done\.",
+        after,
+    )
+
+
+def test_however_small_the_room_something_is_said() -> None:
+    """Without any room a passage is its label and a mark."""
+    assert Passage(label="task: ", text="x" * 100).within(0) == "task: [... 100 characters cut ...]"
+    assert Passage(label="task: ", text="short").within(2) == "task: short"
+    assert talk([turn("user", "x" * 100)] * 3, 0) == (
+        "[... 106 characters cut ...]\n[... 2 turns of 212 characters left out ...]"
+    )
