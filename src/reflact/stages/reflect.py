@@ -2,63 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple
 
-from reflact.calls import Sample
+from reflact.calls import Rendered, Sample
 from reflact.config import ReflectConfig
 from reflact.data import shuffled
-from reflact.errors import ContextOverflow, ReplyError
-from reflact.ports import LLM
+from reflact.ports import LLM, Journal, R
 from reflact.prompts import PromptBook
-from reflact.stages.material import show_buffer, show_cases, show_skill
+from reflact.stages.material import show_cases, show_skill
 from reflact.stages.replies import (
     AnalystReply,
+    PatternReply,
     Proposal,
+    SuccessReply,
     analysing,
     analyst_check,
     operations_on,
     praising,
     success_check,
 )
-from reflact.tasks import fan_out
+from reflact.stages.settled import Refusal, ask_or_refusal
 from reflact.types import (
-    BufferEntry,
     Edit,
+    EditKind,
     FailurePattern,
     Frozen,
     Item,
-    Operation,
     Patch,
     Report,
     Rollout,
     Skill,
     Source,
+    failed,
 )
+
+SOURCES: tuple[Source, ...] = ("failure", "success")
 
 
 class Minibatch(Frozen):
-    """The trajectories of one analyst call, in the plan's order."""
+    """The trajectories of one analyst call, in the plan's order.
+
+    ``index`` counts those of its source in its batch, ``batch`` the step's accumulated batches.
+    """
 
     source: Source
     index: int
     items: tuple[Item, ...]
     rollouts: tuple[Rollout, ...]
+    batch: int = 0
+
+    @property
+    def part(self) -> str:
+        """Its place among the step's minibatches of its source, for the call's sample."""
+        return str(self.index) if self.batch == 0 else f"{self.batch}/{self.index}"
+
+    @property
+    def blank(self) -> Report:
+        """A report on it that says nothing yet."""
+        ids = tuple(item.id for item in self.items)
+        return Report(source_type=self.source, index=self.index, item_ids=ids, batch=self.batch)
+
+
+def seeded_order(size: int, *, seed: int, step: int, batch: int = 0) -> tuple[int, ...]:
+    """Return the order in which a batch of ``size`` items is dealt."""
+    label = f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}"
+    return shuffled(range(size), seed, label)
+
+
+def source_of(rollout: Rollout, threshold: float | None) -> Source | None:
+    """Return what a rollout is to analysts; None where it is unmeasured (see ``types.failed``)."""
+    if rollout.score is None:
+        return None
+    return "failure" if failed(rollout, threshold) else "success"
 
 
 def minibatches(
-    items: Sequence[Item], rollouts: Sequence[Rollout], config: ReflectConfig, *, seed: int, step: int
+    items: Sequence[Item],
+    rollouts: Sequence[Rollout],
+    config: ReflectConfig,
+    *,
+    seed: int,
+    step: int,
+    batch: int = 0,
+    threshold: float | None = None,
 ) -> tuple[Minibatch, ...]:
     """Deal a batch into minibatches: failures and successes apart, each along one seeded order.
 
     Unmeasured rollouts are neither.
     """
-    order = shuffled(range(len(items)), seed, f"reflect/{step}")
-    sources: list[Source] = ["failure"] if config.failure_only else ["failure", "success"]
+    order = seeded_order(len(items), seed=seed, step=step, batch=batch)
     dealt = []
-    for source in sources:
-        chosen = [
-            i for i in order if rollouts[i].score is not None and rollouts[i].failed == (source == "failure")
-        ]
+    for source in SOURCES[:1] if config.failure_only else SOURCES:
+        chosen = [i for i in order if source_of(rollouts[i], threshold) == source]
         size = config.minibatch_size
         for index, start in enumerate(range(0, len(chosen), size)):
             part = chosen[start : start + size]
@@ -68,102 +104,138 @@ def minibatches(
                     index=index,
                     items=tuple(items[i] for i in part),
                     rollouts=tuple(rollouts[i] for i in part),
+                    batch=batch,
                 )
             )
     return tuple(dealt)
 
 
-async def reflect(
-    batches: Sequence[Minibatch],
-    skill: Skill,
-    *,
-    llm: LLM,
-    prompts: PromptBook,
-    config: ReflectConfig,
-    max_edits: int,
-    operations: tuple[Operation, ...],
-    buffer: Sequence[BufferEntry],
-    step: int,
-    report: Callable[[Report], Awaitable[None]] | None = None,
-) -> tuple[Report, ...]:
-    """Return one report for each minibatch, in order.
+# --------------------------------------------------------------------------------------------- analysing
 
-    A minibatch whose analyst gave no valid reply, or that does not fit the model's context even when
-    its trajectories are cut to half, has a report that says so.
 
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
+class Analysis(NamedTuple, Generic[R]):
+    """What is asked about one minibatch, and what becomes of the reply.
+
+    Args:
+        prompt: The prompt's name.
+        holes: What goes into it beside ``cases`` and ``attempts``.
+        reply_type: What is asked for.
+        check: Refuses what does not fit the minibatch or the document.
+        report: Puts a valid reply into the minibatch's blank report.
     """
 
-    async def one(batch: Minibatch) -> Report:
-        done = await _analyse(
-            batch,
-            skill,
-            llm=llm,
-            prompts=prompts,
-            config=config,
-            max_edits=max_edits,
-            operations=operations,
-            buffer=buffer,
-            step=step,
-        )
-        if report is not None:
-            await report(done)
-        return done
-
-    return await fan_out(one, batches, limit=config.concurrency)
+    prompt: str
+    holes: Mapping[str, str]
+    reply_type: type[R]
+    check: Callable[[R], None]
+    report: Callable[[Report, R], Report]
 
 
-async def _analyse(
-    batch: Minibatch,
-    skill: Skill,
-    *,
-    llm: LLM,
-    prompts: PromptBook,
-    config: ReflectConfig,
-    max_edits: int,
-    operations: tuple[Operation, ...],
-    buffer: Sequence[BufferEntry],
-    step: int,
-) -> Report:
-    empty = Report(source_type=batch.source, index=batch.index, item_ids=tuple(i.id for i in batch.items))
-    sample = Sample(role="optimizer", purpose=f"analyst_{batch.source}", step=step, part=str(batch.index))
+def patching(
+    skill: Skill, *, max_edits: int, operations: tuple[EditKind, ...]
+) -> Callable[[Minibatch], Analysis[Any]]:
+    """Return how to ask for at most ``max_edits`` edits of the given kinds to a document."""
     kinds = operations_on(skill, operations)
-    for chars in (config.trajectory_chars, config.trajectory_chars // 2):
-        prompt = prompts.render(
-            f"analyst_{batch.source}",
-            {
-                "max_edits": str(max_edits),
-                "document": show_skill(skill),
-                "cases": show_cases(batch.rollouts, batch.items, chars=chars),
-                "attempts": show_buffer(buffer),
-            },
-        )
-        try:
-            if batch.source == "failure":
-                check = analyst_check(skill, cases=len(batch.items), max_edits=max_edits)
-                wanted = analysing(kinds, cases=len(batch.items), most=max_edits)
-                failure = (await llm.ask(prompt, wanted, sample=sample, check=check)).value
-                return _failure_report(empty, failure)
-            praise = success_check(skill, max_edits=max_edits)
-            success = await llm.ask(prompt, praising(kinds, most=max_edits), sample=sample, check=praise)
-            return empty.model_copy(
-                update={"patch": _patch(empty, success.value.strengths, success.value.edits)}
+    holes = {"max_edits": str(max_edits), "document": show_skill(skill)}
+
+    def analysis(batch: Minibatch) -> Analysis[Any]:
+        if batch.source == "success":
+            return Analysis(
+                prompt="analyst_success",
+                holes=holes,
+                reply_type=praising(kinds, most=max_edits),
+                check=success_check(skill, max_edits=max_edits),
+                report=_success_report,
             )
-        except ReplyError as error:
-            return empty.model_copy(update={"refusal": str(error)})
-        except ContextOverflow as error:
-            refusal = str(error)
-    return empty.model_copy(update={"refusal": refusal})
+        cases = len(batch.items)
+        return Analysis(
+            prompt="analyst_failure",
+            holes=holes,
+            reply_type=analysing(kinds, cases=cases, most=max_edits),
+            check=analyst_check(skill, cases=cases, max_edits=max_edits),
+            report=_failure_report,
+        )
+
+    return analysis
 
 
-def _failure_report(empty: Report, reply: AnalystReply) -> Report:
-    patterns = tuple(
-        FailurePattern(type=p.type, count=p.count, description=p.description, item_ids=empty.item_ids)
-        for p in reply.patterns
+class Analyst:
+    """Reads one minibatch at a time.
+
+    Args:
+        llm: The optimizer.
+        prompts: The run's prompts.
+        journal: Where refusals and shortened prompts are noted.
+        step: The step that uses the reports.
+        tokens: Estimated tokens of trajectories in one prompt at most.
+        analysis: Says what to ask about a minibatch.
+        notes: Returns what a minibatch's analyst is told of earlier attempts; empty for nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        llm: LLM,
+        prompts: PromptBook,
+        journal: Journal,
+        step: int,
+        tokens: int,
+        analysis: Callable[[Minibatch], Analysis[Any]],
+        notes: Callable[[Minibatch], str],
+    ) -> None:
+        self._llm = llm
+        self._prompts = prompts
+        self._journal = journal
+        self._step = step
+        self._tokens = tokens
+        self._analysis = analysis
+        self._notes = notes
+
+    async def report(self, batch: Minibatch) -> Report:
+        """Return the report on a minibatch; one that says why where no valid reply could be had.
+
+        Trajectories that do not fit the model's context are shown at half the size, once.
+
+        Raises:
+            ProviderError: The endpoint refused, failed or could not be reached.
+        """
+        asked, attempts = self._analysis(batch), self._notes(batch)
+
+        def prompt(tokens: int) -> Rendered:
+            cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
+            return self._prompts.render(asked.prompt, {**asked.holes, "cases": cases, "attempts": attempts})
+
+        purpose = f"analyst_{batch.source}"
+        reply = await ask_or_refusal(
+            self._llm,
+            prompt(self._tokens),
+            asked.reply_type,
+            sample=Sample(role="optimizer", purpose=purpose, step=self._step, part=batch.part),
+            check=asked.check,
+            journal=self._journal,
+            shorter=lambda: prompt(self._tokens // 2),
+        )
+        if isinstance(reply, Refusal):
+            return batch.blank.model_copy(update={"refusal": reply.reason})
+        return asked.report(batch.blank, reply.value)
+
+
+def found_patterns(blank: Report, named: Sequence[PatternReply]) -> tuple[FailurePattern, ...]:
+    """Return the failure patterns that an analyst named, tied to the items of its minibatch."""
+    return tuple(
+        FailurePattern(type=p.type, count=p.count, description=p.description, item_ids=blank.item_ids)
+        for p in named
     )
+
+
+def _failure_report(blank: Report, reply: AnalystReply) -> Report:
+    patterns = found_patterns(blank, reply.patterns)
     reasoning = "; ".join(p.description for p in patterns)
-    return empty.model_copy(update={"patch": _patch(empty, reasoning, reply.edits), "patterns": patterns})
+    return blank.model_copy(update={"patch": _patch(blank, reasoning, reply.edits), "patterns": patterns})
+
+
+def _success_report(blank: Report, reply: SuccessReply) -> Report:
+    return blank.model_copy(update={"patch": _patch(blank, reply.strengths, reply.edits)})
 
 
 def _patch(report: Report, reasoning: str, edits: Sequence[Proposal]) -> Patch:

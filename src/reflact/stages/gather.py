@@ -1,0 +1,153 @@
+"""Stages 1 and 2 together: a batch is rolled out, and analysts start as soon as their cases are there.
+
+Which cases an analyst reads depends on the outcomes along a batch's seeded order alone. So a minibatch is
+settled once the finished prefix of that order holds its members, whatever happens beyond it: the reports
+are the same, byte for byte, as if all rollouts had been waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from reflact.config import ReflectConfig
+from reflact.ports import Environment, Journal, RolloutStore, Target
+from reflact.stages.reflect import SOURCES, Minibatch, minibatches, seeded_order, source_of
+from reflact.stages.rollout import Runner, note_unmeasured, require_coverage, trials_of
+from reflact.tasks import fan_out, fan_out_then
+from reflact.types import Item, Report, Rollout, Skill
+
+
+async def gather(
+    batches: Sequence[Sequence[Item]],
+    skill: Skill,
+    *,
+    target: Target,
+    environment: Environment,
+    store: RolloutStore,
+    journal: Journal,
+    step: int,
+    seed: int,
+    config: ReflectConfig,
+    threshold: float | None,
+    limit: int,
+    analyse: Callable[[Minibatch], Awaitable[Report]],
+    phase: str | None = None,
+    rolled: Callable[[Rollout], Awaitable[None]] | None = None,
+) -> tuple[tuple[Rollout, ...], tuple[Report, ...]]:
+    """Roll out a step's batches with feedback and have them analysed.
+
+    The absence of unmeasured rollouts is journalled before the first analyst that starts after them in
+    their batch's order, or with the last one of the step.
+
+    Args:
+        batches: The step's accumulated batches. An item that occurs in several has a trial for each.
+        skill: The current document.
+        target: The frozen agent.
+        environment: Runs and grades items.
+        store: Where finished rollouts are.
+        journal: Where unmeasured items are noted.
+        step: The step.
+        seed: Root of the batches' orders.
+        config: Size of minibatches, analysts at once, and whether they may start before all rollouts
+            have finished.
+        threshold: Hard score below which a rollout failed; None: only 0 fails.
+        limit: Rollouts in flight at most, over all batches.
+        analyse: Returns the report on a minibatch.
+        phase: See ``rollout``.
+        rolled: Called with each rollout as it finishes, in any order.
+
+    Returns:
+        The rollouts of all batches in the order of their items, and the reports in the plan's order:
+        batch by batch, failures before successes.
+
+    Raises:
+        RunFailed: Not a single rollout could be measured; nothing is journalled.
+        ModelError: An endpoint will not serve any request of this kind, or an analyst's cannot be reached.
+    """
+    runner = Runner(
+        target=target,
+        environment=environment,
+        store=store,
+        journal=journal,
+        step=step,
+        feedback=True,
+        phase=phase,
+        report=rolled,
+    )
+    trials = iter(trials_of([item for batch in batches for item in batch]))
+    jobs = [[runner.job(item, skill, next(trials)) for item in batch] for batch in batches]
+    await runner.look_up([job for row in jobs for job in row])
+    orders = [seeded_order(len(row), seed=seed, step=step, batch=n) for n, row in enumerate(jobs)]
+    lanes = [[row[i] for i in order] for row, order in zip(jobs, orders, strict=True)]
+
+    def ready(batch: int, prefix: Sequence[Rollout]) -> list[_Case]:
+        order = [job.item for job in lanes[batch]]
+        filled = completed(order, prefix, config, batch=batch, threshold=threshold) if config.overlap else ()
+        return [_Case(minibatch, tuple(prefix)) for minibatch in filled]
+
+    async def study(case: _Case) -> Report:
+        await note_unmeasured(case.known, journal=journal, step=step)
+        return await analyse(case.minibatch)
+
+    rows, early = await fan_out_then(
+        runner.run, lanes, ready=ready, then=study, limit=limit, then_limit=config.concurrency
+    )
+    rollouts = [_in_place(row, order) for row, order in zip(rows, orders, strict=True)]
+    flat = tuple(r for row in rollouts for r in row)
+    require_coverage(flat, 0.0)
+    reports = [report for lane in early for report in lane]
+    if not config.overlap:
+        dealt = [
+            minibatches(items, row, config, seed=seed, step=step, batch=n, threshold=threshold)
+            for n, (items, row) in enumerate(zip(batches, rollouts, strict=True))
+        ]
+        cases = [_Case(minibatch, flat) for row in dealt for minibatch in row]
+        reports += await fan_out(study, cases, limit=config.concurrency)
+    await note_unmeasured(flat, journal=journal, step=step)
+    return flat, tuple(sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index)))
+
+
+def completed(
+    order: Sequence[Item],
+    prefix: Sequence[Rollout],
+    config: ReflectConfig,
+    *,
+    batch: int,
+    threshold: float | None,
+) -> tuple[Minibatch, ...]:
+    """Return the minibatches that the last rollout of a finished prefix completes.
+
+    ``order`` is the whole batch in its seeded order. One that is full is complete with its last member,
+    one that stays smaller with the end of the batch. Over all prefixes these are ``minibatches``.
+    """
+    dealt = []
+    for source in SOURCES[:1] if config.failure_only else SOURCES:
+        mine = [i for i, rollout in enumerate(prefix) if source_of(rollout, threshold) == source]
+        full, rest = divmod(len(mine), config.minibatch_size)
+        if rest == 0 and mine[-1:] == [len(prefix) - 1]:
+            index, members = full - 1, mine[-config.minibatch_size :]
+        elif rest > 0 and len(prefix) == len(order):
+            index, members = full, mine[-rest:]
+        else:
+            continue
+        dealt.append(
+            Minibatch(
+                source=source,
+                index=index,
+                items=tuple(order[i] for i in members),
+                rollouts=tuple(prefix[i] for i in members),
+                batch=batch,
+            )
+        )
+    return tuple(dealt)
+
+
+def _in_place(ordered: Sequence[Rollout], order: Sequence[int]) -> tuple[Rollout, ...]:
+    places = dict(zip(order, ordered, strict=True))
+    return tuple(places[i] for i in range(len(order)))
+
+
+class _Case(NamedTuple):
+    minibatch: Minibatch
+    known: tuple[Rollout, ...]
