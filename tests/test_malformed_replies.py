@@ -10,14 +10,14 @@ import httpx
 import pytest
 from pydantic import Field
 
-from doubles import PROMPT, Endpoint, completion, config, connected, sample
+from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
 from reflact.calls import ReplyModel
 from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ReplyError
 from reflact.prompts import load_book
 from reflact.results import Usage
 from reflact.stages.aggregate import aggregate
-from reflact.stages.reflect import Minibatch, reflect
+from reflact.stages.reflect import Analyst, Minibatch, patching
 from reflact.stages.select import select
 from reflact.types import Chosen, Edit, Item, Merged, Operation, Patch, Report, Rollout, Score, Skill
 
@@ -275,18 +275,16 @@ async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
                 items=(ITEM,),
                 rollouts=(FAILED if failed else SOLVED,),
             )
-            (report,) = await reflect(
-                [batch],
-                SKILL,
+            analyst = Analyst(
                 llm=llm,
                 prompts=PROMPTS,
-                config=ReflectConfig(),
-                max_edits=2,
-                operations=OPERATIONS,
-                buffer=(),
+                journal=(await opened()).journal(RUN),
                 step=1,
+                tokens=ReflectConfig().trajectory_tokens,
+                analysis=patching(SKILL, max_edits=2, operations=OPERATIONS),
+                notes=lambda batch: "",
             )
-            return report
+            return await analyst.report(batch)
         if stage == "merge":
             reports = [
                 Report(source_type="failure", index=n, item_ids=("q1",), patch=Patch(edits=edits(word)))

@@ -16,9 +16,10 @@ from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow
 from reflact.prompts import fence, load_book
 from reflact.stages.aggregate import aggregate, together
-from reflact.stages.reflect import minibatches, reflect
+from reflact.stages.reflect import Analyst, minibatches, patching
 from reflact.stages.select import by_support, select
-from reflact.testing import ScriptedLLM
+from reflact.tasks import fan_out
+from reflact.testing import MemoryStore, ScriptedLLM
 from reflact.testing.llm import Answer
 from reflact.types import Chosen, Edit, Item, Merged, Patch, Report, Rollout, Score, Skill, Source, Turn
 
@@ -224,17 +225,18 @@ async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") 
     """Reflect on two failures with the packaged prompts."""
     batch = items(2)
     dealt = minibatches(batch, [rollout(i, 0, answer) for i in batch], config, seed=1, step=1)
-    return await reflect(
-        dealt,
-        SKILL,
+    store = MemoryStore()
+    await store.open_run("r", {}, {})
+    analyst = Analyst(
         llm=llm,
         prompts=BOOK,
-        config=config,
-        max_edits=1,
-        operations=("append",),
-        buffer=(),
+        journal=store.journal("r"),
         step=1,
+        tokens=config.trajectory_tokens,
+        analysis=patching(SKILL, max_edits=1, operations=("append",)),
+        notes=lambda batch: "",
     )
+    return await fan_out(analyst.report, dealt)
 
 
 async def test_an_analyst_without_a_valid_reply_is_recorded() -> None:
