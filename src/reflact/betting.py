@@ -1,0 +1,114 @@
+"""Bets on a candidate: evidence from paired scores that may be looked at again and again.
+
+Three bets start with shares of one unit of capital. A pair with the difference ``d = candidate - current``
+multiplies each bet's capital by ``1 + stake * (d - margin)``; their sum is the evidence.
+
+Source: I. Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024), 1-27.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+WEIGHTS = (0.4, 0.4, 0.2)
+"""The bets' shares of the capital."""
+
+FACTORS = (1, 2, 4)
+"""The bets' stakes, relative to the smallest."""
+
+BOLDEST = 0.9
+"""What a bet may lose at most in one pair, as a share of its capital."""
+
+
+def stakes_for(pairs: int, *, level: float, margin: float) -> tuple[float, ...]:
+    """Return the three bets' stakes for a plan, the smallest first.
+
+    Args:
+        pairs: The pairs planned at most.
+        level: The error probability planned.
+        margin: The improvement that is not enough.
+    """
+    least = math.sqrt(-4 * math.log(level) / pairs)
+    return tuple(min(factor * least, BOLDEST / (1 + margin)) for factor in FACTORS)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running sums over pairs; equal pairs added in the same order give the same bits.
+
+    A pair with an unmeasured side is counted and left out of the sums. That is harmless while what keeps a
+    rollout from being measured has nothing to do with how the two skills do on its item. Otherwise it could
+    hide a loss on up to the uncovered share of the items, which is why the gate asks for coverage, and for
+    like shares of unmeasured rollouts on both sides.
+
+    Args:
+        stakes: The bets' stakes.
+        margin: The improvement that is not enough.
+        asked: Pairs added.
+        measured: Those measured on both sides; all sums are over these.
+        missed: Unmeasured rollouts of the candidate, and of the current skill.
+        totals: The candidate's and the current skill's summed scores.
+        squares: The sum of squared differences.
+        gains: The logarithms of what each bet's capital was multiplied by.
+    """
+
+    stakes: tuple[float, ...]
+    margin: float
+    asked: int = 0
+    measured: int = 0
+    missed: tuple[int, int] = (0, 0)
+    totals: tuple[float, float] = (0.0, 0.0)
+    squares: float = 0.0
+    gains: tuple[float, ...] = field(default=(0.0,) * len(WEIGHTS))
+
+    def add(self, candidate: float | None, current: float | None) -> None:
+        """Count one pair of scores, each in 0..1 or None."""
+        self.asked += 1
+        if candidate is None or current is None:
+            self.missed = (self.missed[0] + (candidate is None), self.missed[1] + (current is None))
+            return
+        difference = candidate - current
+        self.measured += 1
+        self.totals = (self.totals[0] + candidate, self.totals[1] + current)
+        self.squares += difference * difference
+        self.gains = self._gains(1, difference)
+
+    @property
+    def total(self) -> float:
+        """The sum of the differences."""
+        return self.totals[0] - self.totals[1]
+
+    @property
+    def mean(self) -> float:
+        """The mean difference; there must be a measured pair."""
+        return self.total / self.measured
+
+    @property
+    def deviations(self) -> float:
+        """The sum of squared deviations of the differences from their mean; there must be a measured pair."""
+        return max(0.0, self.squares - self.total**2 / self.measured)
+
+    @property
+    def upper(self) -> float:
+        """The mean difference plus two standard errors; infinite for fewer than two pairs.
+
+        Differences between items count as noise here, so that a comparison is rather given up late.
+        """
+        if self.measured < 2:
+            return math.inf
+        return self.mean + 2 * math.sqrt(self.deviations / (self.measured * (self.measured - 1)))
+
+    def log_evidence(self, further: int = 0, difference: float = 0.0) -> float:
+        """Return the logarithm of the evidence, were ``further`` pairs to end with this difference."""
+        gains = self._gains(further, difference) if further else self.gains
+        terms = [math.log(weight) + gain for weight, gain in zip(WEIGHTS, gains, strict=True)]
+        top = max(terms)
+        return top + math.log(math.fsum(math.exp(term - top) for term in terms))
+
+    def _gains(self, pairs: int, difference: float) -> tuple[float, ...]:
+        excess = difference - self.margin
+        return tuple(
+            gain + pairs * math.log1p(stake * excess)
+            for gain, stake in zip(self.gains, self.stakes, strict=True)
+        )

@@ -1,0 +1,101 @@
+"""What a measured score is worth: 95% intervals of means, and of improvements over the same items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import stdev
+
+Z_95 = 1.959963984540054
+"""The 97.5% quantile of the standard normal distribution."""
+
+_T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+"""The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom."""
+
+
+def interval(successes: int, n: int) -> tuple[float, float]:
+    """Return the 95% interval of a share of successes, by Wilson's score method.
+
+    Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
+
+    Raises:
+        ValueError: ``n`` is not positive or ``successes`` is not within 0..n.
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} have no interval")
+    share = successes / n
+    spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n**2))
+    scale = 1 + Z_95**2 / n
+    middle = share + Z_95**2 / (2 * n)
+    low = 0.0 if successes == 0 else (middle - spread) / scale
+    high = 1.0 if successes == n else (middle + spread) / scale
+    return low, high
+
+
+def interval_of(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of scores in 0..1.
+
+    Scores of 0 and 1 alone have Wilson's interval. Fractional ones have the normal approximation with the
+    sample's standard deviation, cut to 0..1; a single one says nothing and has 0..1.
+
+    Raises:
+        ValueError: There are no values.
+    """
+    if all(value in {0.0, 1.0} for value in values):
+        return interval(round(sum(values)), len(values))
+    if len(values) == 1:
+        return 0.0, 1.0
+    mean = math.fsum(values) / len(values)
+    spread = Z_95 * stdev(values) / math.sqrt(len(values))
+    return max(0.0, mean - spread), min(1.0, mean + spread)
+
+
+def improvement(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean difference ``after - before`` over the same items, and its 95% interval.
+
+    Scores of 0 and 1 alone have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a
+    pair to each of the four outcomes. Fractional ones have Student's interval of the differences; a single
+    one says nothing and has -1..1. Both are cut to -1..1.
+
+    Source: A. Agresti and Y. Min, Statistics in Medicine 24 (2005), 729-740.
+
+    Args:
+        before: Scores in 0..1, one for each item.
+        after: Scores of the same items in the same order.
+
+    Raises:
+        ValueError: There are no items, or not the same number on both sides.
+    """
+    if len(before) != len(after) or not before:
+        raise ValueError(
+            f"{len(before)} scores before and {len(after)} after cannot be compared item by item"
+        )
+    differences = [late - early for early, late in zip(before, after, strict=True)]
+    n, mean = len(differences), math.fsum(differences) / len(differences)
+    if {*before, *after} <= {0.0, 1.0}:
+        won, lost, total = differences.count(1.0) + 0.5, differences.count(-1.0) + 0.5, n + 2
+        middle = (won - lost) / total
+        spread = Z_95 * math.sqrt(won + lost - (won - lost) ** 2 / total) / total
+    elif n == 1:
+        return mean, -1.0, 1.0
+    else:
+        middle, spread = mean, student(n - 1) * stdev(differences) / math.sqrt(n)
+    return mean, max(-1.0, middle - spread), min(1.0, middle + spread)
+
+
+def student(freedom: int) -> float:
+    """Return the 97.5% quantile of Student's t, correct to three decimals.
+
+    From 10 degrees of freedom on by the expansion in their inverse.
+    Source: M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
+
+    Args:
+        freedom: Degrees of freedom, at least 1.
+    """
+    if freedom <= len(_T_95):
+        return _T_95[freedom - 1]
+    z = Z_95
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

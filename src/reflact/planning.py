@@ -1,0 +1,81 @@
+"""What a validation split can resolve, and how many trials an improvement of a given size needs.
+
+The estimates hold for a decision on many small differences; the split's real resolution is known only
+afterwards, from the share of pairs that differed.
+"""
+
+from __future__ import annotations
+
+import math
+
+FEWEST, MOST = 2, 20
+"""Bounds of the number of trials that is chosen automatically."""
+
+DISCORDANT = 0.5
+"""Share of pairs that is expected to differ where nothing is known: two coins that each may flip."""
+
+POWER = 0.84
+"""The 80% quantile of the standard normal distribution."""
+
+MIXTURE = 0.4
+"""What betting on three sizes at once costs in the logarithm of the evidence, about."""
+
+ALLOWANCE = 1.15
+"""What looking after each round only, and at most a few of them, costs in rollouts."""
+
+
+def trials_for(n: int, *, decisions: int, alpha: float, effect: float) -> int:
+    """Return the number of rounds that detects an improvement with about 80% power, within 2..20.
+
+    Args:
+        n: Items in the validation split.
+        decisions: Gated decisions that share ``alpha``.
+        alpha: The error probability of the whole run.
+        effect: The improvement of the mean score that matters, in 0..1.
+    """
+    needed = _pairs_for(effect, level=alpha / decisions) / n
+    return min(max(math.ceil(needed), FEWEST), MOST)
+
+
+def resolvable(n: int, trials: int, *, level: float, discordant: float = DISCORDANT) -> float:
+    """Return the smallest improvement of the mean that is detected with about 80% power, at most 1.
+
+    Args:
+        n: Items in the validation split.
+        trials: Rounds at most.
+        level: The decision's error probability.
+        discordant: Share of the pairs that differ; for fractional scores the mean squared difference.
+    """
+    return min(1.0, _quantile(level) * math.sqrt(discordant / (n * trials)))
+
+
+def outlook(n: int, trials: int, *, decisions: int, alpha: float, effect: float) -> str:
+    """Return in a sentence what this many items and trials can detect, and what ``effect`` would need."""
+    level = alpha / decisions
+    least = resolvable(n, trials, level=level)
+    plan = f"{n} items x {trials} trials"
+    if least <= effect:
+        return (
+            f"{plan} can detect improvements of about {_points(least)} where the target is noisy; "
+            f"one decision takes at most {n * trials} rollouts a side."
+        )
+    pairs = _pairs_for(effect, level=level)
+    more_trials, more_items = math.ceil(pairs / n), math.ceil(pairs / trials)
+    return (
+        f"{plan} can detect only improvements of about {_points(least)} where the target is noisy; for "
+        f"{_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
+        "`inconclusive`, or choose `strict` and treat its acceptances as unverified."
+    )
+
+
+def _pairs_for(effect: float, *, level: float) -> float:
+    return ALLOWANCE * _quantile(level) ** 2 * DISCORDANT / effect**2
+
+
+def _quantile(level: float) -> float:
+    return math.sqrt(2 * (MIXTURE - math.log(level))) + POWER
+
+
+def _points(share: float) -> str:
+    points = round(100 * share)
+    return f"{points} point" if points == 1 else f"{points} points"
