@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from reflact.cli.demo import demo
 from reflact.cli.eval import evaluate
+from reflact.cli.import_skillopt import import_skillopt
 from reflact.cli.record import record
 from reflact.cli.replay import replay
 from reflact.cli.runs import runs
@@ -55,3 +56,4 @@ app.command("runs")(runs)
 app.command("show")(show)
 app.command("record")(record)
 app.command("replay")(replay)
+app.command("import-skillopt")(import_skillopt)
