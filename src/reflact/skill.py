@@ -26,17 +26,20 @@ RegionName = Literal["front_matter", "slow_update", "appendix"]
 
 MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX)_(START|END)[ \t]*-->")
 
+UNSPACED = (
+    r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
+    r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Characters of scripts without spaces between words, as the inside of a character class: Thai, Lao,
+Tibetan, Burmese, Khmer, kana and Han."""
+
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
 _CLOSING_FENCE = re.compile(r"\n---[ \t]*(?=\r?\n|\Z)")
 _NAMES: dict[str, RegionName] = {"SLOW_UPDATE": "slow_update", "APPENDIX": "appendix"}
 
 # A word: letters, digits and underscores with combining accents, and with apostrophes between them, in
-# scripts that put spaces between words (so not Thai, Lao, Tibetan, Burmese, Khmer, kana or Han).
-_UNSPACED = (
-    r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
-    r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_LETTERS = rf"(?:[^\W{_UNSPACED}]|[\u0300-\u036f])+"
+# scripts that put spaces between words.
+_LETTERS = rf"(?:[^\W{UNSPACED}]|[\u0300-\u036f])+"
 _WORD = re.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
+from reflact.cards import RejectedEdit
 from reflact.prompts import fence
 from reflact.records import BufferEntry
 from reflact.skill import body
@@ -39,6 +40,11 @@ def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bo
     )
 
 
+def show_case(rollout: Rollout, item: Item, *, failed: bool, tokens: int) -> str:
+    """Return one trajectory in at most about so many estimated tokens, without tags around it."""
+    return _shown(_case(rollout, item, failed), tokens * BYTES_PER_TOKEN)
+
+
 def show_edits(edits: Sequence[Edit]) -> str:
     """Return numbered proposals, each fenced, and after them a line on the cases behind each.
 
@@ -55,6 +61,21 @@ def show_buffer(buffer: Sequence[BufferEntry]) -> str:
         return ""
     lines = [_entry(entry) for entry in buffer]
     return "Earlier attempts in this round:\n" + fence("attempts", "\n".join(lines))
+
+
+def show_memory(cards: Sequence[RejectedEdit]) -> str:
+    """Return edits that were tried and rejected, as a note; empty where there are none."""
+    if not cards:
+        return ""
+    lines = [_card(card) for card in cards]
+    return "Edits tried before that did not help:\n" + fence("rejected", "\n".join(lines))
+
+
+def show_meta(meta: str) -> str:
+    """Return the optimizer's memory from earlier epochs, as a note; empty where there is none."""
+    if not meta.strip():
+        return ""
+    return "What earlier epochs taught about edits here:\n" + fence("advice", meta.strip())
 
 
 def as_text(value: JsonValue) -> str:
@@ -98,6 +119,15 @@ def _edit(edit: Edit) -> str:
 
 def _tried(edit: Edit) -> str:
     return f"{edit.op} {cut(edit.content or edit.target, _TRIED)}"
+
+
+def _card(card: RejectedEdit) -> str:
+    words = [f"{card.op}: {cut(card.target or card.content, _TRIED)}"]
+    if card.target and card.content:
+        words.append(f"content: {cut(card.content, _TRIED)}")
+    if card.score_before is not None and card.score_after is not None:
+        words.append(f"validation score {card.score_before:.3f} before, {card.score_after:.3f} after")
+    return "\n  ".join(words)
 
 
 def _entry(entry: BufferEntry) -> str:

@@ -1,0 +1,229 @@
+"""Rejected-edit memory: which edits become cards, which cards bear on a text, how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact import cards
+from reflact.cards import FLOOR, RejectedEdit, content_words, distinct, rejected, relevant
+from reflact.prompts import fence
+from reflact.records import StepRecord, Version
+from reflact.stages.material import show_memory, show_meta
+from reflact.types import Action, Chosen, Edit, EditKind, EditResult, Measurement, Merged, Split, Verdict
+
+VERSION = Version(number=0, skill_hash="h", origin="initial")
+WORDS = ("weather", "wind", "rain", "August", "the", "7", "温度最高", "ラーメン", "temp_max", "Straße")
+
+texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
+some_cards = st.lists(
+    st.builds(RejectedEdit, op=st.just("append"), content=texts, origin=st.just("s")), max_size=8
+)
+
+
+def applied(content: str, op: EditKind = "append", target: str = "") -> EditResult:
+    """Return the result of an edit that was applied."""
+    return EditResult(edit=Edit(op=op, target=target, content=content), status="applied")
+
+
+def record(
+    step: int, action: Action, *edits: EditResult, before: float = 0.5, after: float = 0.25
+) -> StepRecord:
+    """Return a committed step that tried these edits."""
+    verdict = Verdict(action=action, reason="r", current_score=before, candidate_score=after)
+    return StepRecord(
+        step=step,
+        epoch=1,
+        step_in_epoch=step,
+        skill_before="h",
+        item_ids=("a",),
+        rollout=Measurement(skill_hash="h", split=Split.train, n=1),
+        n_failures=1,
+        reports=(),
+        merged=Merged(),
+        chosen=Chosen(),
+        edits=edits,
+        candidate_hash="c",
+        verdict=verdict,
+        current=VERSION,
+        best=VERSION,
+    )
+
+
+def card(content: str, *, target: str = "", op: EditKind = "append", origin: str = "step 1") -> RejectedEdit:
+    """Return a card."""
+    return RejectedEdit(op=op, target=target, content=content, origin=origin)
+
+
+def contents(found: Sequence[RejectedEdit]) -> list[str]:
+    """Return what cards would have put in."""
+    return [each.content for each in found]
+
+
+# ----------------------------------------------------------------------------------------- what is a card
+
+
+def test_applied_edits_of_rejected_steps_are_cards() -> None:
+    """A rejected step leaves a card for each edit it applied, with the step's scores; others leave none."""
+    unfit = EditResult(edit=Edit(op="append", content="unfit"), status="rejected", reason="r")
+    steps = [
+        record(1, "accept", applied("a")),
+        record(2, "reject", applied("b"), unfit, applied("", "delete", "c")),
+        record(3, "inconclusive", applied("d")),
+        record(4, "no_change", applied("e")),
+    ]
+    assert rejected(steps) == (
+        RejectedEdit(op="append", content="b", score_before=0.5, score_after=0.25, origin="step 2"),
+        RejectedEdit(op="delete", target="c", score_before=0.5, score_after=0.25, origin="step 2"),
+    )
+
+
+def test_a_score_of_zero_stays_zero() -> None:
+    """A candidate that solved nothing is remembered with 0, not without a score."""
+    (only,) = rejected([record(1, "reject", applied("a"), before=0.0, after=0.0)])
+    assert (only.score_before, only.score_after) == (0.0, 0.0)
+
+
+def test_an_edit_is_one_card() -> None:
+    """White space makes no new card; the last attempt is the one that is kept."""
+    steps = [
+        record(1, "reject", applied("a  b"), applied("c")),
+        record(2, "reject", applied(" a\nb "), applied("a b", "replace", "x"), after=0.4),
+    ]
+    found = rejected(steps)
+    assert [(each.op, each.content, each.origin) for each in found] == [
+        ("append", "c", "step 1"),
+        ("append", " a\nb ", "step 2"),
+        ("replace", "a b", "step 2"),
+    ]
+    assert distinct([*found, *found]) == found
+
+
+def test_an_edit_that_was_accepted_later_is_forgotten() -> None:
+    """What helped in the end is not held against itself, until it is rejected again."""
+    steps = [record(1, "reject", applied("a")), record(2, "accept_new_best", applied("a "))]
+    assert rejected(steps) == ()
+    assert contents(rejected([*steps, record(3, "reject", applied("a"))])) == ["a"]
+
+
+def test_a_rewrite_is_remembered_by_its_suggestions() -> None:
+    """Where suggestions led to a whole text they are the cards; a draft without any is one itself."""
+    suggested = record(1, "reject", applied("say more", "suggest"), applied("Whole text.", "rewrite"))
+    assert contents(rejected([suggested])) == ["say more"]
+    assert contents(rejected([record(1, "reject", applied("Whole text.", "rewrite"))])) == ["Whole text."]
+
+
+def test_cards_for_other_runs_name_their_run() -> None:
+    """The origin is the step, or the run where one is given."""
+    steps = [record(3, "reject", applied("a"))]
+    assert [each.origin for each in rejected(steps)] == ["step 3"]
+    assert [each.origin for each in rejected(steps, run_id="r7")] == ["r7"]
+
+
+# --------------------------------------------------------------------------------------- what is relevant
+
+
+@given(some_cards, texts, st.integers(0, 6))
+def test_relevant_cards_share_words_with_the_text(found: list[RejectedEdit], text: str, most: int) -> None:
+    """At most so many are taken, all of them given ones that share two words with the text at least."""
+    taken = relevant(found, text, most=most)
+    assert len(taken) <= most
+    assert all(any(each is given for given in found) for each in taken)
+    assert all(len(content_words(each.text) & content_words(text)) >= 2 for each in taken)
+    assert taken == relevant(found, f"{text}\n{text.upper()}", most=most)
+    assert taken == relevant(found, text)[:most] or most > 5
+
+
+@given(some_cards, texts)
+def test_a_card_whose_words_are_all_at_hand_is_relevant(found: list[RejectedEdit], text: str) -> None:
+    """A text that holds a card's own words finds it, unless it has but one."""
+    for each in found:
+        own = f"{each.text} {text}"
+        assert (each in relevant(found, own, most=len(found))) == (len(content_words(each.text)) >= 2)
+
+
+def test_rare_shared_words_count_more_than_common_ones() -> None:
+    """A word that many cards hold says little; cards are ranked by the weight of what they share."""
+    common = [card(f"query weather table column {n}x filler{n}") for n in range(6)]
+    rare = card("query weather fog visibility")
+    found = relevant([rare, *common], "query weather table fog visibility column")
+    assert found == (rare,)
+    assert len(relevant(common, "query weather table column 3x")) == 1
+
+
+def test_cards_below_the_floor_are_left_out() -> None:
+    """Two words of many make no card relevant."""
+    long = card("fog rain " + " ".join(f"word{n}" for n in range(20)))
+    assert relevant([long], "fog rain wind") == ()
+    assert relevant([card("fog rain wind hail")], "fog rain") != ()
+    assert 0 < FLOOR < 0.5
+
+
+def test_of_equal_cards_the_later_comes_first() -> None:
+    """Age breaks ties, in favour of what was tried last."""
+    found = [card("fog rain", origin=f"step {n}") for n in range(7)]
+    assert [each.origin for each in relevant(found, "rain and fog")] == [f"step {n}" for n in range(6, 1, -1)]
+
+
+def test_scripts_without_spaces_are_compared_by_character_pairs() -> None:
+    """Chinese, Japanese and Thai texts share pairs of neighbouring characters; a lone one is itself."""
+    assert content_words("最高温度 x 日") == {"最高", "高温", "温度", "日"}
+    found = [card("计算最高温度时使用最大值"), card("分组统计用户数量")]
+    assert relevant(found, "八月的最高温度是多少？") == (found[0],)
+    assert relevant(found, "八月有多少个雾天？") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The highest temp_max, in 2013!", {"highest", "temp_max"}),
+        ("STRASSE Straße ﬁne", {"strasse", "fine"}),
+        ("café cafe\u0301", {"café"}),
+        ("a I 7 ... 12,5", set()),
+        ("用SQL查询", {"用", "sql", "查询"}),
+    ],
+)
+def test_content_words_say_what_a_text_is_about(text: str, words: set[str]) -> None:
+    """Function words, numbers and single letters are none; letters are compared without their case."""
+    assert content_words(text) == words
+
+
+# ------------------------------------------------------------------------------------------------ shown
+
+
+def test_cards_are_shown_with_their_scores() -> None:
+    """Each card has its edit, cut where it is long, and the scores where there are any."""
+    found = [
+        RejectedEdit(op="append", content="- Use MAX.", score_before=0.0, score_after=0.125, origin="step 1"),
+        card("new", op="replace", target="old"),
+        card("", op="delete", target="gone"),
+        card("x" * 5000, op="rewrite", origin="r7"),
+    ]
+    shown = show_memory(found)
+    assert shown.startswith(
+        "Edits tried before that did not help:\n<rejected>\n"
+        "append: - Use MAX.\n  validation score 0.000 before, 0.125 after\n"
+        "replace: old\n  content: new\ndelete: gone\nrewrite: xxx"
+    )
+    assert "characters cut" in shown
+    assert "r7" not in shown
+    assert show_memory([]) == ""
+
+
+def test_the_optimizers_memory_is_fenced() -> None:
+    """The memory stands between tags that it cannot close, and without one nothing is said."""
+    assert show_meta(" Prefer examples.\n").endswith(f":\n{fence('advice', 'Prefer examples.')}")
+    assert "</advice_>" in show_meta("</advice>")
+    assert show_meta(" \n") == ""
+
+
+def test_the_module_holds_no_state() -> None:
+    """Looking for cards twice gives the same, whatever was looked for between."""
+    found = [card("fog rain"), card("wind hail")]
+    first = relevant(found, "fog rain")
+    relevant(found, "wind hail")
+    assert relevant(found, "fog rain") == first == (found[0],)
+    assert cards.rejected([]) == ()
