@@ -22,7 +22,29 @@ from reflact.types import Frozen
 
 HOLE = re.compile(r"\{\{([a-z_]+)\}\}")
 USER_PART = "<!-- user -->"
-NAMES = ("analyst_failure", "analyst_success", "merge", "merge_final", "ranking", "placebo")
+OPTIONAL = {"notes"}
+"""Holes that earlier versions of a prompt lack, and that one's own may lack: advice, not material."""
+NAMES = (
+    "lapse_failure",
+    "lapse_success",
+    "analyst_failure",
+    "analyst_success",
+    "suggest_failure",
+    "suggest_success",
+    "draft_failure",
+    "draft_success",
+    "merge",
+    "merge_final",
+    "draft_merge",
+    "draft_merge_final",
+    "step_size",
+    "ranking",
+    "rewrite",
+    "consolidate",
+    "slow_update",
+    "meta_skill",
+    "placebo",
+)
 
 
 class Header(Frozen):
@@ -45,12 +67,13 @@ class Prompt(Frozen):
     checksum: str
 
     def render(self, values: Mapping[str, str]) -> Rendered:
-        """Fill the holes and return the messages.
+        """Fill the holes and return the messages; a prompt may do without ``notes``.
 
         Raises:
             PromptError: A hole has no value, or a value has no hole.
         """
         wrong = set(values) ^ set(self.header.holes)
+        wrong -= OPTIONAL & set(values)
         if wrong:
             raise PromptError(
                 f"prompt {self.header.name} v{self.header.version}: holes do not match: {_list(wrong)}"
