@@ -76,13 +76,20 @@ def slow(script: Script, waits: Waits) -> Script:
     return answer
 
 
-async def history(folder: Path, *, concurrency: int, seed: int) -> tuple[str, ...]:
+async def history(
+    folder: Path, *, concurrency: int, seed: int, accumulation: int = 1, overlap: bool = True
+) -> tuple[str, ...]:
     """Train in the toy world and return everything durable as text."""
     waits = Waits(seed)
     config = {
         "out_dir": folder,
-        "train": {"batch_size": 12, "num_epochs": 2, "rollout_concurrency": concurrency},
-        "reflect": {"minibatch_size": 2, "concurrency": concurrency},
+        "train": {
+            "batch_size": 12 // accumulation,
+            "accumulation": accumulation,
+            "num_epochs": 2,
+            "rollout_concurrency": concurrency,
+        },
+        "reflect": {"minibatch_size": 2, "concurrency": concurrency, "overlap": overlap},
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
     }
@@ -114,5 +121,20 @@ async def test_order_of_completion_influences_nothing(tmp_path: Path) -> None:
         await history(tmp_path / f"{concurrency}-{seed}", concurrency=concurrency, seed=seed)
         for concurrency in (1, 8, 64)
         for seed in range(3)
+    ]
+    assert len(set(histories)) == 1
+
+
+async def test_overlap_influences_nothing(tmp_path: Path) -> None:
+    """A run whose analysts wait for all rollouts of their step leaves the same bytes as one whose do not."""
+    histories = [
+        await history(
+            tmp_path / f"{concurrency}-{overlap}",
+            concurrency=concurrency,
+            seed=concurrency,
+            accumulation=2,
+            overlap=overlap,
+        )
+        for concurrency, overlap in ((1, False), (1, True), (8, True), (64, True))
     ]
     assert len(set(histories)) == 1
