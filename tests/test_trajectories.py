@@ -198,6 +198,23 @@ def test_key_turns_stay_and_the_others_are_counted() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ("Error: no such column" + "." * 279, "next" + "." * 296),
+        ("no rows" + "." * 293, "I will try the other table instead" + "." * 266),
+    ],
+)
+def test_decisive_turns_go_before_later_ones(seen: str, said: str) -> None:
+    """What speaks of trouble, or precedes a change of course, is shown rather than what came after it."""
+    calm = [turn("tool", f"{n} rows" + "." * 294) for n in range(10)]
+    turns = [turn("user", "Go."), turn("tool", seen), turn("assistant", said), *calm, turn("assistant", "7")]
+    after = talk(turns, 1000)
+    assert f"tool: {seen}" in after
+    assert f"assistant: {said}" not in after
+    assert [n for n in range(10) if f"tool: {n} rows" in after] == [9]
+
+
 def test_room_that_key_turns_leave_goes_to_the_last_ones() -> None:
     """Beyond the key turns a conversation is shown from its end, as far back as there is room."""
     turns = [turn("user", "Go."), *(turn("assistant", f"{n}" * 200) for n in range(1, 9))]
