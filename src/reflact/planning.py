@@ -60,7 +60,7 @@ def outlook(n: int, trials: int, *, decisions: int, alpha: float, effect: float)
             f"one decision takes at most {n * trials} rollouts a side."
         )
     pairs = _pairs_for(effect, level=level)
-    more_trials, more_items = math.ceil(pairs / n), math.ceil(pairs / trials)
+    more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
     return (
         f"{plan} can detect only improvements of about {_points(least)} where the target is noisy; for "
         f"{_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
