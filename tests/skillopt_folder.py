@@ -155,7 +155,7 @@ class OlderRun:
         if action not in {"no_content", "inject_placeholder"}:
             self.text(f"{place}/candidate_skill.md", document)
             side = {"predicted_answer": "3", "fail_reason": ""}
-            pair = {"id": "q0", "task": "2 m + 1 m", "category": "persistent_fail"}
+            pair: Record = {"id": "q0", "task": "2 m + 1 m", "category": "persistent_fail"}
             pair |= {"prev": side | {"hard": 0.0, "soft": 0.0}, "curr": side | {"hard": 0.0, "soft": 0.5}}
             self.json(f"{place}/comparison_pairs_all.json", [pair])
         if action not in {"no_content", "reject"}:

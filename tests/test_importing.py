@@ -8,6 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
@@ -622,3 +624,45 @@ def test_the_store_holds_the_ends_of_epochs(tmp_path: Path) -> None:
     first, second = anyio.run(read)
     assert (first.slow and first.slow.action, second.slow and second.slow.action) == ("reserved", "forced")
     assert second.meta == "Short edits help."
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=6), below, max_size=3),
+    max_leaves=6,
+)
+FILES = (
+    "history.json",
+    "runtime_state.json",
+    "summary.json",
+    "config.json",
+    "steps/step_0001/merged_patch.json",
+    "steps/step_0001/patches/minibatch_fail_000.json",
+    "steps/step_0001/edit_apply_report.json",
+    "slow_update/epoch_02/slow_result.json",
+    "slow_update/epoch_02/comparison_pairs_all.json",
+    "meta_skill/epoch_02/meta_skill_result.json",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(FILES), data=st.data())
+def test_any_value_in_any_file_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    """Whatever stands in a field, the run is read as a valid one, or refused with a sentence."""
+    older = complete_run(tmp_path_factory.mktemp("run7"))
+    value = json.loads((older.root / name).read_text(encoding="utf-8"))
+    place = value
+    while isinstance(place, dict | list) and place:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(anything)
+            break
+        place = place[key]
+    older.json(name, value)
+    try:
+        run = read_run(older.root)
+    except UsageError:
+        return
+    assert ImportedRun.model_validate_json(run.model_dump_json()) == run

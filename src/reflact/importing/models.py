@@ -58,7 +58,7 @@ class Reading:
     def first(self, *names: str) -> str | None:
         """Return the first of the keys that holds something, all of them being looked at."""
         self.used.update(names)
-        return next((name for name in names if self.value(name) not in {None, ""}), None)
+        return next((name for name in names if self.value(name) is not None and self.value(name) != ""), None)
 
 
 def role_settings(reading: Reading) -> None:
@@ -83,6 +83,11 @@ def role_settings(reading: Reading) -> None:
         else:
             reading.say(f"The backend of the {role} has no counterpart; set models.{role} to an endpoint.")
     _apart(reading)
+    unnamed = [role for role in ROLES if f"models.{role}.model" not in reading.settings]
+    if len(unnamed) == 1:
+        reading.say(
+            f"The {unnamed[0]} had the older tool's default model; name it in models.{unnamed[0]}.model."
+        )
 
 
 def _azure(reading: Reading, role: str) -> None:

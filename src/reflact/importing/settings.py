@@ -231,7 +231,7 @@ def _update(reading: Reading) -> None:
 
 def _fitting(reading: Reading) -> tuple[dict[str, JsonValue], dict[str, list[str]]]:
     types = {key: kind for key, kind, *_ in keys()}
-    plain = load({"preset": PRESET})
+    config = load({"preset": PRESET})
     settings: dict[str, JsonValue] = {}
     misfits: dict[str, list[str]] = {}
     for new, value in reading.settings.items():
@@ -246,8 +246,8 @@ def _fitting(reading: Reading) -> tuple[dict[str, JsonValue], dict[str, list[str
         except ConfigError:
             misfits.setdefault(f"its value does not fit {new}, which takes {types[new]}", []).append(shown)
             continue
-        if _at(tried, new) != _at(plain, new):
-            settings[new] = value
+        if _at(tried, new) != _at(config, new):
+            settings[new], config = value, tried
     return settings, misfits
 
 
