@@ -320,9 +320,20 @@ def test_the_command_writes_a_configuration_that_loads(tmp_path: Path) -> None:
     assert (again.exit_code, "is there already" in again.stderr) == (2, True)
 
 
+def test_a_folder_with_a_configuration_alone_is_one(tmp_path: Path) -> None:
+    """Its config.json is converted; nothing may be written beside it."""
+    path = written(tmp_path / "old" / "config.json", json.dumps({"num_epochs": 2}))
+    assert reflact("import-skillopt", path.parent, "--out", tmp_path / "new.yaml").exit_code == 0
+    assert load(tmp_path / "new.yaml").train.num_epochs == 2
+    inside = reflact("import-skillopt", path.parent, "--out", path.parent / "new.yaml")
+    assert (inside.exit_code, "stays as it is" in inside.stderr) == (2, True)
+    assert [entry.name for entry in path.parent.iterdir()] == ["config.json"]
+
+
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     """A folder without a run or a configuration, and a path that leads nowhere, are one sentence."""
-    for place, words in ((tmp_path, "config.json"), (tmp_path / "nowhere", "nowhere")):
+    (tmp_path / "empty").mkdir()
+    for place, words in ((tmp_path / "empty", "config.json"), (tmp_path / "nowhere", "nowhere")):
         refused = reflact("import-skillopt", place, "--out", tmp_path / "new.yaml")
         assert refused.exit_code == 2
         assert refused.stderr.startswith("error: ")

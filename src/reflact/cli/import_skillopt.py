@@ -44,12 +44,15 @@ def import_skillopt(
 
     if not source.exists():
         raise UsageError(f"there is no {source}; name the folder of a run or a configuration")
-    if source.is_dir() and any((source / part).exists() for part in PARTS):
-        _import_run(source, out or Path("runs") / f"imported-{source.resolve().name}")
+    name = source.resolve().name if source.is_dir() else source.stem
+    is_run = source.is_dir() and any((source / part).exists() for part in PARTS)
+    place = out or (Path("runs") / f"imported-{name}" if is_run else Path(f"{name}.reflact.yaml"))
+    if source.is_dir() and place.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"{place} lies in the imported folder, which stays as it is; choose another --out")
+    if is_run:
+        _import_run(source, place)
     else:
-        file = source / "config.json" if source.is_dir() else source
-        name = source.resolve().name if source.is_dir() else source.stem
-        _import_config(file, name, out or Path(f"{name}.reflact.yaml"))
+        _import_config(source / "config.json" if source.is_dir() else source, name, place)
 
 
 def _import_config(file: Path, name: str, out: Path) -> None:
@@ -71,7 +74,7 @@ def _import_config(file: Path, name: str, out: Path) -> None:
 def _import_run(source: Path, out: Path) -> None:
     import anyio
 
-    from reflact.errors import ConfigError, UsageError
+    from reflact.errors import ConfigError
     from reflact.exports import write
     from reflact.importing.keeping import keep
     from reflact.importing.older_config import read_config
@@ -79,8 +82,6 @@ def _import_run(source: Path, out: Path) -> None:
     from reflact.importing.run import read_run
     from reflact.importing.settings import convert
 
-    if out.resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"{out} lies in the imported folder, which stays as it is; choose another --out")
     remarks = Remarks()
     converted: Converted | None = None
     try:
