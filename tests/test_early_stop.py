@@ -84,6 +84,13 @@ def test_one_pass_stops_when_the_open_pairs_cannot_turn_the_mean(
     assert first_stop(setting(6, declared=True), {}, sides) == stop
 
 
+def test_the_least_improvement_counts_in_the_open_pairs_too() -> None:
+    """Two items that must gain more than three quarters: without a gain on the first they cannot."""
+    assert first_stop(setting(2, policy="strict", min_improvement=0.75), {}, [BOTH, WON]) == (1, "reject")
+    assert first_stop(setting(2, policy="strict", min_improvement=0.25), {}, [BOTH, WON]) == (0, "open")
+    assert first_stop(setting(4, policy="strict", min_improvement=0.25), {}, [WON] * 4) == (3, "accept")
+
+
 def test_the_record_says_that_it_is_a_bound() -> None:
     """The scores are those of the pairs that are known."""
     ruling = settled(
@@ -118,12 +125,35 @@ def test_repeats_and_suspects_are_run_to_the_end() -> None:
     assert first_stop(noisy, {0: trial(LOST, LOST, *[WON] * 10)}, [BOTH, BOTH]) == (0, "open")
 
 
+def test_losing_suspects_again_does_not_undo_the_acceptance() -> None:
+    """Evidence that was just enough stays so, whatever the further trials of suspects would make of it."""
+    noisy = setting(12, trials=2, planned_level=0.2, no_regression=0, deterministic=False)
+    first = {0: trial(LOST, LOST, *[WON] * 10)}
+    enough = look(noisy.model_copy(update={"no_regression": None, "level": 0.9}), first)
+    assert isinstance(enough, Ruling)
+    assert enough.evidence.value is not None
+    barely = noisy.model_copy(update={"level": 1.01 / enough.evidence.value})
+    assert look(barely, first) == Ask(trial=1, item_ids=("item-00", "item-01"))
+    assert first_stop(barely, first, [LOST, LOST]) == (0, "open")
+
+
 def test_too_many_lost_items_reject_at_once() -> None:
     """With a veto the outcome is the same whatever the mean; without one lost item may be outweighed."""
     sides = [WON, LOST, WON, WON, WON, WON]
     assert first_stop(setting(6, policy="strict", no_regression=0), {}, sides) == (2, "reject")
     assert first_stop(setting(6, policy="strict", no_regression=1), {}, sides) == (0, "open")
     assert first_stop(setting(6, policy="strict"), {}, sides) == (5, "accept")
+
+
+def test_an_item_that_was_solved_once_is_not_lost() -> None:
+    """Neither by a repeat before its failure nor by one after it, where the metric sees no difference."""
+    half = pair("item-00", (0.5, 0.5))
+    failed, solved = (half.model_copy(update={"candidate_solved": each}) for each in (False, True))
+    declared = setting(6, declared=True, no_regression=0)
+    for order in ((failed, solved), (solved, failed)):
+        stored = {number: {"item-00": each} for number, each in enumerate(order)}
+        assert first_stop(declared, stored, [WON, WON, WON, BOTH, BOTH]) == (0, "open")
+    assert first_stop(declared, {0: {"item-00": failed}}, [WON, WON, WON, BOTH, BOTH]) == (1, "reject")
 
 
 def test_an_acceptance_waits_while_a_veto_is_possible() -> None:

@@ -96,11 +96,7 @@ class Watch:
         return self._setting.policy == "strict" or repeated.isdisjoint(ask.item_ids)
 
     def _is_round(self, trials: Trials, ask: Ask) -> bool:
-        """Whether this completes the next round of the test."""
-        if ask.trial >= self._setting.trials:
-            return False
-        if not set(missing(self._setting, trials, ask.trial)) <= set(ask.item_ids):
-            return False
+        """Whether the rounds before have left the decision open; else suspects of a veto are run again."""
         before = self._setting.tally()
         for trial in range(ask.trial):
             if missing(self._setting, trials, trial):
@@ -126,11 +122,8 @@ class Watch:
     def _note(self, pair: Pair) -> None:
         if pair.candidate_solved is None or pair.current_solved is None:
             return
-        if not pair.current_solved or pair.candidate_solved:
-            self._kept.add(pair.item_id)
-            self._lost.discard(pair.item_id)
-        elif pair.item_id not in self._kept:
-            self._lost.add(pair.item_id)
+        is_lost = pair.current_solved and not pair.candidate_solved
+        (self._lost if is_lost else self._kept).add(pair.item_id)
 
     @property
     def _open(self) -> int:
@@ -155,8 +148,9 @@ class Watch:
             return rule(setting, sums, "reject", noisy=self._noisy, open_pairs=self._open)
         if setting.policy == "paired" and not setting.declared:
             return None
-        if setting.no_regression is not None and len(self._lost) > setting.no_regression:
-            reason = too_many_lost(setting, len(self._lost))
+        losses = len(self._lost - self._kept)
+        if setting.no_regression is not None and losses > setting.no_regression:
+            reason = too_many_lost(setting, losses)
             return rule(setting, sums, "reject", noisy=self._noisy, reason=reason, open_pairs=self._open)
         rounding = 2 * ROUNDING * len(setting.item_ids)
         if excess - self._open * (1 + margin) > rounding and self._never_vetoed():
