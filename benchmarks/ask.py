@@ -20,8 +20,8 @@ import httpx
 import openai
 
 from reflact.calls import Message, Rendered, Sample
-from reflact.config import ModelConfig
 from reflact.llm.client import Client
+from reflact.roles import ModelConfig
 from reflact.stages.replies import RankReply
 from reflact.store.runs import open_store
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 
 from reflact.calls import Message, Rendered, Sample
-from reflact.config import ModelConfig
 from reflact.llm.client import Client
 from reflact.ports import EffectStore, Journal
+from reflact.roles import ModelConfig
 from reflact.testing import MemoryStore
 
 RUN = "r0"

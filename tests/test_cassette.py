@@ -16,10 +16,10 @@ import pytest
 
 from doubles import PROMPT, Endpoint, completion, config, connected, opened, sample
 from reflact.calls import Message, Rendered, ReplyModel, Text
-from reflact.config import ModelConfig
 from reflact.errors import BadRequest, CassetteError, CassetteMiss
 from reflact.llm.cassette import open_cassette, read_cassette
 from reflact.llm.client import Client
+from reflact.roles import ModelConfig
 from reflact.tasks import fan_out
 from reflact.testing import MemoryStore
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.config import CONNECTION, TrainerConfig
+from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
 from reflact.loading import fingerprint, identity, keys, load
+from reflact.roles import CONNECTION
 
 MODELS = {"target": {"model": "small"}}
 
@@ -165,8 +166,13 @@ def test_input_paths_count_from_the_file(tmp_path: Path) -> None:
 
 def test_a_preset_is_a_start_that_settings_override() -> None:
     """``preset: skillopt`` sets the older defaults; what the user writes wins."""
-    assert load({"preset": "skillopt"}).select.min_edits == 2
-    assert load({"preset": "skillopt", "select": {"min_edits": 1}}).select.min_edits == 1
+    older = load({"preset": "skillopt"})
+    assert (older.gate.policy, older.gate.metric, older.gate.early_stop) == ("strict", "hard", False)
+    assert (older.slow_update.enabled, older.slow_update.gated) == (True, False)
+    assert (older.reflect.memory, older.reflect.step_buffer) == ("off", True)
+    assert (older.select.scheduler, older.select.max_edits, older.select.floor) == ("cosine", 4, 2)
+    assert load({"preset": "skillopt", "select": {"max_edits": 1}}).select.floor == 1
+    assert load({"preset": "skillopt", "slow_update": {"gated": True}}).slow_update.gated
 
 
 def changed_leaf(key: str) -> dict[str, object]:

@@ -22,9 +22,10 @@ import anyio
 import pytest
 
 from reflact.events import Event
+from reflact.records import StepRecord
 from reflact.results import RunSummary, Spend
 from reflact.store.runs import open_store
-from reflact.types import Frozen, StepRecord
+from reflact.types import Frozen
 from training_process import train
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")

@@ -266,6 +266,7 @@ def edits(*contents: str) -> tuple[Edit, ...]:
 
 async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
     """Run one stage in front of an endpoint, on data that needs exactly one model call."""
+    journal = (await opened()).journal(RUN)
     async with connected(endpoint) as llm:
         if stage.startswith("analyst"):
             failed = stage == "analyst_failure"
@@ -278,7 +279,7 @@ async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
             analyst = Analyst(
                 llm=llm,
                 prompts=PROMPTS,
-                journal=(await opened()).journal(RUN),
+                journal=journal,
                 step=1,
                 tokens=ReflectConfig().trajectory_tokens,
                 analysis=patching(SKILL, max_edits=2, operations=OPERATIONS),
@@ -297,10 +298,14 @@ async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
                 prompts=PROMPTS,
                 config=AggregateConfig(),
                 operations=OPERATIONS,
+                notes="",
+                journal=journal,
                 step=1,
             )
         pool = Merged(patch=Patch(edits=edits("a", "b", "c")))
-        return await select(pool, SKILL, budget=1, llm=llm, prompts=PROMPTS, step=1)
+        return await select(
+            pool, SKILL, budget=1, notes="", llm=llm, prompts=PROMPTS, journal=journal, step=1
+        )
 
 
 @stages

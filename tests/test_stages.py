@@ -11,6 +11,7 @@ from anyio import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from doubles import RUN, opened
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow
@@ -68,6 +69,8 @@ async def merged(reports: Sequence[Report], llm: ScriptedLLM, size: int = 2) -> 
         prompts=BOOK,
         config=AggregateConfig(merge_batch_size=size),
         operations=("append",),
+        notes="",
+        journal=(await opened()).journal(RUN),
         step=1,
     )
 
@@ -139,7 +142,10 @@ def pool_of(size: int) -> Merged:
 
 async def chosen(size: int, budget: int | None, llm: ScriptedLLM) -> Chosen:
     """Select with the packaged prompts."""
-    return await select(pool_of(size), SKILL, budget=budget, llm=llm, prompts=BOOK, step=1)
+    journal = (await opened()).journal(RUN)
+    return await select(
+        pool_of(size), SKILL, budget=budget, notes="", llm=llm, prompts=BOOK, journal=journal, step=1
+    )
 
 
 @pytest.mark.parametrize(

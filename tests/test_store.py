@@ -15,25 +15,13 @@ from reflact.calls import Intent, StoredReply
 from reflact.errors import RunConflict, StoreError
 from reflact.events import Decided, Event, RunStarted, StepStarted
 from reflact.ports import RunStore
+from reflact.records import RunState, StepRecord, Version
 from reflact.results import RunSummary, Spend, Usage
 from reflact.store.database import Tables
 from reflact.store.effects import _settle, _spend
 from reflact.store.migrations import MIGRATIONS
 from reflact.store.runs import SQLiteStore, open_store
-from reflact.types import (
-    Candidate,
-    Chosen,
-    Measurement,
-    Merged,
-    Rollout,
-    RunState,
-    Score,
-    Skill,
-    Split,
-    StepRecord,
-    Verdict,
-    Version,
-)
+from reflact.types import Candidate, Chosen, Measurement, Merged, Rollout, Score, Skill, Split, Verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -44,12 +32,16 @@ IDENTITY = {"seed": 42, "train.batch_size": 40}
 
 def initial() -> RunState:
     version = Version(number=0, skill_hash=FIRST.hash, origin="initial", score=0.25)
-    return RunState(current=version, best=version)
+    return RunState(commits=1, current=version, best=version)
+
+
+def made_by(step: int, skill: Skill = SECOND, score: float | None = 0.0) -> Version:
+    return Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
 
 
 def after(step: int, skill: Skill, score: float | None = 0.5) -> RunState:
-    version = Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
-    return RunState(step=step, current=version, best=version, latest_version=step)
+    version = made_by(step, skill, score)
+    return RunState(step=step, commits=step + 1, current=version, best=version, latest_version=step)
 
 
 def record(step: int, reason: str = "greater") -> StepRecord:
@@ -67,11 +59,9 @@ def record(step: int, reason: str = "greater") -> StepRecord:
         edits=Candidate(skill=SECOND).results,
         candidate_hash=SECOND.hash,
         verdict=Verdict(action="accept_new_best", reason=reason),
-        skill_after=SECOND.hash,
-        version_after=step,
-        best_hash=SECOND.hash,
-        score_after=0.0,
-        best_score=0.0,
+        made=(made_by(step),),
+        current=made_by(step),
+        best=made_by(step),
     )
 
 
@@ -241,8 +231,8 @@ async def test_versions_carry_their_latest_score(store: SQLiteStore) -> None:
     """A version that was measured after it was made is listed once, with the score."""
     await store.commit("r", None, after(0, FIRST, None), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    again = after(1, SECOND, 0.75).model_copy(update={"step": 2})
-    await store.commit("r", record(2), again, [])
+    again = after(1, SECOND, 0.75).model_copy(update={"step": 2, "commits": 3})
+    await store.commit("r", record(2).model_copy(update={"made": ()}), again, [])
     assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
 
 
@@ -278,9 +268,9 @@ async def test_committing_a_step_twice(store: SQLiteStore) -> None:
     await store.commit("r", None, initial(), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    with pytest.raises(StoreError, match="step 1 is committed already"):
+    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) is there already"):
         await store.commit("r", record(1, "another"), after(1, SECOND), [])
-    with pytest.raises(StoreError, match="step 0 is committed already"):
+    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) is there already"):
         await store.commit("r", None, after(0, SECOND), [])
     assert await store.records("r") == (record(1),)
 
@@ -305,9 +295,9 @@ async def test_an_unreadable_record_is_named(store: SQLiteStore, path: Path) -> 
     """A stored record that no longer validates is an error that names step and field."""
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE steps SET record = json_remove(record, '$.verdict')")
+        other.execute("UPDATE commits SET record = json_remove(record, '$.verdict')")
     other.close()
-    with pytest.raises(StoreError, match=r"record of step 1 of run r .* at verdict"):
+    with pytest.raises(StoreError, match=r"record of step at step 1 of run r .* at verdict"):
         await store.records("r")
 
 
@@ -376,4 +366,4 @@ async def test_the_store_is_a_run_store(store: SQLiteStore) -> None:
     port: RunStore = store
     names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
     assert {"find_reply", "find_rollouts", "open_run", "finish"} <= names
-    assert all(callable(getattr(port, name)) for name in names)
+    assert all(hasattr(port, name) for name in names)

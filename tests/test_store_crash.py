@@ -34,7 +34,8 @@ HOUSE = """
     from reflact.results import Usage
     from reflact.store.runs import open_store
     from reflact.tasks import fan_out
-    from reflact.types import RunState, Score, Rollout, Skill, StepRecord, Version
+    from reflact.records import RunState, StepRecord, Version
+    from reflact.types import (Score, Rollout, Skill)
 
     def acknowledge(kind, name):
         os.write(1, f"{kind} {name}\\n".encode())
@@ -139,7 +140,7 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
         assert column(path, "SELECT key FROM replies") >= promised["reply"]
         assert column(path, "SELECT key FROM rollouts") >= promised["rollout"]
         assert (
-            column(path, "SELECT step || ' ' || json_extract(state, '$.current.skill_hash') FROM steps")
+            column(path, "SELECT step || ' ' || json_extract(state, '$.current.skill_hash') FROM commits")
             >= (promised["step"])
         )
         assert column(path, "PRAGMA foreign_key_check") == set()

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from reflact import events
+from reflact.records import Version
 from reflact.report.terminal import Story, change, print_summary, score_table, spend_lines, watching
 from reflact.results import RunSummary, Scored, Spend, Usage
-from reflact.types import Edit, EditResult, Split, Verdict, Version
+from reflact.types import Edit, EditResult, Split, Verdict
 
 RUN = "r1"
 V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)

@@ -18,6 +18,7 @@ from reflact.data import DataSet, check
 from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
 from reflact.events import Decided, RunStarted, StepStarted
 from reflact.ports import LLM, Environment, RunStore, Target
+from reflact.records import RunState, StepRecord, Version
 from reflact.results import Usage
 from reflact.stages.replies import AnalystReply, SuccessReply, analysing, praising
 from reflact.store.runs import open_store
@@ -36,21 +37,7 @@ from reflact.testing import (
     appending,
     toy_optimizer,
 )
-from reflact.types import (
-    Chosen,
-    Item,
-    Measurement,
-    Merged,
-    Operation,
-    Rollout,
-    RunState,
-    Score,
-    Skill,
-    Split,
-    StepRecord,
-    Verdict,
-    Version,
-)
+from reflact.types import Chosen, Item, Measurement, Merged, Operation, Rollout, Score, Skill, Split, Verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -223,7 +210,8 @@ async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     document = (tmp_path / "best_skill.md").read_text(encoding="utf-8")
     assert all(rule.line in document for rule in list(TOY_RULES.values())[:5])
     asked = {call.reply_type.__name__ for call in optimizer.calls}
-    assert asked == {"AnalystReply", "SuccessReply", "MergeReply", "RankReply"}
+    parts = {"AnalystReply", "SuccessReply", "MergeReply", "RankReply", "GuidanceReply", "MemoryReply"}
+    assert asked == parts
 
 
 @pytest.mark.parametrize("operations", [("append",), ("append", "replace")], ids=str)
@@ -255,9 +243,13 @@ async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
 OLD, NEW = Skill(text="old"), Skill(text="new")
 
 
+def _version(step: int, skill: Skill) -> Version:
+    return Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=0.5)
+
+
 def _state(step: int, skill: Skill) -> RunState:
-    version = Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=0.5)
-    return RunState(step=step, current=version, best=version, latest_version=step)
+    version = _version(step, skill)
+    return RunState(step=step, commits=step + 1, current=version, best=version, latest_version=step)
 
 
 def _record(step: int, reason: str = "greater") -> StepRecord:
@@ -275,11 +267,9 @@ def _record(step: int, reason: str = "greater") -> StepRecord:
         edits=(),
         candidate_hash=NEW.hash,
         verdict=Verdict(action="accept_new_best", reason=reason),
-        skill_after=NEW.hash,
-        version_after=step,
-        score_after=0.5,
-        best_hash=NEW.hash,
-        best_score=0.5,
+        made=(_version(step, NEW),),
+        current=_version(step, NEW),
+        best=_version(step, NEW),
     )
 
 

@@ -28,13 +28,14 @@ from reflact.errors import (
     UsageError,
 )
 from reflact.ports import Session, Target
+from reflact.records import RunState, StepRecord
 from reflact.results import RunSummary
 from reflact.stages.replies import AnalystReply, MergeReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Answer, Script
 from reflact.trainer import evaluate_skill
-from reflact.types import Frozen, RunState, Skill, Split, StepRecord, Turn
+from reflact.types import Frozen, Skill, Split, Turn
 from reflact.wiring import Passed
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +77,7 @@ def trainer(
 async def left(folder: Path, run_id: str) -> Left:
     """Read what a run left."""
     async with open_store(folder / "run.db") as store:
-        rows = await store._database.rows("SELECT state FROM steps ORDER BY step DESC LIMIT 1", ())
+        rows = await store._database.rows("SELECT state FROM commits ORDER BY number DESC LIMIT 1", ())
         happened = await store.events(run_id)
         return Left(
             records=await store.records(run_id),
@@ -170,7 +171,7 @@ def proposing_line(line: str) -> Script:
 
 async def test_a_baseline_of_zero_stays_zero(tmp_path: Path) -> None:
     """A stored score of 0.0 is a score: it is not measured again and not replaced after a restart."""
-    config = settings(tmp_path)
+    config = settings(tmp_path, gate={"policy": "strict"})
     await broken_off(config, after=6)
     target = CountingTarget()
     summary = await trainer(config, target=target).train()
@@ -178,7 +179,7 @@ async def test_a_baseline_of_zero_stays_zero(tmp_path: Path) -> None:
     assert baseline is not None
     assert baseline.hard == 0.0
     left_behind = await left(tmp_path, summary.run_id)
-    assert left_behind.events[1] == events.BaselineMeasured(run_id=summary.run_id, score=0.0, n=4)
+    assert events.BaselineMeasured(run_id=summary.run_id, score=0.0, n=4) in left_behind.events
     assert left_behind.records[0].verdict.current_score == 0.0
     val = [i.input for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)]
     assert not [m for text, m in target.asked if text == "" and m in val]
@@ -201,7 +202,7 @@ async def test_a_cancelled_run_goes_on_to_the_same_end(tmp_path: Path, after: in
 async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     """An analyst that is asked after a restart within the epoch is told of the epoch's earlier steps."""
     config = settings(tmp_path, train={"batch_size": 2, "num_epochs": 1})
-    steps = await broken_off(config, after=14, script=proposing_line("- nonsense"))
+    steps = await broken_off(config, after=18, script=proposing_line("- nonsense"))
     assert 0 < steps < 4
     optimizer = ScriptedLLM(proposing_line("- nonsense"))
     environment = ToyEnvironment(train=8, val=4, test=4)
@@ -243,7 +244,8 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     environment = ToyEnvironment(train=8, val=4, test=4)
     again = await Trainer(config, environment=environment, target=target, optimizer=optimizer).train()
     assert (target.asked, optimizer.calls) == ([], [])
-    assert again.model_copy(update={"seconds": first.seconds}) == first
+    unlike = {"seconds", "stages", "reused"}
+    assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
 
 
 # ------------------------------------------------------------------------------------------- decisions
@@ -251,7 +253,7 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
 
 async def test_an_equal_candidate_costs_nothing(tmp_path: Path) -> None:
     """Edits that change nothing, or lead to a document rejected before, are neither measured nor accepted."""
-    config = settings(tmp_path)
+    config = settings(tmp_path, slow_update={"enabled": False})
     target = CountingTarget()
     summary = await trainer(config, target=target, script=proposing_line("- nonsense")).train()
     actions = [r.verdict.action for r in (await left(tmp_path, summary.run_id)).records]
@@ -478,8 +480,8 @@ async def test_a_bare_break_cancels_the_run(tmp_path: Path) -> None:
             await checkpoint()
     assert summary.status == "completed"
     async with open_store(tmp_path / "run.db") as store:
-        rows = await store._database.rows("SELECT count(*) FROM steps", ())
-    assert rows == [(5,)]
+        rows = await store._database.rows("SELECT count(*) FROM commits WHERE kind = 'step'", ())
+    assert rows == [(4,)]
 
 
 async def test_an_error_of_the_consumer_harms_nothing(tmp_path: Path) -> None:

@@ -7,106 +7,13 @@ together with the contents of the files that paths name.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
+from reflact.roles import CHANGEABLE, ModelsConfig, Section
 from reflact.types import Operation
-
-KeySource = Callable[[], Awaitable[str]]
-CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
-
-
-class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
-
-
-class ModelConfig(Section):
-    """One role's model and how to reach it."""
-
-    model: str = Field(
-        "", description="Model name, as the endpoint knows it; needed unless the role is passed in Python."
-    )
-    base_url: str = Field(
-        "https://api.openai.com/v1",
-        pattern=r"^https?://\S+$",
-        description="Root of an OpenAI-compatible API.",
-    )
-    api: Literal["openai", "azure"] = Field("openai", description="API flavour.")
-    api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
-    api_key_env: str | None = Field(
-        "OPENAI_API_KEY",
-        description="Name of the environment variable that holds the key; null for endpoints without keys.",
-        json_schema_extra=CHANGEABLE,
-    )
-    key: KeySource | None = Field(
-        None,
-        exclude=True,
-        description="In Python only: an async function that returns the key; wins over `api_key_env`.",
-        json_schema_extra=CHANGEABLE,
-    )
-    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
-        "auto",
-        description="How typed replies are asked for; `auto` settles on the first the endpoint accepts.",
-    )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="Sampling temperature; null leaves it out."
-    )
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null leaves it out.")
-    seed: int | Literal["per_sample"] | None = Field(
-        None,
-        description="Sampling seed to send; `per_sample` derives one from each call's place in the plan.",
-    )
-    max_tokens: int | None = Field(None, ge=1, description="Cap on a reply's tokens; null leaves it out.")
-    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="The request field that carries the cap."
-    )
-    reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null leaves it out.")
-    extra_body: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Further fields of the request body, sent as they are."
-    )
-    sample_header: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9-]+$",
-        description="Header in which to send the call's logical sample id, for tracing at a proxy.",
-        json_schema_extra=CHANGEABLE,
-    )
-    timeout: float = Field(120.0, gt=0, description="Seconds for one request.", json_schema_extra=CHANGEABLE)
-    concurrency: int = Field(8, ge=1, description="Requests in flight at most.", json_schema_extra=CHANGEABLE)
-    max_retries: int = Field(
-        5,
-        ge=0,
-        description="Repeats after connection errors, time-outs, 408, 409, 429 and 5xx.",
-        json_schema_extra=CHANGEABLE,
-    )
-    reasks: int = Field(2, ge=0, description="Times an invalid reply is sent back with the reason.")
-
-
-CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
-
-
-class ModelsConfig(Section):
-    """The models by role; the optimizer takes the target's connection where it names none of its own."""
-
-    target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
-    optimizer: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model that analyses and edits."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _inherit(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
-            return value
-        own = value.get("optimizer")
-        if own is not None and not isinstance(own, Mapping):
-            return value
-        shared = {k: v for k, v in value["target"].items() if k in CONNECTION}
-        return {**value, "optimizer": {**shared, **(own or {})}}
 
 
 class DataConfig(Section):
@@ -154,13 +61,27 @@ class TargetConfig(Section):
     )
     preamble: str = Field("", description="Text put before the skill in the system message.")
     postamble: str = Field("", description="Text put after the skill in the system message.")
+    deterministic: bool | None = Field(
+        None,
+        description="true: the gate takes repeats of a rollout to agree; null: it finds out by itself.",
+    )
 
 
 class TrainConfig(Section):
     """The length of a run and its batches."""
 
     num_epochs: int = Field(4, ge=1, description="Passes over the train split.", json_schema_extra=CHANGEABLE)
-    batch_size: int = Field(40, ge=1, description="Items a step.")
+    batch_size: int = Field(40, ge=1, description="Items a batch.")
+    accumulation: int = Field(1, ge=1, description="Batches a step: rolled out apart, merged together.")
+    success_threshold: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="A rollout whose hard score is below it failed; null: only a score of 0 fails.",
+    )
+    reuse_rollouts: bool = Field(
+        True, description="Use a skill's finished rollouts again in other steps and phases."
+    )
     rollout_concurrency: int = Field(
         32, ge=1, description="Rollouts in flight at most.", json_schema_extra=CHANGEABLE
     )
@@ -178,10 +99,20 @@ class ReflectConfig(Section):
         True,
         description="Show analysts what earlier steps of the epoch tried; small optimizers may copy it.",
     )
-    trajectory_chars: int = Field(
-        4000,
-        ge=200,
-        description="Characters of one trajectory shown at most; cuts are marked with their size.",
+    memory: Literal["off", "run", "environment"] = Field(
+        "run",
+        description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same "
+        "environment in the same store (`environment`), that bear on their cases.",
+    )
+    trajectory_tokens: int = Field(
+        12000,
+        ge=500,
+        description="Estimated tokens of trajectories an analyst sees; cuts are marked with their size.",
+    )
+    overlap: bool = Field(
+        True,
+        description="Start an analyst as soon as its cases are ready; the result is the same either way.",
+        json_schema_extra=CHANGEABLE,
     )
 
 
@@ -194,8 +125,9 @@ class AggregateConfig(Section):
 class SelectConfig(Section):
     """The edit budget of a step, the counterpart of a learning rate."""
 
-    lr_control: Literal["fixed", "none"] = Field(
-        "fixed", description="`fixed` follows the scheduler; `none`: all edits."
+    lr_control: Literal["fixed", "autonomous", "none"] = Field(
+        "fixed",
+        description="`fixed` follows the scheduler; `autonomous`: the optimizer decides; `none`: all edits.",
     )
     scheduler: Literal["constant", "linear", "cosine"] = Field("cosine", description="How the budget falls.")
     max_edits: int = Field(4, ge=0, description="Budget of the first step.")
@@ -216,7 +148,11 @@ class SelectConfig(Section):
 class UpdateConfig(Section):
     """How chosen edits become a document."""
 
-    mode: Literal["patch"] = Field("patch", description="`patch`: edits applied in order.")
+    mode: Literal["patch", "rewrite", "full_rewrite"] = Field(
+        "patch",
+        description="`patch`: edits applied in order; `rewrite`: one call revises the document by the chosen "
+        "suggestions; `full_rewrite`: each analyst writes a whole document, and merges combine them.",
+    )
     operations: tuple[Operation, ...] = Field(
         ("append", "insert_after", "replace", "delete"),
         min_length=1,
@@ -228,13 +164,80 @@ class GateConfig(Section):
     """What a candidate must show on the validation split."""
 
     enabled: bool = Field(True, description="false records scores and accepts every candidate.")
-    policy: Literal["strict"] = Field(
-        "strict", description="`strict`: accept a strictly greater mean of one pass."
+    policy: Literal["strict", "paired"] = Field(
+        "paired",
+        description="`paired`: repeated trials until a paired test says that the gain is real; `strict`: "
+        "accept a strictly greater mean of one pass, which noise passes easily.",
     )
     metric: Literal["hard", "soft", "mixed"] = Field("hard", description="What is compared.")
     mixed_weight: float = Field(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
     coverage: float = Field(
         0.9, gt=0, le=1, description="Share of items that must be measured on both sides."
+    )
+    alpha: float = Field(
+        0.10,
+        gt=0,
+        lt=1,
+        description="Probability of any false acceptance in the whole run (`paired`), divided among its "
+        "planned decisions; an extension opens a further one.",
+    )
+    min_improvement: float = Field(
+        0.0, ge=0, lt=1, description="Gain that must be exceeded, in the metric (`paired`)."
+    )
+    effect: float = Field(
+        0.15,
+        gt=0,
+        le=1,
+        description="Gain that the trials are planned for; smaller ones are given up as futile (`paired`).",
+    )
+    max_trials: int | None = Field(
+        None, ge=1, description="Trials an item and side at most (`paired`); null: planned from `effect`."
+    )
+    early_stop: bool = Field(
+        True, description="Stop an evaluation once the items left cannot change its decision."
+    )
+    no_regression: int | None = Field(
+        None, ge=0, description="Items that may go from solved to failed at most; null: any number."
+    )
+    interleave: bool = Field(
+        False, description="Roll out both sides anew for each decision, for providers that drift (`paired`)."
+    )
+    report_trials: int = Field(
+        4, ge=1, description="Fresh trials behind the reported validation scores (`paired`, noisy targets)."
+    )
+
+
+class SlowUpdateConfig(Section):
+    """The guidance that is written at the end of each epoch from the second on."""
+
+    enabled: bool = Field(True, description="Write slow guidance into its own region of the document.")
+    samples: int = Field(20, ge=1, description="Train items that the two epochs' skills are compared on.")
+    pair_policy: Literal["mixed", "changed", "unchanged"] = Field(
+        "mixed",
+        description="Comparisons that are shown: all, those whose outcome changed (topped up from further "
+        "train items), or those whose outcome stayed.",
+    )
+    gated: bool = Field(
+        True,
+        description="Through the gate; false puts it into the current skill unmeasured, never into best.",
+    )
+
+
+class MetaSkillConfig(Section):
+    """The optimizer's memory about which edits help here."""
+
+    enabled: bool = Field(True, description="Keep one from the end of the second epoch on.")
+
+
+class AppendixConfig(Section):
+    """Skill-aware reflection: reminders of rules that stand in the document and are not followed."""
+
+    enabled: bool = Field(False, description="Tell lapses from defects, and keep reminders in an appendix.")
+    source: Literal["both", "failure_only"] = Field(
+        "both", description="Whether successes may give reminders too."
+    )
+    consolidate_threshold: int | None = Field(
+        None, ge=1, description="Above so many notes one call compacts them; null: never."
     )
 
 
@@ -287,6 +290,16 @@ class TrainerConfig(Section):
     out_dir: Path = Field(
         Path("runs/default"), description="Where the run is kept.", json_schema_extra=CHANGEABLE
     )
+    store: Path | None = Field(
+        None,
+        description="The database, which several runs may share; null: run.db in `out_dir`, for this run.",
+        json_schema_extra=CHANGEABLE,
+    )
+    fork: bool = Field(
+        False,
+        description="Let a changed run start beside the one in `out_dir`; what still matches is reused.",
+        json_schema_extra=CHANGEABLE,
+    )
     skill: Path | None = Field(
         None, description="The initial skill document; null: an empty one.", json_schema_extra=CHANGEABLE
     )
@@ -300,6 +313,9 @@ class TrainerConfig(Section):
     select: SelectConfig = Field(default_factory=SelectConfig, description="Step size.")
     update: UpdateConfig = Field(default_factory=UpdateConfig, description="Update.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Gate.")
+    slow_update: SlowUpdateConfig = Field(default_factory=SlowUpdateConfig, description="Slow update.")
+    meta_skill: MetaSkillConfig = Field(default_factory=MetaSkillConfig, description="Meta skill.")
+    appendix: AppendixConfig = Field(default_factory=AppendixConfig, description="Skill-aware reflection.")
     test: TestConfig = Field(default_factory=TestConfig, description="Sealed test.")
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")

@@ -21,6 +21,7 @@
     ├── EnvironmentFailure       an environment broke; its items stay unmeasured
     ├── StoreError               the database cannot be opened, read or written
     └── RunFailed                a run ended without completing, and why
+        └── Unmeasured           too few rollouts could be measured to decide on
 
 Messages say what happened, where, and what to do. Nothing that was stored is lost when one is raised.
 """
@@ -120,3 +121,7 @@ class StoreError(ReflactError):
 
 class RunFailed(ReflactError):
     """A run ended without completing; everything that had finished is stored and the run can go on."""
+
+
+class Unmeasured(RunFailed):
+    """Too few rollouts of a decision could be measured; it is tried once more before the run ends."""

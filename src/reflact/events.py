@@ -11,19 +11,21 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
 
-from reflact.results import RunSummary, Scored
-from reflact.types import (
-    Action,
-    EditResult,
-    Fallback,
-    Frozen,
-    Report,
-    Verdict,
-    Version,
-    digest,
-)
+from reflact.records import SlowUpdate, Version
+from reflact.results import Improvement, RunSummary, Scored
+from reflact.types import Action, EditResult, Fallback, Frozen, Report, Verdict, digest
 
-Stage = Literal["rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"]
+Stage = Literal[
+    "rollout",
+    "reflect",
+    "aggregate",
+    "select",
+    "update",
+    "evaluate",
+    "slow_update",
+    "meta_skill",
+    "final_test",
+]
 
 
 class _Event(Frozen):
@@ -47,6 +49,20 @@ class RunStarted(_Event):
     n_train: int
     n_val: int
     n_test: int
+
+
+class Outlook(_Event):
+    """What the validation split can resolve and what a decision may cost, in words and numbers.
+
+    ``effect`` is the smallest improvement, in 0..1, that the gate detects with 80% power; None where the
+    policy makes no such promise. ``rollouts`` is the most that one decision may take.
+    """
+
+    kind: Literal["outlook"] = "outlook"
+    words: str
+    effect: float | None
+    trials: int
+    rollouts: int
 
 
 class BaselineMeasured(_Event):
@@ -97,6 +113,15 @@ class EditsApplied(_Event):
     results: tuple[EditResult, ...]
 
 
+class GateLooked(_Event):
+    """The gate asked for more rollouts: ``n`` items of a trial on both sides, for a decision of ``part``."""
+
+    kind: Literal["gate_looked"] = "gate_looked"
+    part: str
+    trial: int
+    n: int
+
+
 class Decided(_Event):
     """The gate's verdict."""
 
@@ -111,6 +136,26 @@ class StepCommitted(_Event):
     epoch: int
     action: Action
     current: Version
+    best: Version
+
+
+class EpochClosed(_Event):
+    """An epoch's end is in the store: the slow update, the optimizer's memory, the skill afterwards."""
+
+    kind: Literal["epoch_closed"] = "epoch_closed"
+    epoch: int
+    slow: SlowUpdate | None
+    meta: str | None
+    fallbacks: tuple[Fallback, ...]
+    current: Version
+    best: Version
+
+
+class Promoted(_Event):
+    """The last skill was compared with the best one after the last step."""
+
+    kind: Literal["promoted"] = "promoted"
+    verdict: Verdict
     best: Version
 
 
@@ -129,6 +174,13 @@ class FinalScore(_Event):
     score: Scored
 
 
+class ImprovementMeasured(_Event):
+    """What a skill gained over the baseline, item by item."""
+
+    kind: Literal["improvement_measured"] = "improvement_measured"
+    improvement: Improvement
+
+
 class Progress(_Event):
     """Live: ``done`` of ``total`` parts of a stage are finished."""
 
@@ -138,6 +190,14 @@ class Progress(_Event):
     done: int
     total: int
     note: str = ""
+
+
+class Repeated(_Event):
+    """Live: too little of a step could be measured, so it is tried again."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["repeated"] = "repeated"
+    reason: str
 
 
 class Warned(_Event):
@@ -158,17 +218,23 @@ class Finished(_Event):
 
 Event = Annotated[
     RunStarted
+    | Outlook
     | BaselineMeasured
     | StepStarted
     | RolloutsDone
     | ReportDone
     | FallbackTaken
     | EditsApplied
+    | GateLooked
     | Decided
     | StepCommitted
+    | EpochClosed
+    | Promoted
     | TestOpened
     | FinalScore
+    | ImprovementMeasured
     | Progress
+    | Repeated
     | Warned
     | Finished,
     Field(discriminator="kind"),

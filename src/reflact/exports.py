@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from reflact.errors import StoreError
@@ -23,6 +24,20 @@ def export_best(folder: Path, skill: Skill) -> Path:
 def export_summary(folder: Path, summary: RunSummary) -> Path:
     """Write ``summary.json`` and return its path."""
     return write(folder / "summary.json", summary.model_dump_json(indent=2) + "\n")
+
+
+def drop_versions(folder: Path, *, beyond: Collection[int]) -> None:
+    """Remove exported versions that are not this run's: another run in the folder may have left them.
+
+    Raises:
+        StoreError: One cannot be removed.
+    """
+    for path in sorted((folder / "skills").glob("v*.md")):
+        if path.stem[1:].isdigit() and int(path.stem[1:]) not in beyond:
+            try:
+                path.unlink()
+            except OSError as error:
+                raise StoreError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
 def write(path: Path, text: str) -> Path:

@@ -1,36 +1,40 @@
-"""How a step changes a run's state, and how a run is summed up. Pure."""
+"""How a step and an epoch's end change a run's state. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pydantic import JsonValue
+from collections.abc import Collection, Sequence
 
 from reflact import events
 from reflact.gate import measure
-from reflact.results import EpochStats, RunSummary, Scored, Spend, Status
-from reflact.types import (
+from reflact.records import (
+    Alpha,
     BufferEntry,
+    EpochRecord,
+    Promotion,
+    RunState,
+    StepRecord,
+    Undecided,
+    Version,
+)
+from reflact.types import (
     Candidate,
     Chosen,
     Merged,
+    Noted,
     Report,
     Rollout,
-    RunState,
     Skill,
     Split,
-    StepRecord,
     Verdict,
-    Version,
 )
 
-UNCHANGED = {"no_change", "no_patches"}
 
-
-def first_state(initial: Skill, score: float | None) -> RunState:
+def first_state(initial: Skill, score: float | None, *, deterministic: bool = True) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
     version = Version(number=0, skill_hash=initial.hash, origin="initial", score=score)
-    return RunState(current=version, best=version, seen_hashes=(initial.hash,))
+    return RunState(
+        current=version, best=version, seen_hashes=(initial.hash,), deterministic=deterministic, commits=1
+    )
 
 
 def record_of(
@@ -40,17 +44,34 @@ def record_of(
     epoch: int,
     step_in_epoch: int,
     rollouts: Sequence[Rollout],
+    n_failures: int,
     reports: Sequence[Report],
     merged: Merged,
     chosen: Chosen,
     candidate: Candidate,
     verdict: Verdict,
+    noted: Noted,
 ) -> StepRecord:
     """Put a step's outcomes together into the record that is committed."""
-    accepted = verdict.accepted
-    mark, best = verdict.candidate_score, state.best.score
-    best_is_new = accepted and mark is not None and (best is None or mark > best)
-    number = state.latest_version + 1
+    current, best = state.current, state.best
+    made: tuple[Version, ...] = ()
+    if verdict.accepted:
+        current = Version(
+            number=state.latest_version + 1,
+            skill_hash=candidate.skill.hash,
+            origin=f"step {step}",
+            score=verdict.candidate_score,
+        )
+        made += (current,)
+        best = current if verdict.action == "accept_new_best" or _forced_up(verdict, best) else best
+    if noted.skill.hash != current.skill_hash:
+        current = heir(
+            current,
+            number=state.latest_version + len(made) + 1,
+            skill=noted.skill,
+            origin=f"step {step} notes",
+        )
+        made += (current,)
     return StepRecord(
         step=step,
         epoch=epoch,
@@ -58,52 +79,142 @@ def record_of(
         skill_before=state.current.skill_hash,
         item_ids=tuple(r.item_id for r in rollouts),
         rollout=measure(state.current.skill_hash, Split.train, rollouts),
-        n_failures=sum(r.failed for r in rollouts),
+        n_failures=n_failures,
         reports=tuple(reports),
         merged=merged,
         chosen=chosen,
         edits=candidate.results,
         candidate_hash=candidate.skill.hash,
         verdict=verdict,
-        skill_after=candidate.skill.hash if accepted else state.current.skill_hash,
-        version_after=number if accepted else state.current.number,
-        score_after=verdict.candidate_score if accepted else state.current.score,
-        best_hash=candidate.skill.hash if best_is_new else state.best.skill_hash,
-        best_score=verdict.candidate_score if best_is_new else state.best.score,
-    )
-
-
-def after(state: RunState, record: StepRecord) -> RunState:
-    """Return the state after a step."""
-    verdict = record.verdict
-    current, best = state.current, state.best
-    if verdict.accepted:
-        current = Version(
-            number=record.version_after,
-            skill_hash=record.skill_after,
-            origin=f"step {record.step}",
-            score=record.score_after,
-        )
-        if record.best_hash == record.skill_after:
-            best = current
-    buffer = state.step_buffer if state.epoch == record.epoch else ()
-    seen = state.seen_hashes
-    if record.candidate_hash not in seen:
-        seen = (*seen, record.candidate_hash)
-    return RunState(
-        step=record.step,
-        epoch=record.epoch,
+        made=made,
+        notes=noted.notes,
         current=current,
         best=best,
-        latest_version=max(state.latest_version, current.number),
-        step_buffer=(*buffer, buffer_entry(record)),
-        seen_hashes=seen,
+        fallbacks=(*candidate.fallbacks, *noted.fallbacks),
     )
 
 
-def versions(initial: Skill, records: Sequence[StepRecord]) -> dict[int, str]:
+def heir(parent: Version, *, number: int, skill: Skill, origin: str) -> Version:
+    """Return the version of a text that was not measured: it shows its parent's score as inherited."""
+    return Version(number=number, skill_hash=skill.hash, origin=origin, score=parent.score, inherited=True)
+
+
+def after(state: RunState, record: StepRecord, alpha: Alpha, undecided: Undecided | None = None) -> RunState:
+    """Return the state after a step.
+
+    Args:
+        state: The state before it.
+        record: What it did.
+        alpha: The error probability that its decision was taken under.
+        undecided: Its comparison, where that stayed inconclusive.
+    """
+    verdict = record.verdict
+    buffer = state.step_buffer if state.epoch == record.epoch else ()
+    open_ones = tuple(u for u in state.undecided if u.skill_hash != record.candidate_hash)
+    seen = {v.skill_hash for v in record.made}
+    if undecided is None:
+        seen.add(record.candidate_hash)
+    else:
+        open_ones += (undecided,)
+    return state.model_copy(
+        update={
+            "step": record.step,
+            "epoch": record.epoch,
+            "commits": state.commits + 1,
+            "current": record.current,
+            "best": record.best,
+            "latest_version": max(state.latest_version, record.current.number),
+            "step_buffer": (*buffer, buffer_entry(record)),
+            "seen_hashes": _together(state.seen_hashes, seen),
+            "deterministic": state.deterministic and verdict.deterministic,
+            "alphas": opened(state.alphas, alpha),
+            "undecided": open_ones,
+        }
+    )
+
+
+def after_epoch(state: RunState, record: EpochRecord, alpha: Alpha) -> RunState:
+    """Return the state after an epoch's end."""
+    slow = record.slow
+    seen = {v.skill_hash for v in record.made}
+    deterministic = state.deterministic
+    guidance = state.guidance
+    if slow is not None:
+        if slow.verdict is not None:
+            deterministic = deterministic and slow.verdict.deterministic
+        undecided = slow.verdict is not None and slow.verdict.action == "inconclusive"
+        if slow.candidate_hash is not None and slow.action == "kept" and not undecided:
+            seen.add(slow.candidate_hash)
+        if slow.action in {"forced", "accepted"} and slow.guidance is not None:
+            guidance = slow.guidance
+    return state.model_copy(
+        update={
+            "commits": state.commits + 1,
+            "current": record.current,
+            "best": record.best,
+            "latest_version": max(state.latest_version, record.current.number),
+            "seen_hashes": _together(state.seen_hashes, seen),
+            "deterministic": deterministic,
+            "alphas": opened(state.alphas, alpha),
+            "closed_epoch": record.epoch,
+            "last_hash": record.last_hash,
+            "meta": state.meta if record.meta is None else record.meta,
+            "guidance": guidance,
+        }
+    )
+
+
+def after_promotion(state: RunState, promotion: Promotion, alpha: Alpha) -> RunState:
+    """Return the state after the last skill was compared with the best."""
+    return state.model_copy(
+        update={
+            "commits": state.commits + 1,
+            "current": promotion.current,
+            "best": promotion.best,
+            "deterministic": state.deterministic and promotion.verdict.deterministic,
+            "alphas": opened(state.alphas, alpha),
+        }
+    )
+
+
+def alpha_in_force(
+    alphas: Sequence[Alpha], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
+) -> Alpha:
+    """Return the error probability under which the next decision is taken.
+
+    The first is opened for a whole run: its steps, its gated slow updates (one at the end of each epoch
+    but the first) and the promotion at its end. A run that is extended past it opens another one, with
+    ``alpha`` anew, for the decisions that the extension adds.
+    """
+    if alphas and alphas[-1].until_step >= total:
+        return alphas[-1]
+    done = alphas[-1].until_step if alphas else 0
+    epochs, before = -(-total // per_epoch), -(-done // per_epoch)
+    slow = max(0, epochs - max(1, before)) if slow_gated else 0
+    return Alpha(alpha=alpha, decisions=total - done + slow + 1, until_step=total)
+
+
+def opened(alphas: tuple[Alpha, ...], alpha: Alpha) -> tuple[Alpha, ...]:
+    """Return the error probabilities with one more, unless it is the last of them."""
+    return alphas if alpha in alphas else (*alphas, alpha)
+
+
+def versions(
+    initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
+) -> dict[int, str]:
     """Return the hashes of all skill versions by number, the initial skill first."""
-    return {0: initial.hash} | {r.version_after: r.skill_after for r in records if r.verdict.accepted}
+    made = {v.number: v.skill_hash for record in records for v in record.made}
+    made |= {v.number: v.skill_hash for record in epochs for v in record.made}
+    return {0: initial.hash} | dict(sorted(made.items()))
+
+
+def _forced_up(verdict: Verdict, best: Version) -> bool:
+    mark = verdict.candidate_score
+    return verdict.action == "force_accept" and mark is not None and (best.score is None or mark > best.score)
+
+
+def _together(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ...]:
+    return (*seen, *sorted(set(more) - set(seen)))
 
 
 def buffer_entry(record: StepRecord) -> BufferEntry:
@@ -121,9 +232,9 @@ def buffer_entry(record: StepRecord) -> BufferEntry:
     )
 
 
-def step_events(run_id: str, record: StepRecord, state: RunState) -> tuple[events.Event, ...]:
+def step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
     """Return the durable events of a committed step, in the plan's order."""
-    fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks)
+    fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         events.StepStarted(run_id=run_id, step=record.step, epoch=record.epoch, item_ids=record.item_ids),
         events.RolloutsDone(
@@ -148,53 +259,22 @@ def step_events(run_id: str, record: StepRecord, state: RunState) -> tuple[event
             step=record.step,
             epoch=record.epoch,
             action=record.verdict.action,
-            current=state.current,
-            best=state.best,
+            current=record.current,
+            best=record.best,
         ),
     )
 
 
-def summarise(
-    records: Sequence[StepRecord],
-    state: RunState | None,
-    *,
-    run_id: str,
-    status: Status,
-    reason: str | None,
-    scores: Sequence[Scored],
-    spend: Sequence[Spend],
-    openings: int,
-    seconds: float,
-    config: JsonValue,
-) -> RunSummary:
-    """Sum a run up; a run that ended before its first state has no best and no final skill."""
-    epochs = sorted({r.epoch for r in records})
-    return RunSummary(
+def epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, ...]:
+    """Return the durable events of an epoch's end."""
+    closed = events.EpochClosed(
         run_id=run_id,
-        status=status,
-        reason=reason,
-        steps=len(records),
-        accepts=sum(r.verdict.accepted for r in records),
-        rejects=sum(r.verdict.action == "reject" for r in records),
-        skips=sum(r.verdict.action in UNCHANGED for r in records),
-        best=state.best if state is not None else None,
-        final=state.current if state is not None else None,
-        scores=tuple(scores),
-        epochs=tuple(_epoch(e, [r for r in records if r.epoch == e]) for e in epochs),
-        spend=tuple(spend),
-        test_openings=openings,
-        seconds=seconds,
-        config=config,
+        step=record.step,
+        epoch=record.epoch,
+        slow=record.slow,
+        meta=record.meta,
+        fallbacks=record.fallbacks,
+        current=record.current,
+        best=record.best,
     )
-
-
-def _epoch(epoch: int, records: Sequence[StepRecord]) -> EpochStats:
-    return EpochStats(
-        epoch=epoch,
-        steps=len(records),
-        accepts=sum(r.verdict.accepted for r in records),
-        rejects=sum(r.verdict.action == "reject" for r in records),
-        skips=sum(r.verdict.action in UNCHANGED for r in records),
-        current_score=records[-1].score_after,
-        best_score=records[-1].best_score,
-    )
+    return (closed,)

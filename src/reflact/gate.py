@@ -1,22 +1,16 @@
-"""The gate: whether a candidate becomes the current skill, and what a score is worth."""
+"""Measurements, their scores in the gate's metric, and the strict rule."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import stdev
 from typing import Literal
 
 from reflact.config import GateConfig
+from reflact.paired import ROUNDING
 from reflact.types import Action, Measurement, Rollout, Split, Verdict
 
 Metric = Literal["hard", "soft", "mixed"]
-
-Z_95 = 1.959963984540054
-"""The 97.5% quantile of the standard normal distribution."""
-
-ROUNDING = 1e-9
-"""Scores that differ by no more are equal: their arithmetic is not more exact than that."""
 
 
 def measure(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measurement:
@@ -92,43 +86,6 @@ def decide(
         candidate_score=new_score,
         current_score=old_score,
     )
-
-
-def interval(successes: int, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a share of successes, by Wilson's score method.
-
-    Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
-
-    Raises:
-        ValueError: ``n`` is not positive or ``successes`` is not within 0..n.
-    """
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes of {n} have no interval")
-    share = successes / n
-    spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n**2))
-    scale = 1 + Z_95**2 / n
-    middle = share + Z_95**2 / (2 * n)
-    low = 0.0 if successes == 0 else (middle - spread) / scale
-    high = 1.0 if successes == n else (middle + spread) / scale
-    return low, high
-
-
-def interval_of(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of scores in 0..1.
-
-    Scores of 0 and 1 alone have Wilson's interval. Fractional ones have the normal approximation with the
-    sample's standard deviation, cut to 0..1; a single one says nothing and has 0..1.
-
-    Raises:
-        ValueError: There are no values.
-    """
-    if all(value in {0.0, 1.0} for value in values):
-        return interval(round(sum(values)), len(values))
-    if len(values) == 1:
-        return 0.0, 1.0
-    mean = math.fsum(values) / len(values)
-    spread = Z_95 * stdev(values) / math.sqrt(len(values))
-    return max(0.0, mean - spread), min(1.0, mean + spread)
 
 
 def _ruling(

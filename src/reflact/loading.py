@@ -16,13 +16,22 @@ import yaml
 from pydantic import JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
-from reflact.config import Section, TrainerConfig
+from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
+from reflact.roles import Section
 from reflact.types import digest
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "skillopt": {"select": {"max_edits": 4, "min_edits": 2}, "gate": {"policy": "strict", "metric": "hard"}},
+    "skillopt": {
+        "train": {"num_epochs": 4, "batch_size": 40},
+        "reflect": {"minibatch_size": 8, "memory": "off"},
+        "select": {"scheduler": "cosine", "max_edits": 4},
+        "gate": {"policy": "strict", "metric": "hard", "early_stop": False},
+        "slow_update": {"enabled": True, "samples": 20, "pair_policy": "mixed", "gated": False},
+        "meta_skill": {"enabled": True},
+        "appendix": {"enabled": False},
+    },
 }
 
 

@@ -5,26 +5,24 @@ Stages and the trainer know these and nothing else of models, targets, environme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
 from reflact.calls import Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
 from reflact.events import Event
-from reflact.results import Spend, Status
-from reflact.types import (
-    Graded,
-    Item,
-    Rollout,
-    RunState,
-    Skill,
-    Split,
-    StepRecord,
-    Turn,
-)
+from reflact.records import EpochRecord, Promotion, Review, RunState, StepRecord
+from reflact.results import Reuse, Spend, StageTime, Status
+from reflact.types import Graded, Item, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
+
+Committed = StepRecord | EpochRecord | Promotion
+"""What a run commits, each with the state after it."""
+
+Approve = Callable[[Review], Awaitable[bool | str]]
+"""Looks at a candidate that the gate would accept: True lets it pass; False, or a reason, is a veto."""
 
 
 class LLM(Protocol):
@@ -170,16 +168,33 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         ...
 
     async def commit(
-        self, run_id: str, record: StepRecord | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write a step's record, the state after it and its skills as one transaction.
+        """Write what a step, an epoch's end or a promotion did, the state after it and its skills.
 
-        Without a record the state is the run's first.
+        One transaction. Without a record the state is the run's first.
         """
         ...
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
-        """Return all committed records, in order."""
+        """Return the records of all committed steps, in order."""
+        ...
+
+    async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
+        """Return the records of all committed ends of epochs, in order."""
+        ...
+
+    async def promotions(self, run_id: str) -> tuple[Promotion, ...]:
+        """Return the comparisons of the last skill with the best one, in order."""
+        ...
+
+    async def histories(self, environment: str, *, but: str) -> Mapping[str, tuple[StepRecord, ...]]:
+        """Return the committed steps of other runs of an environment by run, the oldest run first.
+
+        Args:
+            environment: The environment's identity.
+            but: The run to leave out.
+        """
         ...
 
     async def skill(self, skill_hash: str) -> Skill:
@@ -198,12 +213,23 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         """Return the run's durable events, in order."""
         ...
 
+    @property
+    def reused(self) -> Reuse:
+        """What was found in the store since it was opened."""
+        ...
+
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return what the run has paid for, by role and purpose, sorted."""
         ...
 
-    async def add_seconds(self, run_id: str, seconds: float) -> float:
-        """Add active time and return the run's total, in seconds."""
+    async def add_seconds(
+        self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
+    ) -> float:
+        """Add active time, in all and by stage, and return the run's total, in seconds."""
+        ...
+
+    async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
+        """Return the active time of each stage over all starts of the run."""
         ...
 
     async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from reflact.types import Frozen, Split, Version
+from reflact.records import Version
+from reflact.types import Action, Frozen, Split
 
 
 class Usage(Frozen):
@@ -38,22 +39,76 @@ class Spend(Frozen):
     unsettled: int = 0
 
 
+class Bucket(Frozen):
+    """The part of a score that comes from items of one task type."""
+
+    task_type: str
+    n: int
+    hard: float
+    soft: float
+
+
 class Scored(Frozen):
     """A score shown to people: mean, count and 95% interval of a skill on a split.
 
-    The interval is Wilson's for scores of 0 and 1, a normal one otherwise (see ``reflact.gate.interval``).
+    ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's for single trials with
+    scores of 0 and 1, a normal one of the items' means otherwise (see ``reflact.gate.interval_of``).
+    ``selected`` tells that a gate read the same trials, which biases the score upwards. ``buckets`` are the
+    task types, in alphabetical order; none where items have no type.
     """
 
     name: str
     skill_hash: str
     split: Split
     n: int
+    trials: int = 1
+    selected: bool = False
+    buckets: tuple[Bucket, ...] = ()
     unmeasured: int = 0
     successes: float = 0.0
     hard: float | None = None
     soft: float | None = None
     low: float | None = None
     high: float | None = None
+
+
+class Improvement(Frozen):
+    """The mean difference between a skill and the baseline over the same items, with its 95% interval.
+
+    In the hard score; ``n`` counts the items that were measured under both.
+    """
+
+    name: str
+    split: Split
+    n: int
+    mean: float
+    low: float
+    high: float
+
+
+class ActionCount(Frozen):
+    """How many of a run's decisions came out one way."""
+
+    action: Action
+    count: int
+
+
+class StageTime(Frozen):
+    """Active wall time spent in a stage, in seconds, over all starts of the run; stages may overlap."""
+
+    stage: str
+    seconds: float
+
+
+class Reuse(Frozen):
+    """What the latest start of a run found in its store instead of doing it again."""
+
+    rollouts: int = 0
+    replies: int = 0
+
+    def plus(self, *, rollouts: int = 0, replies: int = 0) -> Reuse:
+        """Return the counts with more added."""
+        return Reuse(rollouts=self.rollouts + rollouts, replies=self.replies + replies)
 
 
 class EpochStats(Frozen):
@@ -64,6 +119,8 @@ class EpochStats(Frozen):
     accepts: int
     rejects: int
     skips: int
+    inconclusive: int = 0
+    slow_update: str | None = None
     current_score: float | None
     best_score: float | None
 
@@ -72,7 +129,10 @@ Status = Literal["completed", "budget", "cancelled", "failed"]
 
 
 class RunSummary(Frozen):
-    """The outcome of a run: what ``Trainer.train`` returns and ``summary.json`` holds."""
+    """The outcome of a run: what ``Trainer.train`` returns and ``summary.json`` holds.
+
+    ``missing`` says, for each measurement of the end that could not be had, which one and why.
+    """
 
     run_id: str
     status: Status
@@ -81,11 +141,17 @@ class RunSummary(Frozen):
     accepts: int = 0
     rejects: int = 0
     skips: int = 0
+    actions: tuple[ActionCount, ...] = ()
     best: Version | None = None
     final: Version | None = None
     scores: tuple[Scored, ...] = ()
+    improvements: tuple[Improvement, ...] = ()
+    missing: tuple[str, ...] = ()
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
+    stages: tuple[StageTime, ...] = ()
+    reused: Reuse = Reuse()
+    deterministic: bool = True
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = None

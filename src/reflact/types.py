@@ -113,7 +113,17 @@ class Rollout(Frozen):
     @property
     def failed(self) -> bool:
         """True for a scored rollout without any success; an unmeasured one has not failed."""
-        return self.score is not None and self.score.hard == 0
+        return failed(self, None)
+
+
+def failed(rollout: Rollout, threshold: float | None) -> bool:
+    """Whether a scored rollout's hard score is below a threshold, or 0 where there is none.
+
+    An unmeasured rollout has not failed.
+    """
+    if rollout.score is None:
+        return False
+    return rollout.score.hard == 0 if threshold is None else rollout.score.hard < threshold
 
 
 # ---------------------------------------------------------------------------------------------- skills
@@ -132,13 +142,15 @@ class Skill(Frozen):
 
 Source = Literal["failure", "success"]
 Operation = Literal["append", "insert_after", "replace", "delete"]
+EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite"]
 
 
 class Edit(Frozen):
     """One proposed change to a skill document.
 
     Args:
-        op: ``append`` takes only content, ``delete`` only a target, the other two take both.
+        op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
+            ``suggest`` says in words what a revision should do; ``rewrite`` is a whole new document text.
         target: The anchor: text that occurs exactly once in the unprotected document.
         content: The text to put in.
         source_type: Whether failures or successes gave rise to it; None where both did.
@@ -146,7 +158,7 @@ class Edit(Frozen):
         merge_level: How many merges it went through.
     """
 
-    op: Operation
+    op: EditKind
     target: str = ""
     content: str = ""
     source_type: Source | None = None
@@ -181,7 +193,17 @@ class Patch(Frozen):
 class Report(Frozen):
     """What one analyst made of one minibatch.
 
-    ``refusal`` holds the reason where no valid reply could be had; the patch is empty then.
+    Args:
+        source_type: Whether the minibatch holds failures or successes.
+        index: Its number among those of its batch and source.
+        item_ids: Its items, in order.
+        patch: The proposals.
+        patterns: The kinds of failure that were named.
+        refusal: The reason where no valid reply could be had; the patch is empty then.
+        batch: Which of the step's accumulated batches the minibatch belongs to.
+        reminders: Notes for the appendix, from rules that stand in the document and were not followed.
+        lapses: Items whose failure the reminders explain; they gave rise to no edits.
+        triage_refusal: The reason where lapses could not be told from defects.
     """
 
     source_type: Source
@@ -190,6 +212,10 @@ class Report(Frozen):
     patch: Patch = Patch()
     patterns: tuple[FailurePattern, ...] = ()
     refusal: str | None = None
+    batch: int = 0
+    reminders: tuple[str, ...] = ()
+    lapses: tuple[str, ...] = ()
+    triage_refusal: str | None = None
 
 
 class Fallback(Frozen):
@@ -207,21 +233,46 @@ class Merged(Frozen):
     fallbacks: tuple[Fallback, ...] = ()
 
 
+class StepSize(Frozen):
+    """The optimizer's own decision on how many of the offered edits to apply."""
+
+    count: int = Field(ge=0)
+    reasoning: str = ""
+    confidence: float = Field(ge=0, le=1)
+    risks: str = ""
+
+
 class Chosen(Frozen):
-    """The outcome of selection: at most ``budget`` edits (None: unbounded) out of ``pool_size``."""
+    """The outcome of selection: at most ``budget`` edits (None: unbounded) out of ``pool_size``.
+
+    ``decision`` is there where the optimizer set the budget.
+    """
 
     patch: Patch = Patch()
     pool_size: int = 0
     budget: int | None = None
     ranked: bool = False
+    decision: StepSize | None = None
     fallbacks: tuple[Fallback, ...] = ()
 
 
 class Candidate(Frozen):
-    """The document after the step's edits, and what became of each of them."""
+    """The document after the step's edits, and what became of each of them.
+
+    ``fallbacks`` says why a rewrite that was asked for could not be had.
+    """
 
     skill: Skill
     results: tuple[EditResult, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+class Noted(Frozen):
+    """The document after a step's reminders went to its appendix; ``notes`` is None where none did."""
+
+    skill: Skill
+    notes: tuple[str, ...] | None = None
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------- decisions
@@ -230,7 +281,8 @@ class Candidate(Frozen):
 class Measurement(Frozen):
     """What an evaluation of one skill on one split gave.
 
-    ``hard`` and ``soft`` are means over the ``n`` measured items; None where nothing was measured.
+    ``hard`` and ``soft`` are means over the ``n`` measured rollouts (items times trials); None where
+    nothing was measured.
     """
 
     skill_hash: str
@@ -242,12 +294,50 @@ class Measurement(Frozen):
 
 
 Action = Literal[
-    "accept_new_best", "accept", "reject", "force_accept", "no_change", "no_patches", "unmeasured"
+    "accept_new_best",
+    "accept",
+    "reject",
+    "force_accept",
+    "no_change",
+    "no_patches",
+    "no_rewrite",
+    "inconclusive",
+    "unmeasured",
 ]
 
 
+class Evidence(Frozen):
+    """What a comparison of two skills rested on.
+
+    Args:
+        policy: The rule that decided.
+        deterministic: Whether no repeat had ever disagreed when it was decided.
+        rounds: Trials of all items that were begun, on both sides.
+        pairs: Pairs of rollouts that were used.
+        value: The betting process's value, None where it was not asked (strict, or deterministic).
+        level: The error probability that the decision was given; acceptance needs ``1 / level``.
+        resolvable: The smallest improvement that this split and number of trials detects with 80% power.
+        bound: The decision was clear before all pairs were known; the scores cover the known ones only.
+        futile: It was given up because an improvement of the planned size had become unlikely.
+    """
+
+    policy: Literal["strict", "paired"]
+    deterministic: bool
+    rounds: int
+    pairs: int
+    value: float | None = None
+    level: float | None = None
+    resolvable: float | None = None
+    bound: bool = False
+    futile: bool = False
+
+
 class Verdict(Frozen):
-    """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1."""
+    """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
+
+    ``against_best`` is the evidence of a second comparison, made where the best skill is not the current.
+    ``veto`` is the reason that the approver gave.
+    """
 
     action: Action
     reason: str
@@ -255,65 +345,12 @@ class Verdict(Frozen):
     current: Measurement | None = None
     candidate_score: float | None = None
     current_score: float | None = None
+    evidence: Evidence | None = None
+    against_best: Evidence | None = None
+    deterministic: bool = True
+    veto: str | None = None
 
     @property
     def accepted(self) -> bool:
         """Whether the candidate becomes the current skill."""
         return self.action in {"accept_new_best", "accept", "force_accept"}
-
-
-class BufferEntry(Frozen):
-    """What later steps of the same epoch are told of an earlier one."""
-
-    step: int
-    action: Action
-    n_failures: int
-    n_total: int
-    patterns: tuple[FailurePattern, ...] = ()
-    rejected_edits: tuple[Edit, ...] = ()
-    score_before: float | None = None
-    score_after: float | None = None
-
-
-class StepRecord(Frozen):
-    """All that a committed step did. The same inputs give the same bytes; times and spend live elsewhere."""
-
-    step: int
-    epoch: int
-    step_in_epoch: int
-    skill_before: str
-    item_ids: tuple[str, ...]
-    rollout: Measurement
-    n_failures: int
-    reports: tuple[Report, ...]
-    merged: Merged
-    chosen: Chosen
-    edits: tuple[EditResult, ...]
-    candidate_hash: str
-    verdict: Verdict
-    skill_after: str
-    version_after: int
-    score_after: float | None
-    best_hash: str
-    best_score: float | None
-
-
-class Version(Frozen):
-    """A skill version: number 0 is the initial document; ``origin`` says which step made it."""
-
-    number: int
-    skill_hash: str
-    origin: str
-    score: float | None = None
-
-
-class RunState(Frozen):
-    """Where a run stands after its last committed step; all that the next step needs."""
-
-    step: int = 0
-    epoch: int = 0
-    current: Version
-    best: Version
-    latest_version: int = 0
-    step_buffer: tuple[BufferEntry, ...] = ()
-    seen_hashes: tuple[str, ...] = ()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from reflact.config import ModelConfig, TrainerConfig
+from reflact.config import TrainerConfig
 from reflact.data import DataSet, check
 from reflact.errors import ConfigError, SkillError
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Environment, RunStore, Target
 from reflact.prompts import PromptBook, load_book
+from reflact.roles import ModelConfig
 from reflact.skill import check_document
 from reflact.types import Skill, Split, digest
 
@@ -110,8 +111,9 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
                 open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
             )
         stack.enter_context(run_lock(config.out_dir))
-        store = await stack.enter_async_context(open_store(config.out_dir / "run.db"))
-        await store.refuse_others(planned.run_id, planned.identity)
+        store = await stack.enter_async_context(open_store(config.store or config.out_dir / "run.db"))
+        if config.store is None and not config.fork:
+            await store.refuse_others(planned.run_id, planned.identity)
         target = passed.target
         if target is None:
             from reflact.targets.chat import ChatTarget

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from reflact.records import StepRecord
     from reflact.store.runs import RunRow, SQLiteStore
-    from reflact.types import StepRecord
 
 
 def show(
@@ -76,10 +76,12 @@ def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
 async def _print_run(
     console: Console, store: SQLiteStore, row: RunRow, records: Sequence[StepRecord], folder: Path
 ) -> None:
-    from reflact.report.terminal import print_summary, step_table
+    from reflact.report.terminal import epoch_line, print_summary, step_table
 
     console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)
     console.print(step_table(records))
+    for end in await store.epochs(row.run_id):
+        console.print(epoch_line(end), markup=False, highlight=False, soft_wrap=True)
     summary = await store.summary(row.run_id)
     if summary is None:
         console.print(f"open: {row.steps} steps committed, not ended", highlight=False)
@@ -90,6 +92,7 @@ async def _print_run(
 async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) -> None:
     from rich.syntax import Syntax
 
+    from reflact.errors import StoreError
     from reflact.report.terminal import step_lines, step_table
     from reflact.skill import diff
 
@@ -98,7 +101,12 @@ async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) 
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if record.candidate_hash == record.skill_before:
         return
-    before, after = await store.skill(record.skill_before), await store.skill(record.candidate_hash)
+    before = await store.skill(record.skill_before)
+    try:
+        after = await store.skill(record.candidate_hash)
+    except StoreError:  # an imported run may lack what it rejected
+        typer.echo("the candidate's document is not stored")
+        return
     text = diff(before.text, after.text)
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))

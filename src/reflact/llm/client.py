@@ -23,7 +23,6 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
-from reflact.config import ModelConfig
 from reflact.errors import ConfigError, ProviderError, ReplyError
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
@@ -33,6 +32,7 @@ from reflact.llm.translate import translated, unusable
 from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore, Journal
 from reflact.results import Usage
+from reflact.roles import ModelConfig
 from reflact.tasks import SingleFlight
 from reflact.types import canonical
 

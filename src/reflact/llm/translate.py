@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import openai
 
-from reflact.config import ModelConfig
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -16,6 +15,7 @@ from reflact.errors import (
 )
 from reflact.llm.keys import address_of
 from reflact.llm.retries import RETRIED
+from reflact.roles import ModelConfig
 
 OVERFLOW_WORDS = (
     "context_length_exceeded",

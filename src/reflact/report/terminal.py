@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from reflact import events
+from reflact.records import EpochRecord, StepRecord, Version
 from reflact.results import RunSummary, Scored, Spend, Usage
-from reflact.types import EditResult, StepRecord, Verdict, Version
+from reflact.types import EditResult, Verdict
 
 Show = Callable[[events.Event], None]
 
@@ -29,14 +30,7 @@ class Story:
 
     def tell(self, event: events.Event) -> str | None:
         """Return the line that an event is worth, or None."""
-        line: str | None = None
         match event:
-            case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
-                line = (
-                    f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps an epoch"
-                )
-            case events.BaselineMeasured():
-                line = f"baseline  val {event.score:.3f} on {event.n} items"
             case events.StepStarted():
                 self._rollouts, self._edits, self._verdict = None, (), None
             case events.RolloutsDone():
@@ -46,14 +40,8 @@ class Story:
             case events.Decided():
                 self._verdict = event.verdict
             case events.StepCommitted():
-                line = self._step(event)
-            case events.FallbackTaken(fallback=fallback):
-                line = f"fallback  {fallback.label}: {fallback.reason}; instead: {fallback.instead}"
-            case events.TestOpened():
-                line = f"test split opened (opening {event.count} of this run)"
-            case events.Warned():
-                line = f"warning   {event.message}"
-        return line
+                return self._step(event)
+        return _line(event)
 
     def _step(self, event: events.StepCommitted) -> str:
         words = [f"step {event.step:<3}", f"{event.action:<15}"]
@@ -65,6 +53,41 @@ class Story:
         words.append(edit_count(self._edits))
         words.append(f"current v{event.current.number}, best v{event.best.number}")
         return "  ".join(words)
+
+
+def _line(event: events.Event) -> str | None:
+    """The line of an event that stands by itself."""
+    line: str | None = None
+    match event:
+        case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
+            line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps an epoch"
+        case events.Outlook():
+            line = f"outlook   {event.words}"
+        case events.BaselineMeasured():
+            line = f"baseline  val {event.score:.3f} on {event.n} items"
+        case events.FallbackTaken(fallback=fallback):
+            line = f"fallback  {fallback.label}: {fallback.reason}; instead: {fallback.instead}"
+        case events.EpochClosed():
+            line = _epoch_line(event)
+        case events.Promoted():
+            line = f"last      {event.verdict.action}: {event.verdict.reason}"
+        case events.TestOpened():
+            line = f"test split opened (opening {event.count} of this run)"
+        case events.Repeated():
+            line = f"again     {event.reason}"
+        case events.Warned():
+            line = f"warning   {event.message}"
+    return line
+
+
+def _epoch_line(event: events.EpochClosed) -> str:
+    words = [f"epoch {event.epoch:<2}"]
+    if event.slow is not None:
+        words.append(f"guidance {event.slow.action}")
+    if event.meta is not None:
+        words.append("memory written")
+    words += [f"{f.label}: {f.reason}; instead: {f.instead}" for f in event.fallbacks]
+    return "  ".join([*words, f"current v{event.current.number}, best v{event.best.number}"])
 
 
 def number(value: float | None) -> str:
@@ -166,7 +189,7 @@ def step_table(records: Sequence[StepRecord]) -> Table:
             change(verdict.current_score, verdict.candidate_score),
             f"{solved}/{record.rollout.n}",
             f"{sum(result.status == 'applied' for result in record.edits)}/{len(record.edits)}",
-            f"v{record.version_after}",
+            f"v{record.current.number}",
         )
     return table
 
@@ -183,6 +206,20 @@ def step_lines(record: StepRecord) -> tuple[str, ...]:
         *(f"fallback: {f.label}: {f.reason}; instead: {f.instead}" for f in fallbacks),
         *(_edit_line(result) for result in record.edits),
     )
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """Return what happened after an epoch's last step."""
+    words = [f"epoch {record.epoch}"]
+    if record.slow is not None:
+        scores = record.slow.verdict
+        words.append(f"slow update {record.slow.action}")
+        if scores is not None:
+            words.append(f"val {change(scores.current_score, scores.candidate_score)}")
+    if record.meta is not None:
+        words.append("memory written")
+    words.extend(f"fallback {f.label}: {f.reason}; instead: {f.instead}" for f in record.fallbacks)
+    return "  ".join([*words, f"current v{record.current.number}, best v{record.best.number}"])
 
 
 def _edit_line(result: EditResult) -> str:
@@ -218,18 +255,33 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
-        f" {summary.skips} without a change; {summary.seconds:.1f} s"
+        f"{_open_count(summary)}, {summary.skips} without a change; {summary.seconds:.1f} s"
     )
     for name, version in (("best", summary.best), ("final", summary.final)):
         if version is not None:
             say(f"{name}: {_described(version)}")
     if summary.scores:
         console.print(score_table(summary.scores))
+    if any(score.selected for score in summary.scores):
+        say("val scores of best and final are those that the gate selected by: expect less on fresh trials")
+    for gain in summary.improvements:
+        low, high = 100 * gain.low, 100 * gain.high
+        say(
+            f"{gain.name} over baseline on {gain.split.value}: {100 * gain.mean:+.1f} points "
+            f"(95% interval {low:+.1f} to {high:+.1f}, {gain.n} items)"
+        )
+    for line in summary.missing:
+        say(f"not measured: {line}")
     for line in spend_lines(summary.spend):
         say(line)
     for name, what in FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
+
+
+def _open_count(summary: RunSummary) -> str:
+    count = sum(a.count for a in summary.actions if a.action == "inconclusive")
+    return f", {count} inconclusive" if count else ""
 
 
 FILES = (

@@ -6,13 +6,20 @@ from collections.abc import Sequence
 
 from reflact.calls import Sample
 from reflact.config import AggregateConfig
-from reflact.errors import ContextOverflow, ReplyError
-from reflact.ports import LLM
+from reflact.ports import LLM, Journal
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import Merge, merge_check, merging, operations_on
+from reflact.stages.replies import (
+    DraftMergeReply,
+    Merge,
+    merge_check,
+    merging,
+    operations_on,
+    whole_document,
+)
+from reflact.stages.settled import Refusal, ask_or_refusal
 from reflact.tasks import fan_out
-from reflact.types import Edit, Fallback, Frozen, Merged, Operation, Patch, Report, Skill, Source
+from reflact.types import Edit, EditKind, Fallback, Frozen, Merged, Patch, Report, Skill, Source
 
 
 class _Node(Frozen):
@@ -27,7 +34,9 @@ async def aggregate(
     llm: LLM,
     prompts: PromptBook,
     config: AggregateConfig,
-    operations: tuple[Operation, ...],
+    operations: tuple[EditKind, ...],
+    notes: str,
+    journal: Journal,
     step: int,
 ) -> Merged:
     """Merge the patches of all reports: failures and successes apart, then both, failures first.
@@ -35,6 +44,7 @@ async def aggregate(
     Groups of ``merge_batch_size`` are merged level by level, those of one level at once. Groups follow
     the order of the reports, never that of completion. A patch that is alone passes unchanged. Where a
     merge cannot be had, the group's edits are put together without repetition, and the outcome says so.
+    Whole drafts are combined into one; where that cannot be had, the first of them stands for all.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -45,6 +55,8 @@ async def aggregate(
         prompts=prompts,
         size=config.merge_batch_size,
         operations=operations,
+        notes=notes,
+        journal=journal,
         step=step,
     )
     sides = await fan_out(merger.tree, [(s, _patches(reports, s)) for s in ("failure", "success")])
@@ -78,7 +90,7 @@ def together(edits: Sequence[Edit]) -> tuple[Edit, ...]:
 
 
 def _patches(reports: Sequence[Report], source: str) -> tuple[Patch, ...]:
-    ordered = sorted((r for r in reports if r.source_type == source), key=lambda r: r.index)
+    ordered = sorted((r for r in reports if r.source_type == source), key=lambda r: (r.batch, r.index))
     return tuple(r.patch for r in ordered if r.patch.edits)
 
 
@@ -90,7 +102,9 @@ class _Merger:
         llm: LLM,
         prompts: PromptBook,
         size: int,
-        operations: tuple[Operation, ...],
+        operations: tuple[EditKind, ...],
+        notes: str,
+        journal: Journal,
         step: int,
     ) -> None:
         self._skill = skill
@@ -98,6 +112,8 @@ class _Merger:
         self._prompts = prompts
         self._size = size
         self._operations = operations
+        self._notes = notes
+        self._journal = journal
         self._step = step
 
     async def tree(self, side: tuple[Source, Sequence[Patch]]) -> _Node:
@@ -121,32 +137,57 @@ class _Merger:
         reasoning = "; ".join(node.patch.reasoning for node in group if node.patch.reasoning)
         if len(edits) == 1:
             return _Node(patch=Patch(reasoning=reasoning, edits=edits))
-        prompt = self._prompts.render(
-            name, {"document": show_skill(self._skill), "proposals": show_edits(edits)}
-        )
+        if edits[0].op == "rewrite":
+            return await self._combine(name, part, reasoning, edits)
+        prompt = self._prompts.render(name, self._holes(edits))
         sample = Sample(role="optimizer", purpose=name, step=self._step, part=part)
+        wanted = merging(operations_on(self._skill, self._operations), proposals=len(edits))
         check = merge_check(self._skill, proposals=len(edits))
-        try:
-            reply = (
-                await self._llm.ask(
-                    prompt,
-                    merging(operations_on(self._skill, self._operations), proposals=len(edits)),
-                    sample=sample,
-                    check=check,
-                )
-            ).value
-        except (ReplyError, ContextOverflow) as error:
+        reply = await ask_or_refusal(
+            self._llm, prompt, wanted, sample=sample, check=check, journal=self._journal
+        )
+        if isinstance(reply, Refusal):
             fallback = Fallback(
-                label=f"{name}/{part}", reason=str(error), instead="proposals joined, equal ones once"
+                label=f"{name}/{part}", reason=reply.reason, instead="proposals joined, equal ones once"
             )
             return _Node(patch=Patch(reasoning=reasoning, edits=edits), fallbacks=(fallback,))
-        return _Node(patch=Patch(reasoning=reasoning, edits=tuple(_merged(e, edits) for e in reply.edits)))
+        merged = tuple(_merged(e, edits) for e in reply.value.edits)
+        return _Node(patch=Patch(reasoning=reasoning, edits=merged))
+
+    async def _combine(self, name: str, part: str, reasoning: str, drafts: Sequence[Edit]) -> _Node:
+        purpose = f"draft_{name}"
+        prompt = self._prompts.render(purpose, self._holes(drafts))
+        sample = Sample(role="optimizer", purpose=purpose, step=self._step, part=part)
+
+        def check(reply: DraftMergeReply) -> None:
+            whole_document(self._skill, reply.document)
+
+        reply = await ask_or_refusal(
+            self._llm, prompt, DraftMergeReply, sample=sample, check=check, journal=self._journal
+        )
+        if isinstance(reply, Refusal):
+            fallback = Fallback(
+                label=f"{purpose}/{part}", reason=reply.reason, instead="the first of the drafts"
+            )
+            return _Node(patch=Patch(reasoning=reasoning, edits=tuple(drafts[:1])), fallbacks=(fallback,))
+        one = _standing_for(Edit(op="rewrite", content=reply.value.document), drafts)
+        return _Node(patch=Patch(reasoning=reasoning, edits=(one,)))
+
+    def _holes(self, edits: Sequence[Edit]) -> dict[str, str]:
+        return {
+            "document": show_skill(self._skill),
+            "notes": self._notes,
+            "proposals": show_edits(edits),
+        }
 
 
 def _merged(reply: Merge, proposals: Sequence[Edit]) -> Edit:
-    sources = [proposals[n - 1] for n in sorted(set(reply.sources))]
+    return _standing_for(reply.edit(), [proposals[n - 1] for n in sorted(set(reply.sources))])
+
+
+def _standing_for(edit: Edit, sources: Sequence[Edit]) -> Edit:
     kinds = {s.source_type for s in sources}
-    return reply.edit().model_copy(
+    return edit.model_copy(
         update={
             "source_type": kinds.pop() if len(kinds) == 1 else None,
             "support_count": sum(s.support_count for s in sources),

@@ -2,44 +2,219 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Literal
 
-from reflact.config import GateConfig
-from reflact.gate import decide
-from reflact.types import Candidate, Merged, Rollout, Skill, Verdict
+from reflact.early_stop import settled
+from reflact.gate import Metric, measure, score
+from reflact.paired import Ask, Pair, Ruling, Setting, look
+from reflact.types import Candidate, Frozen, Measurement, Merged, Rollout, Score, Skill, Split, Verdict
 
-Roll = Callable[[Skill], Awaitable[tuple[Rollout, ...]]]
+Duels = Sequence[tuple[Rollout, Rollout]]
+Until = Callable[[Duels], bool]
+Duel = Callable[[Skill, Skill, Ask, Until | None], Awaitable[Duels]]
+"""Rolls two skills out on what the gate asks for, up to the shortest prefix that is enough."""
 
 
-async def evaluate(
-    candidate: Candidate,
-    current: Skill,
-    *,
-    merged: Merged,
-    known: Collection[str],
-    best_score: float | None,
-    roll: Roll,
-    config: GateConfig,
-) -> Verdict:
-    """Return the gate's verdict on a candidate.
+class Scale(Frozen):
+    """How a score becomes one number: ``(1 - mixed_weight) * hard + mixed_weight * soft`` if mixed."""
 
-    A step without proposals and a candidate that this run already holds or has rejected cost nothing.
+    metric: Metric
+    mixed_weight: float = 0.5
+
+    def of(self, rollout: Rollout) -> float | None:
+        """Return a rollout's score on this scale, in 0..1; None where it is unmeasured."""
+        return None if rollout.score is None else self.value(rollout.score)
+
+    def value(self, value: Score) -> float:
+        """Return a score on this scale, in 0..1."""
+        match self.metric:
+            case "hard":
+                return value.hard
+            case "soft":
+                return value.soft
+            case "mixed":
+                return (1 - self.mixed_weight) * value.hard + self.mixed_weight * value.soft
+
+    def mean(self, measurement: Measurement) -> float | None:
+        """Return a measurement on this scale; None where nothing was measured."""
+        return score(measurement, metric=self.metric, mixed_weight=self.mixed_weight)
+
+
+class Compared(Frozen):
+    """The outcome of a comparison: the ruling and the rollouts that its scores are means of."""
+
+    ruling: Ruling
+    candidate: tuple[Rollout, ...]
+    current: tuple[Rollout, ...]
+
+
+class Evaluated(Frozen):
+    """The verdict on a candidate, and the unmeasured rollouts whose absence it used."""
+
+    verdict: Verdict
+    unmeasured: tuple[Rollout, ...] = ()
+
+
+def unevaluated(
+    candidate: Candidate, current: Skill, *, merged: Merged, known: Collection[str]
+) -> Verdict | None:
+    """Return the verdict on a candidate that needs no evaluation, None on one that does.
 
     Args:
         candidate: The new document.
         current: The document it would replace.
         merged: The pool of proposals that it came from.
         known: Hashes of all documents that this run holds or has rejected.
-        best_score: The best skill's gate score; None before one is measured.
-        roll: Rolls a skill out on the validation split; stored rollouts are reused.
-        config: The gate.
     """
     if not merged.patch.edits:
         return Verdict(action="no_patches", reason="No analyst proposed an edit.")
+    if candidate.fallbacks:
+        return Verdict(action="no_rewrite", reason=f"No rewrite was had: {candidate.fallbacks[0].reason}")
     if candidate.skill.hash == current.hash:
         return Verdict(action="no_change", reason="The edits leave the document as it is.")
     if candidate.skill.hash in known:
         return Verdict(action="no_change", reason="This run has held or rejected the same document before.")
-    theirs = await roll(candidate.skill)
-    ours = await roll(current)
-    return decide(theirs, ours, best_score, config)
+    return None
+
+
+async def evaluate(
+    candidate: Skill, current: Skill, best: Skill, *, setting: Setting, scale: Scale, duel: Duel
+) -> Evaluated:
+    """Return the gate's verdict on a candidate.
+
+    It must win against the current skill to be accepted. To be the new best it must then win against the
+    best one by the same rule, unless that is the current one. The second test is made only after the
+    first was passed, and so needs no error probability of its own (a fixed sequence of hypotheses:
+    Maurer, Hothorn and Lehmacher 1995).
+
+    Args:
+        candidate: The new document.
+        current: The document it would replace.
+        best: The best measured document.
+        setting: How the gate decides.
+        scale: What is compared.
+        duel: Rolls two skills out on the validation split; stored rollouts are reused.
+    """
+    first = await compare(candidate, current, setting=setting, scale=scale, duel=duel)
+    verdict = _verdict(first, candidate, current, scale)
+    lost = _unmeasured(first)
+    if verdict.action != "accept":
+        return Evaluated(verdict=verdict, unmeasured=lost)
+    if best.hash == current.hash:
+        return Evaluated(verdict=_new_best(verdict, verdict.reason), unmeasured=lost)
+    again = setting.model_copy(update={"deterministic": first.ruling.deterministic, "no_regression": None})
+    second = await compare(candidate, best, setting=again, scale=scale, duel=duel)
+    verdict = verdict.model_copy(
+        update={
+            "against_best": second.ruling.evidence,
+            "deterministic": verdict.deterministic and second.ruling.deterministic,
+        }
+    )
+    against = f"{verdict.reason} Against the best skill: {second.ruling.reason}"
+    verdict = (
+        _new_best(verdict, against)
+        if second.ruling.action == "accept"
+        else verdict.model_copy(update={"reason": against})
+    )
+    return Evaluated(verdict=verdict, unmeasured=lost + _unmeasured(second))
+
+
+async def compare(
+    candidate: Skill, current: Skill, *, setting: Setting, scale: Scale, duel: Duel
+) -> Compared:
+    """Roll both skills out on what the gate asks for until it rules."""
+    trials: dict[int, dict[str, Pair]] = {}
+    asked: dict[int, list[tuple[Rollout, Rollout]]] = {}
+    while True:
+        next_look = look(setting, trials)
+        if isinstance(next_look, Ruling):
+            return _compared(next_look, asked, setting)
+        ask = next_look
+
+        def pairs(duels: Duels) -> list[Pair]:
+            return [_pair(scale, theirs, ours) for theirs, ours in duels]
+
+        def enough(duels: Duels, ask: Ask = ask) -> bool:
+            return settled(setting, trials, ask, pairs(duels)) is not None
+
+        done = await duel(candidate, current, ask, enough if setting.early_stop else None)
+        asked.setdefault(ask.trial, []).extend(done)
+        ruling = settled(setting, trials, ask, pairs(done)) if setting.early_stop else None
+        if ruling is not None:
+            return _compared(ruling, asked, setting)
+        trials.setdefault(ask.trial, {}).update({pair.item_id: pair for pair in pairs(done)})
+
+
+def forced(candidate: Skill, current: Skill, duels: Duels, scale: Scale, *, deterministic: bool) -> Evaluated:
+    """Return the verdict where the gate is off: accepted, with what one pass measured."""
+    new = measure(candidate.hash, Split.val, [theirs for theirs, _ in duels])
+    old = measure(current.hash, Split.val, [ours for _, ours in duels])
+    verdict = Verdict(
+        action="force_accept",
+        reason="The gate is off: every candidate is accepted.",
+        candidate=new,
+        current=old,
+        candidate_score=scale.mean(new),
+        current_score=scale.mean(old),
+        deterministic=deterministic,
+    )
+    lost = tuple(r for duel in duels for r in duel if r.score is None)
+    return Evaluated(verdict=verdict, unmeasured=lost)
+
+
+def _pair(scale: Scale, theirs: Rollout, ours: Rollout) -> Pair:
+    return Pair(
+        item_id=theirs.item_id,
+        candidate=scale.of(theirs),
+        current=scale.of(ours),
+        candidate_solved=None if theirs.score is None else theirs.score.hard > 0,
+        current_solved=None if ours.score is None else ours.score.hard > 0,
+    )
+
+
+def _compared(ruling: Ruling, asked: dict[int, list[tuple[Rollout, Rollout]]], setting: Setting) -> Compared:
+    """Keep the trials that were asked of all items; where the first was cut short, what it has."""
+    whole = len(setting.item_ids)
+    last = max(asked, default=0)
+    full = [
+        duel
+        for trial, duels in sorted(asked.items())
+        if len(duels) >= whole or (ruling.evidence.bound and trial == last)
+        for duel in duels
+    ]
+    return Compared(
+        ruling=ruling,
+        candidate=tuple(theirs for theirs, _ in full),
+        current=tuple(ours for _, ours in full),
+    )
+
+
+def _verdict(compared: Compared, candidate: Skill, current: Skill, scale: Scale) -> Verdict:
+    kept = [
+        (theirs, ours)
+        for theirs, ours in zip(compared.candidate, compared.current, strict=True)
+        if theirs.score is not None and ours.score is not None
+    ]
+    left_out = tuple(sorted({r.item_id for r in _unmeasured(compared)}))
+    new = measure(candidate.hash, Split.val, [theirs for theirs, _ in kept])
+    old = measure(current.hash, Split.val, [ours for _, ours in kept])
+    action: Literal["accept", "reject", "inconclusive", "unmeasured"] = compared.ruling.action
+    return Verdict(
+        action=action,
+        reason=compared.ruling.reason,
+        candidate=new.model_copy(update={"unmeasured": left_out}),
+        current=old.model_copy(update={"unmeasured": left_out}),
+        candidate_score=scale.mean(new),
+        current_score=scale.mean(old),
+        evidence=compared.ruling.evidence,
+        deterministic=compared.ruling.deterministic,
+    )
+
+
+def _new_best(verdict: Verdict, reason: str) -> Verdict:
+    return verdict.model_copy(update={"action": "accept_new_best", "reason": reason})
+
+
+def _unmeasured(compared: Compared) -> tuple[Rollout, ...]:
+    return tuple(r for r in (*compared.candidate, *compared.current) if r.score is None)

@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 
 from reflact.calls import ReplyModel
 from reflact.skill import apply, body
-from reflact.types import Edit, Operation, Skill
+from reflact.types import Edit, EditKind, Operation, Skill
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -37,6 +37,20 @@ class AppendReply(ReplyModel):
     def edit(self) -> Edit:
         """Return the addition as a value of its own."""
         return Edit(op="append", content=self.content)
+
+
+class SuggestionReply(ReplyModel):
+    """One thing that a revision of the document should do."""
+
+    content: str = Field(
+        min_length=1,
+        max_length=2000,
+        description="What to add, change or remove in the document, and the rule it should state then.",
+    )
+
+    def edit(self) -> Edit:
+        """Return the suggestion as a value of its own."""
+        return Edit(op="suggest", content=self.content)
 
 
 class EditReply(ReplyModel):
@@ -71,14 +85,25 @@ class MergedAppend(ReplyModel):
         return Edit(op="append", content=self.content)
 
 
+class MergedSuggestion(ReplyModel):
+    """A suggestion that stands for one or more of the proposed ones."""
+
+    sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
+    content: str = Field(min_length=1, max_length=2000, description="What the revision should do.")
+
+    def edit(self) -> Edit:
+        """Return the suggestion as a value of its own."""
+        return Edit(op="suggest", content=self.content)
+
+
 class MergedEdit(EditReply):
     """A change that stands for one or more of the proposed ones."""
 
     sources: list[int] = Field(description="Numbers of the proposals that this one stands for.")
 
 
-Proposal = AppendReply | EditReply
-Merge = MergedAppend | MergedEdit
+Proposal = AppendReply | EditReply | SuggestionReply
+Merge = MergedAppend | MergedEdit | MergedSuggestion
 
 
 class AnalystReply(ReplyModel):
@@ -116,32 +141,69 @@ class RankReply(ReplyModel):
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
 
 
+class DraftReply(ReplyModel):
+    """A whole new document, written from cases that went wrong."""
+
+    version: ClassVar[int] = 1
+    patterns: list[PatternReply] = Field(
+        min_length=1, max_length=3, description="The kinds of mistake, most frequent first."
+    )
+    document: str = Field(
+        min_length=1, max_length=20000, description="The whole new document, as Markdown text."
+    )
+
+
+class SuccessDraftReply(ReplyModel):
+    """A whole new document, written from cases that went well."""
+
+    version: ClassVar[int] = 1
+    strengths: str = Field(max_length=250, description="What the right answers have in common.")
+    document: str = Field(
+        min_length=1, max_length=20000, description="The whole new document, as Markdown text."
+    )
+
+
+class DraftMergeReply(ReplyModel):
+    """One document made from several drafts."""
+
+    version: ClassVar[int] = 1
+    document: str = Field(
+        min_length=1, max_length=20000, description="The whole new document, as Markdown text."
+    )
+
+
 @lru_cache(maxsize=64)
-def analysing(operations: tuple[Operation, ...], *, cases: int, most: int) -> type[AnalystReply]:
+def drafting(*, cases: int) -> type[DraftReply]:
+    """Return the reply type for a draft from ``cases`` failures; see ``analysing``."""
+    return create_model(
+        "DraftReply", __base__=DraftReply, __doc__=DraftReply.__doc__, patterns=_patterns(DraftReply, cases)
+    )
+
+
+@lru_cache(maxsize=64)
+def analysing(operations: tuple[EditKind, ...], *, cases: int, most: int) -> type[AnalystReply]:
     """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
 
     A pattern is what several cases share, so there are half as many at most, and never more than three.
     The bounds stand in the schema: samplers that follow one cannot leave them.
     """
-    about = AnalystReply.model_fields["patterns"].description
-    patterns = Field(min_length=1, max_length=max(1, min(3, cases // 2)), description=about)
     wanted = create_model(
         "AnalystReply",
         __base__=AnalystReply,
         __doc__=AnalystReply.__doc__,
-        patterns=(list[PatternReply], patterns),
+        patterns=_patterns(AnalystReply, cases),
     )
     return _with_edits(wanted, _edit_type(operations, sources=None), min(1, most), most)
 
 
 @lru_cache(maxsize=64)
-def praising(operations: tuple[Operation, ...], *, most: int) -> type[SuccessReply]:
+def praising(operations: tuple[EditKind, ...], *, most: int) -> type[SuccessReply]:
     """Return the reply type for successes with at most ``most`` edits; see ``analysing``."""
     return _with_edits(SuccessReply, _edit_type(operations, sources=None), 0, most)
 
 
 @lru_cache(maxsize=64)
-def merging(operations: tuple[Operation, ...], *, proposals: int) -> type[MergeReply]:
+def merging(operations: tuple[EditKind, ...], *, proposals: int) -> type[MergeReply]:
     """Return the reply type of a merge of numbered proposals; see ``analysing``."""
     return _with_edits(MergeReply, _edit_type(operations, sources=proposals), 1, proposals)
 
@@ -158,15 +220,23 @@ def ranking(*, proposals: int, budget: int) -> type[RankReply]:
     )
 
 
-def operations_on(skill: Skill, allowed: tuple[Operation, ...]) -> tuple[Operation, ...]:
+def operations_on(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
     """Return the kinds of edit that a document admits: without text there is nothing to anchor to."""
-    return allowed if body(skill.text).strip() else ("append",)
+    return allowed if allowed == ("suggest",) or body(skill.text).strip() else ("append",)
 
 
-def _edit_type(operations: tuple[Operation, ...], sources: int | None) -> type[ReplyModel]:
+def _patterns(reply_type: type[ReplyModel], cases: int) -> tuple[Any, Any]:
+    about = reply_type.model_fields["patterns"].description
+    most = max(1, min(3, cases // 2))
+    return list[PatternReply], Field(min_length=1, max_length=most, description=about)
+
+
+def _edit_type(operations: tuple[EditKind, ...], sources: int | None) -> type[ReplyModel]:
     base: type[ReplyModel]
     fields: dict[str, Any] = {}
-    if operations == ("append",):
+    if operations == ("suggest",):
+        base = SuggestionReply if sources is None else MergedSuggestion
+    elif operations == ("append",):
         base = AppendReply if sources is None else MergedAppend
     else:
         base = EditReply if sources is None else MergedEdit
@@ -195,7 +265,8 @@ def applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
     Raises:
         ValueError: Names each rejected edit and the reason.
     """
-    results = apply(skill, [e.edit() for e in edits]).results
+    proposed = [e.edit() for e in edits]
+    results = apply(skill, [edit for edit in proposed if edit.op != "suggest"]).results
     wrong = [
         f"edit {n} ({r.edit.op}): {r.reason}" for n, r in enumerate(results, 1) if r.status == "rejected"
     ]
@@ -207,9 +278,7 @@ def analyst_check(skill: Skill, *, cases: int, max_edits: int) -> Callable[[Anal
     """Return the check of a failure analyst's reply on ``cases`` trajectories."""
 
     def check(reply: AnalystReply) -> None:
-        high = [p.type for p in reply.patterns if p.count > cases]
-        if high:
-            raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
+        known_counts(reply.patterns, cases)
         at_most(reply.edits, max_edits)
         applicable(skill, reply.edits)
 
@@ -248,6 +317,42 @@ def rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
             raise ValueError(f"select exactly {budget} numbers, not {len(reply.selected)}")
 
     return check
+
+
+def draft_check(skill: Skill, *, cases: int) -> Callable[[DraftReply], None]:
+    """Return the check of a whole draft from ``cases`` failures."""
+
+    def check(reply: DraftReply) -> None:
+        known_counts(reply.patterns, cases)
+        whole_document(skill, reply.document)
+
+    return check
+
+
+def known_counts(patterns: Sequence[PatternReply], cases: int) -> None:
+    """Refuse patterns that claim more cases than there are.
+
+    Raises:
+        ValueError: Names them.
+    """
+    high = [p.type for p in patterns if p.count > cases]
+    if high:
+        raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
+
+
+def whole_document(skill: Skill, document: str) -> None:
+    """Refuse a text that cannot take the place of the document's unprotected text.
+
+    The same text is no mistake: it changes nothing, and the step says so.
+
+    Raises:
+        ValueError: Says what stands in the way.
+    """
+    if document.strip() == body(skill.text).strip():
+        return
+    (result,) = apply(skill, [Edit(op="rewrite", content=document)]).results
+    if result.status == "rejected":
+        raise ValueError(f"the new document cannot be used: {result.reason}")
 
 
 def at_most(edits: Sequence[Proposal | Merge], limit: int) -> None:

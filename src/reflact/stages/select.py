@@ -3,18 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import ClassVar
 
-from reflact.calls import Sample
-from reflact.errors import ContextOverflow, ReplyError
-from reflact.ports import LLM
+from pydantic import Field, create_model
+
+from reflact.calls import ReplyModel, Sample
+from reflact.ports import LLM, Journal
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
 from reflact.stages.replies import rank_check, ranking
-from reflact.types import Chosen, Edit, Fallback, Merged, Patch, Skill
+from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.types import Chosen, Edit, Fallback, Merged, Patch, Skill, StepSize
+
+
+class StepSizeReply(ReplyModel):
+    """How many of the proposals to apply in this step."""
+
+    version: ClassVar[int] = 1
+    reasoning: str = Field(max_length=400, description="What speaks for few and what for many, in short.")
+    count: int = Field(ge=0, description="How many of the proposals to apply.")
+    confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
+    risks: str = Field(max_length=250, description="What could go wrong; empty if nothing.")
+
+
+@lru_cache(maxsize=64)
+def sizing(*, offered: int) -> type[StepSizeReply]:
+    """Return the reply type of a decision over so many proposals; the bound stands in the schema."""
+    about = StepSizeReply.model_fields["count"].description
+    return create_model(
+        "StepSizeReply",
+        __base__=StepSizeReply,
+        __doc__=StepSizeReply.__doc__,
+        count=(int, Field(ge=0, le=offered, description=about)),
+    )
+
+
+async def step_size(
+    merged: Merged,
+    skill: Skill,
+    *,
+    notes: str,
+    llm: LLM,
+    prompts: PromptBook,
+    journal: Journal,
+    step: int,
+    otherwise: int,
+) -> StepSize | Fallback:
+    """Let the optimizer decide how many of the pooled edits a step applies.
+
+    Where it gives no valid decision, ``otherwise`` edits are applied: the outcome is a fallback that says
+    so. The pool must not be empty.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+    """
+    pool = merged.patch.edits
+    prompt = prompts.render(
+        "step_size",
+        {
+            "document": show_skill(skill),
+            "notes": notes,
+            "proposals": show_edits(pool),
+            "count": str(len(pool)),
+        },
+    )
+    sample = Sample(role="optimizer", purpose="step_size", step=step)
+    reply = await ask_or_refusal(llm, prompt, sizing(offered=len(pool)), sample=sample, journal=journal)
+    if isinstance(reply, Refusal):
+        return Fallback(label="step_size", reason=reply.reason, instead=f"at most {otherwise} edits")
+    said = reply.value
+    return StepSize(count=said.count, reasoning=said.reasoning, confidence=said.confidence, risks=said.risks)
 
 
 async def select(
-    merged: Merged, skill: Skill, *, budget: int | None, llm: LLM, prompts: PromptBook, step: int
+    merged: Merged,
+    skill: Skill,
+    *,
+    budget: int | None,
+    notes: str,
+    llm: LLM,
+    prompts: PromptBook,
+    journal: Journal,
+    step: int,
 ) -> Chosen:
     """Choose at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
@@ -34,6 +105,7 @@ async def select(
         "ranking",
         {
             "document": show_skill(skill),
+            "notes": notes,
             "proposals": show_edits(pool),
             "count": str(len(pool)),
             "budget": str(budget),
@@ -41,15 +113,15 @@ async def select(
     )
     sample = Sample(role="optimizer", purpose="ranking", step=step)
     check = rank_check(proposals=len(pool), budget=budget)
-    try:
-        reply = (
-            await llm.ask(prompt, ranking(proposals=len(pool), budget=budget), sample=sample, check=check)
-        ).value
-    except (ReplyError, ContextOverflow) as error:
-        fallback = Fallback(label="ranking", reason=str(error), instead="the edits with the highest support")
+    wanted = ranking(proposals=len(pool), budget=budget)
+    reply = await ask_or_refusal(llm, prompt, wanted, sample=sample, check=check, journal=journal)
+    if isinstance(reply, Refusal):
+        fallback = Fallback(
+            label="ranking", reason=reply.reason, instead="the edits with the highest support"
+        )
         patch = Patch(reasoning=merged.patch.reasoning, edits=by_support(pool)[:budget])
         return outcome.model_copy(update={"patch": patch, "fallbacks": (fallback,)})
-    patch = Patch(reasoning=reply.reasoning, edits=tuple(pool[n - 1] for n in reply.selected))
+    patch = Patch(reasoning=reply.value.reasoning, edits=tuple(pool[n - 1] for n in reply.value.selected))
     return outcome.model_copy(update={"patch": patch, "ranked": True})
 
 

@@ -2,10 +2,54 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from pydantic import Field
+
+from reflact.calls import ReplyModel, Sample
+from reflact.ports import LLM, Journal
+from reflact.prompts import PromptBook
 from reflact.skill import apply
-from reflact.types import Candidate, Chosen, Skill
+from reflact.stages.material import show_edits, show_skill
+from reflact.stages.replies import whole_document
+from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.types import Candidate, Chosen, Edit, EditResult, Fallback, Skill
 
 
-def update(skill: Skill, chosen: Chosen) -> Candidate:
-    """Apply the chosen edits in order; protected regions come out byte-identical."""
-    return apply(skill, chosen.patch.edits)
+class RewriteReply(ReplyModel):
+    """The document after a revision."""
+
+    version: ClassVar[int] = 1
+    summary: str = Field(max_length=400, description="What was changed, in a sentence or two.")
+    document: str = Field(
+        min_length=1, max_length=20000, description="The whole revised document, as Markdown text."
+    )
+
+
+async def update(
+    skill: Skill, chosen: Chosen, *, llm: LLM, prompts: PromptBook, journal: Journal, step: int
+) -> Candidate:
+    """Return the candidate: edits and whole drafts are applied, suggestions are written in by one call.
+
+    Protected regions come out byte-identical, whatever the edits are. Where a rewrite cannot be had, the
+    document stays as it is and the candidate says why.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+    """
+    edits = chosen.patch.edits
+    if not edits or edits[0].op != "suggest":
+        return apply(skill, edits)
+    prompt = prompts.render("rewrite", {"document": show_skill(skill), "proposals": show_edits(edits)})
+    sample = Sample(role="optimizer", purpose="rewrite", step=step)
+
+    def check(reply: RewriteReply) -> None:
+        whole_document(skill, reply.document)
+
+    reply = await ask_or_refusal(llm, prompt, RewriteReply, sample=sample, check=check, journal=journal)
+    if isinstance(reply, Refusal):
+        fallback = Fallback(label="rewrite", reason=reply.reason, instead="the document stays as it is")
+        return Candidate(skill=skill, fallbacks=(fallback,))
+    written = apply(skill, [Edit(op="rewrite", content=reply.value.document)])
+    taken_up = tuple(EditResult(edit=edit, status="applied") for edit in edits)
+    return written.model_copy(update={"results": taken_up + written.results})

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from reflact.calls import Intent, StoredReply
 from reflact.errors import StoreError
-from reflact.results import Spend, Usage
+from reflact.results import Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.store.reading import read_back
 from reflact.types import Rollout
@@ -28,10 +28,18 @@ class SQLiteEffects:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._reused = Reuse()
+
+    @property
+    def reused(self) -> Reuse:
+        """What was found in the store since it was opened."""
+        return self._reused
 
     async def find_reply(self, key: str) -> StoredReply | None:
         """Return what was stored under a key; None also where it can no longer be read."""
-        return await self._database.read(lambda tables: _find_reply(tables, key))
+        found = await self._database.read(lambda tables: _find_reply(tables, key))
+        self._reused = self._reused.plus(replies=found is not None)
+        return found
 
     async def intend(self, intent: Intent) -> None:
         """Book a call before it is sent; on disk when this returns."""
@@ -72,6 +80,7 @@ class SQLiteEffects:
             (json.dumps(list(keys)),),
         )
         found: dict[str, str] = dict(rows)
+        self._reused = self._reused.plus(rollouts=len(found))
         return {
             key: read_back(Rollout.model_validate_json, found[key], f"rollout {key}")
             for key in keys

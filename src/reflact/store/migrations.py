@@ -91,4 +91,48 @@ CREATE TABLE calls (
 CREATE INDEX calls_by_run ON calls (run_id, key);
 """
 
-MIGRATIONS = (Migration("0001_runs_and_effects", FIRST),)
+COMMITS = """
+CREATE TABLE commits (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    number INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('first', 'step', 'epoch', 'promotion')),
+    step INTEGER NOT NULL,
+    record TEXT,
+    state TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    PRIMARY KEY (run_id, number)
+);
+
+INSERT INTO commits (run_id, number, kind, step, record, state, at)
+SELECT
+    run_id,
+    step + 1,
+    iif(record IS NULL, 'first', 'step'),
+    step,
+    json_set(
+        json_remove(
+            record, '$.skill_after', '$.version_after', '$.score_after', '$.best_hash', '$.best_score'
+        ),
+        '$.current', json_extract(state, '$.current'),
+        '$.best', json_extract(state, '$.best'),
+        '$.made', iif(
+            json_extract(record, '$.verdict.action') IN ('accept', 'accept_new_best', 'force_accept'),
+            json_array(json_extract(state, '$.current')),
+            json_array()
+        )
+    ),
+    json_set(state, '$.commits', step + 1),
+    at
+FROM steps;
+
+DROP TABLE steps;
+
+CREATE TABLE stage_times (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    stage TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (run_id, stage)
+);
+"""
+
+MIGRATIONS = (Migration("0001_runs_and_effects", FIRST), Migration("0002_commits", COMMITS))

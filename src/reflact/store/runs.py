@@ -10,22 +10,25 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
-from reflact.errors import RunConflict, StoreError
+from reflact.errors import StoreError
 from reflact.events import EVENT, Event
-from reflact.results import RunSummary, Status
+from reflact.ports import Committed
+from reflact.records import EpochRecord, Promotion, RunState, StepRecord, Version
+from reflact.results import RunSummary, StageTime, Status
 from reflact.store.database import Database, Tables
-from reflact.store.effects import SQLiteEffects, unsettle
+from reflact.store.effects import SQLiteEffects
 from reflact.store.migrations import MIGRATIONS
 from reflact.store.reading import read_back
-from reflact.types import Frozen, RunState, Skill, StepRecord, Version, canonical
+from reflact.store.writing import IDENTITY, changes, column, commit, conflict, imported, open_run
+from reflact.types import Frozen, Skill, canonical
 
 JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
-IDENTITY: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
-SHOWN = 60
+VERSIONS: TypeAdapter[list[Version]] = TypeAdapter(list[Version])
+Record = TypeVar("Record", StepRecord, EpochRecord, Promotion)
 
 
 class RunRow(Frozen):
@@ -70,7 +73,7 @@ class SQLiteStore(SQLiteEffects):
         """
         path = self._database.path
         return await self._database.write(
-            lambda tables: _open_run(tables, path, run_id, dict(identity), config, goes_on=goes_on)
+            lambda tables: open_run(tables, path, run_id, dict(identity), config, goes_on=goes_on)
         )
 
     async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
@@ -84,31 +87,60 @@ class SQLiteStore(SQLiteEffects):
             return
         known, text = rows[-1]
         before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
-        raise _conflict(known, self._database.path, _changes(before, identity))
+        if "imported_from" in before:
+            raise imported(known, self._database.path, str(before["imported_from"]))
+        raise conflict(known, self._database.path, changes(before, identity))
 
     def journal(self, run_id: str) -> SQLiteJournal:
         """Return the run's journal."""
         return SQLiteJournal(self._database, run_id)
 
     async def commit(
-        self, run_id: str, record: StepRecord | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write a step's record, the state after it and its skills as one transaction.
+        """Write what a step, an epoch's end or a promotion did, the state after it and its skills.
 
-        Without a record the state is the run's first. The same commit twice is harmless.
+        One transaction. Without a record the state is the run's first. The same commit twice is harmless.
 
         Raises:
-            StoreError: The step is committed already and differs, or a skill it names is not stored.
+            StoreError: Something else is committed in its place, or a skill it names is not stored.
         """
-        await self._database.write(lambda tables: _commit(tables, run_id, record, state, skills))
+        await self._database.write(lambda tables: commit(tables, run_id, record, state, skills))
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
-        """Return all committed records, in order."""
+        """Return the records of all committed steps, in order."""
+        return await self._committed(run_id, "step", StepRecord)
+
+    async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
+        """Return the records of all committed ends of epochs, in order."""
+        return await self._committed(run_id, "epoch", EpochRecord)
+
+    async def promotions(self, run_id: str) -> tuple[Promotion, ...]:
+        """Return the comparisons of the last skill with the best one, in order."""
+        return await self._committed(run_id, "promotion", Promotion)
+
+    async def histories(self, environment: str, *, but: str) -> Mapping[str, tuple[StepRecord, ...]]:
+        """Return the committed steps of other runs of an environment by run, the oldest run first.
+
+        Args:
+            environment: The environment's identity.
+            but: The run to leave out.
+        """
         rows = await self._database.rows(
-            "SELECT step, record FROM steps WHERE run_id = ? AND record IS NOT NULL ORDER BY step", (run_id,)
+            "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
+            " ORDER BY rowid",
+            (but, environment),
+        )
+        return {run_id: await self.records(run_id) for (run_id,) in rows}
+
+    async def _committed(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
+        rows = await self._database.rows(
+            "SELECT step, record FROM commits WHERE run_id = ? AND kind = ? ORDER BY number", (run_id, kind)
         )
         return tuple(
-            read_back(StepRecord.model_validate_json, text, f"record of step {step} of run {run_id}")
+            read_back(
+                record_type.model_validate_json, text, f"record of {kind} at step {step} of run {run_id}"
+            )
             for step, text in rows
         )
 
@@ -141,21 +173,36 @@ class SQLiteStore(SQLiteEffects):
             for event_id, text in rows
         )
 
-    async def add_seconds(self, run_id: str, seconds: float) -> float:
-        """Add active time and return the run's total, in seconds."""
+    async def add_seconds(
+        self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
+    ) -> float:
+        """Add active time, in all and by stage, and return the run's total, in seconds."""
 
         def add(tables: Tables) -> float:
             tables.execute("UPDATE runs SET seconds = seconds + ? WHERE run_id = ?", (seconds, run_id))
-            total: float = _column(tables, "seconds", run_id)
+            for stage, spent in (stages or {}).items():
+                tables.execute(
+                    "INSERT INTO stage_times (run_id, stage, seconds) VALUES (?, ?, ?)"
+                    " ON CONFLICT (run_id, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
+                    (run_id, stage, spent),
+                )
+            total: float = column(tables, "seconds", run_id)
             return total
 
         return await self._database.write(add)
+
+    async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
+        """Return the active time of each stage over all starts of the run."""
+        rows = await self._database.rows(
+            "SELECT stage, seconds FROM stage_times WHERE run_id = ? ORDER BY stage", (run_id,)
+        )
+        return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
 
     async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
         """Store how this start of the run ended, with its summary as JSON text."""
 
         def end(tables: Tables) -> None:
-            _column(tables, "status", run_id)
+            column(tables, "status", run_id)
             tables.execute(
                 "UPDATE runs SET status = ?, reason = ?, summary = ? WHERE run_id = ?",
                 (status, reason, summary, run_id),
@@ -166,8 +213,8 @@ class SQLiteStore(SQLiteEffects):
     async def runs(self) -> tuple[RunRow, ...]:
         """Return all runs of the store, oldest first."""
         rows = await self._database.rows(
-            "SELECT run_id, status, reason, created, config, (SELECT count(record) FROM steps"
-            " WHERE steps.run_id = runs.run_id) FROM runs ORDER BY runs.rowid"
+            "SELECT run_id, status, reason, created, config, (SELECT count(*) FROM commits"
+            " WHERE commits.run_id = runs.run_id AND kind = 'step') FROM runs ORDER BY runs.rowid"
         )
         return tuple(
             RunRow(
@@ -184,17 +231,20 @@ class SQLiteStore(SQLiteEffects):
     async def versions(self, run_id: str) -> tuple[Version, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.rows(
-            "SELECT json_extract(state, '$.current') FROM steps WHERE run_id = ? ORDER BY step", (run_id,)
+            "SELECT json_extract(state, '$.current'), json_extract(record, '$.made') FROM commits"
+            " WHERE run_id = ? ORDER BY number",
+            (run_id,),
         )
-        versions = [
-            read_back(Version.model_validate_json, text, f"version of run {run_id}") for (text,) in rows
-        ]
-        latest = {version.number: version for version in versions}
+        latest: dict[int, Version] = {}
+        for current, made in rows:
+            for text in (made or "[]", f"[{current}]"):
+                for version in read_back(VERSIONS.validate_json, text, f"versions of run {run_id}"):
+                    latest[version.number] = version
         return tuple(latest[number] for number in sorted(latest))
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the summary of the run's latest end, None where it never ended in order."""
-        text = await self._database.read(lambda tables: _column(tables, "summary", run_id))
+        text = await self._database.read(lambda tables: column(tables, "summary", run_id))
         if text is None:
             return None
         return read_back(RunSummary.model_validate_json, text, f"summary of run {run_id}")
@@ -224,100 +274,3 @@ class SQLiteJournal:
             " ON CONFLICT (run_id, step, label) DO NOTHING",
             (self._run_id, step, label, canonical(value)),
         )
-
-
-def _open_run(
-    tables: Tables,
-    path: Path,
-    run_id: str,
-    identity: dict[str, JsonValue],
-    config: JsonValue,
-    *,
-    goes_on: bool,
-) -> RunState | None:
-    known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-    if known is None:
-        tables.execute(
-            "INSERT INTO runs (run_id, identity, config) VALUES (?, ?, ?)",
-            (run_id, canonical(identity), canonical(config)),
-        )
-        return None
-    before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
-    changes = _changes(before, identity)
-    if changes:
-        raise _conflict(run_id, path, changes)
-    if goes_on:
-        tables.execute(
-            "UPDATE runs SET config = ?, status = NULL, reason = NULL WHERE run_id = ?",
-            (canonical(config), run_id),
-        )
-    unsettle(tables, run_id)
-    last = tables.execute(
-        "SELECT state FROM steps WHERE run_id = ? ORDER BY step DESC LIMIT 1", (run_id,)
-    ).fetchone()
-    if last is None:
-        return None
-    return read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
-
-
-def _conflict(run_id: str, path: Path, changes: Sequence[str]) -> RunConflict:
-    return RunConflict(
-        f"run {run_id} in {path} was started with other settings: {'; '.join(changes)}; "
-        "put the old values back, or choose another out_dir (a fork) for the changed run"
-    )
-
-
-def _changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
-    def shown(values: Mapping[str, JsonValue], key: str) -> str:
-        if key not in values:
-            return "absent"
-        text = canonical(values[key])
-        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-    return [
-        f"{key} was {shown(before, key)} and is now {shown(after, key)}"
-        for key in sorted({*before, *after})
-        if (key in before) != (key in after) or canonical(before[key]) != canonical(after[key])
-    ]
-
-
-def _commit(
-    tables: Tables, run_id: str, record: StepRecord | None, state: RunState, skills: Sequence[Skill]
-) -> None:
-    _column(tables, "run_id", run_id)
-    if record is not None and record.step != state.step:
-        raise StoreError(f"run {run_id}: the record of step {record.step} came with a state of {state.step}")
-    texts = (None if record is None else record.model_dump_json(), state.model_dump_json())
-    stored = tables.execute(
-        "SELECT record, state FROM steps WHERE run_id = ? AND step = ?", (run_id, state.step)
-    ).fetchone()
-    if stored is not None:
-        if stored != texts:
-            raise StoreError(
-                f"run {run_id}: step {state.step} is committed already and differs from what was to be "
-                "committed; the committed one stands, start again to go on from it"
-            )
-        return
-    for skill in skills:
-        tables.execute(
-            "INSERT INTO skills (hash, text) VALUES (?, ?) ON CONFLICT (hash) DO NOTHING",
-            (skill.hash, skill.text),
-        )
-    for skill_hash in (state.current.skill_hash, state.best.skill_hash):
-        if not tables.execute("SELECT 1 FROM skills WHERE hash = ?", (skill_hash,)).fetchone():
-            raise StoreError(
-                f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
-            )
-    tables.execute(
-        "INSERT INTO steps (run_id, step, record, state) VALUES (?, ?, ?, ?)", (run_id, state.step, *texts)
-    )
-
-
-def _column(tables: Tables, column: str, run_id: str) -> Any:
-    row = tables.execute(
-        f"SELECT {column} FROM runs WHERE run_id = ?",  # noqa: S608 - a constant of this module
-        (run_id,),
-    ).fetchone()
-    if row is None:
-        raise StoreError(f"the store holds no run {run_id}; open it first")
-    return row[0]

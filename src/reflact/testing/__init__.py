@@ -16,9 +16,10 @@ Nothing here calls a model or opens a connection, and nothing depends on time or
 from __future__ import annotations
 
 from reflact.testing.llm import Call, ScriptedLLM
+from reflact.testing.optimizer import toy_optimizer
 from reflact.testing.replies import appending
 from reflact.testing.store import MemoryStore
-from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
+from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget
 from reflact.testing.transport import CutShort, Fault, FaultyTransport, Refused, TimedOut, Unreachable
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,10 @@ from pydantic import JsonValue
 from reflact.calls import Intent, StoredReply
 from reflact.errors import RunConflict, StoreError
 from reflact.events import Event
-from reflact.results import Spend, Status, Usage
-from reflact.types import Rollout, RunState, Skill, StepRecord, canonical
+from reflact.ports import Committed
+from reflact.records import EpochRecord, Promotion, RunState, StepRecord
+from reflact.results import Reuse, Spend, StageTime, Status, Usage
+from reflact.types import Rollout, Skill, canonical
 
 
 @dataclass
@@ -26,10 +29,11 @@ class _Booked:
 @dataclass
 class _Run:
     identity: str
-    steps: dict[int, tuple[StepRecord | None, RunState]] = field(default_factory=dict)
+    commits: dict[int, tuple[Committed | None, RunState]] = field(default_factory=dict)
     notes: dict[tuple[int, str], str] = field(default_factory=dict)
     events: dict[str, Event] = field(default_factory=dict)
     seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     end: tuple[Status, str | None, str] | None = None
 
 
@@ -46,9 +50,16 @@ class MemoryStore:
         self._skills: dict[str, Skill] = {}
         self._calls: list[_Booked] = []
         self._runs: dict[str, _Run] = {}
+        self._reused = Reuse()
+
+    @property
+    def reused(self) -> Reuse:
+        """What was found in the store since it was made."""
+        return self._reused
 
     async def find_reply(self, key: str) -> StoredReply | None:
         """Return what was stored under a key, or None."""
+        self._reused = self._reused.plus(replies=key in self._replies)
         return self._replies.get(key)
 
     async def intend(self, intent: Intent) -> None:
@@ -72,7 +83,9 @@ class MemoryStore:
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return those of the keys that are stored, in the order of the keys."""
-        return {key: self._rollouts[key] for key in keys if key in self._rollouts}
+        found = {key: self._rollouts[key] for key in keys if key in self._rollouts}
+        self._reused = self._reused.plus(rollouts=len(found))
+        return found
 
     async def keep_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout, the first under its key; StoreError for an unmeasured one."""
@@ -93,32 +106,52 @@ class MemoryStore:
                 call.state = "unsettled"
         if goes_on:
             run.end = None
-        return run.steps[max(run.steps)][1] if run.steps else None
+        return run.commits[max(run.commits)][1] if run.commits else None
 
     def journal(self, run_id: str) -> MemoryJournal:
         """Return the run's journal."""
         return MemoryJournal(self._runs, run_id)
 
     async def commit(
-        self, run_id: str, record: StepRecord | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Store a step; StoreError where it contradicts a committed one, its state or its skills."""
-        steps = _known(self._runs, run_id).steps
+        """Store a commit; StoreError where it contradicts what is committed, its state or its skills."""
+        commits = _known(self._runs, run_id).commits
         if record is not None and record.step != state.step:
             raise StoreError(f"run {run_id}: the record of step {record.step} has a state of {state.step}")
-        if steps.get(state.step, (record, state)) != (record, state):
-            raise StoreError(f"run {run_id}: step {state.step} is committed already and differs")
+        if commits.get(state.commits, (record, state)) != (record, state):
+            raise StoreError(f"run {run_id}: commit {state.commits} is there already and differs")
         known = {**self._skills, **{skill.hash: skill for skill in skills}}
         missing = {state.current.skill_hash, state.best.skill_hash} - known.keys()
         if missing:
             raise StoreError(f"run {run_id}: step {state.step} names skills that are not stored: {missing}")
-        steps[state.step] = (record, state)
+        commits[state.commits] = (record, state)
         self._skills = known
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
-        """Return all committed records, in order."""
-        steps = self._runs[run_id].steps if run_id in self._runs else {}
-        return tuple(record for _, (record, _) in sorted(steps.items()) if record is not None)
+        """Return the records of all committed steps, in order."""
+        return tuple(r for r in self._committed(run_id) if isinstance(r, StepRecord))
+
+    async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
+        """Return the records of all committed ends of epochs, in order."""
+        return tuple(r for r in self._committed(run_id) if isinstance(r, EpochRecord))
+
+    async def promotions(self, run_id: str) -> tuple[Promotion, ...]:
+        """Return the comparisons of the last skill with the best one, in order."""
+        return tuple(r for r in self._committed(run_id) if isinstance(r, Promotion))
+
+    async def histories(self, environment: str, *, but: str) -> Mapping[str, tuple[StepRecord, ...]]:
+        """Return the committed steps of other runs of an environment by run, the oldest run first."""
+        others = [
+            run_id
+            for run_id, run in self._runs.items()
+            if run_id != but and json.loads(run.identity).get("environment") == environment
+        ]
+        return {run_id: await self.records(run_id) for run_id in others}
+
+    def _committed(self, run_id: str) -> list[Committed | None]:
+        commits = self._runs[run_id].commits if run_id in self._runs else {}
+        return [record for _, (record, _) in sorted(commits.items())]
 
     async def skill(self, skill_hash: str) -> Skill:
         """Return a stored document; StoreError where there is none."""
@@ -146,11 +179,20 @@ class MemoryStore:
             for place in places
         )
 
-    async def add_seconds(self, run_id: str, seconds: float) -> float:
-        """Add active time and return the run's total, in seconds."""
+    async def add_seconds(
+        self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
+    ) -> float:
+        """Add active time, in all and by stage, and return the run's total, in seconds."""
         run = _known(self._runs, run_id)
         run.seconds += seconds
+        for stage, spent in (stages or {}).items():
+            run.stages[stage] += spent
         return run.seconds
+
+    async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
+        """Return the active time of each stage over all starts of the run."""
+        stages = _known(self._runs, run_id).stages
+        return tuple(StageTime(stage=stage, seconds=stages[stage]) for stage in sorted(stages))
 
     async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
         """Store how this start of the run ended, with its summary as JSON text."""

@@ -3,26 +3,19 @@
 An item asks for a rule by name and for a number to apply it to, such as ``double 7``. ``ToyTarget``
 answers rightly if and only if the skill holds the line of that rule, so a skill is worth exactly the
 rules that are written in it. The environment's feedback names the missing rule, and ``toy_optimizer``
-reads it there and proposes the line.
+(see ``reflact.testing.optimizer``) reads it there and proposes the line.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from anyio.lowlevel import checkpoint
-from pydantic import JsonValue
 
-from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
-from reflact.stages.replies import AnalystReply, MergeReply, RankReply, SuccessReply
-from reflact.testing.llm import Script
-from reflact.testing.replies import append, appending, bounds
 from reflact.types import Graded, Item, Score, Skill, Turn, canonical, digest
 
 UNKNOWN = "unknown"
@@ -131,60 +124,7 @@ class ToySession:
         return answer
 
 
-def toy_optimizer(*, edits: int = 1) -> Script:
-    """Return a script for ``ScriptedLLM`` that does every part of an optimizer in the toy world.
-
-    The failure analyst proposes the missing rules that its cases name, most frequent first, and those
-    that the document lacks before others; the success analyst has nothing to add; merges join equal
-    proposals; rankings take the first ones.
-
-    Args:
-        edits: Rules that an analyst proposes at most.
-    """
-
-    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue | Exception:
-        shown = "\n".join(message.content for message in prompt.messages if message.role == "user")
-        if issubclass(reply_type, AnalystReply):
-            return _analysis(reply_type, shown, edits)
-        if issubclass(reply_type, SuccessReply):
-            return appending(reply_type)
-        if issubclass(reply_type, MergeReply):
-            return {"edits": _merged(reply_type, shown)}
-        if issubclass(reply_type, RankReply):
-            first = range(1, 1 + bounds(reply_type, "selected")[0])
-            return {"reasoning": "First come, first served.", "selected": list(first)}
-        return TypeError(f"the toy optimizer has no {reply_type.__name__} for {sample.label}")
-
-    return answer
-
-
-_MISSING = re.compile(r"missing rule: (\w+)")
-_PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
-
-
 def _item(item_id: str, name: str, number: int) -> Item:
     return Item(
         id=item_id, input=f"{name} {number}", task_type=name, reference=TOY_RULES[name].answer(number)
     )
-
-
-def _analysis(reply_type: type[ReplyModel], shown: str, edits: int) -> JsonValue:
-    missing = Counter(_MISSING.findall(shown)).most_common()
-    patterns: list[JsonValue] = [
-        {"type": name, "count": count, "description": f"It does not know the rule {name}."}
-        for name, count in missing[: bounds(reply_type, "patterns")[1]]
-    ]
-    document = shown.splitlines()
-    lines = sorted((TOY_RULES[name].line for name, _ in missing), key=lambda line: line in document)
-    proposed = [append(reply_type, line) for line in lines[:edits][: bounds(reply_type, "edits")[1]]]
-    return {"patterns": patterns, "edits": [*proposed]}
-
-
-def _merged(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
-    proposed = {int(number): text for _, number, text in _PROPOSAL.findall(shown)}
-    sources: dict[str, list[JsonValue]] = {}
-    for number, text in proposed.items():
-        for rule in TOY_RULES.values():
-            if rule.line in text:
-                sources.setdefault(rule.line, []).append(number)
-    return [{**append(reply_type, line), "sources": numbers} for line, numbers in sources.items()]

@@ -1,0 +1,101 @@
+"""The configuration of models by role, and what all sections of a configuration share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+KeySource = Callable[[], Awaitable[str]]
+CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+
+class ModelConfig(Section):
+    """One role's model and how to reach it."""
+
+    model: str = Field(
+        "", description="Model name, as the endpoint knows it; needed unless the role is passed in Python."
+    )
+    base_url: str = Field(
+        "https://api.openai.com/v1",
+        pattern=r"^https?://\S+$",
+        description="Root of an OpenAI-compatible API.",
+    )
+    api: Literal["openai", "azure"] = Field("openai", description="API flavour.")
+    api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
+    api_key_env: str | None = Field(
+        "OPENAI_API_KEY",
+        description="Name of the environment variable that holds the key; null for endpoints without keys.",
+        json_schema_extra=CHANGEABLE,
+    )
+    key: KeySource | None = Field(
+        None,
+        exclude=True,
+        description="In Python only: an async function that returns the key; wins over `api_key_env`.",
+        json_schema_extra=CHANGEABLE,
+    )
+    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
+        "auto",
+        description="How typed replies are asked for; `auto` settles on the first the endpoint accepts.",
+    )
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="Sampling temperature; null leaves it out."
+    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null leaves it out.")
+    seed: int | Literal["per_sample"] | None = Field(
+        None,
+        description="Sampling seed to send; `per_sample` derives one from each call's place in the plan.",
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Cap on a reply's tokens; null leaves it out.")
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens", description="The request field that carries the cap."
+    )
+    reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null leaves it out.")
+    extra_body: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Further fields of the request body, sent as they are."
+    )
+    sample_header: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="Header in which to send the call's logical sample id, for tracing at a proxy.",
+        json_schema_extra=CHANGEABLE,
+    )
+    timeout: float = Field(120.0, gt=0, description="Seconds for one request.", json_schema_extra=CHANGEABLE)
+    concurrency: int = Field(8, ge=1, description="Requests in flight at most.", json_schema_extra=CHANGEABLE)
+    max_retries: int = Field(
+        5,
+        ge=0,
+        description="Repeats after connection errors, time-outs, 408, 409, 429 and 5xx.",
+        json_schema_extra=CHANGEABLE,
+    )
+    reasks: int = Field(2, ge=0, description="Times an invalid reply is sent back with the reason.")
+
+
+CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
+
+
+class ModelsConfig(Section):
+    """The models by role; the optimizer takes the target's connection where it names none of its own."""
+
+    target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
+    optimizer: ModelConfig = Field(
+        default_factory=ModelConfig, description="The model that analyses and edits."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
+            return value
+        own = value.get("optimizer")
+        if own is not None and not isinstance(own, Mapping):
+            return value
+        shared = {k: v for k, v in value["target"].items() if k in CONNECTION}
+        return {**value, "optimizer": {**shared, **(own or {})}}

@@ -1,0 +1,144 @@
+"""How a run rolls skills out: the rollout stages bound to the run's collaborators."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from reflact import events
+from reflact.paired import Ask
+from reflact.stages.evaluate import Duel, Duels, Until
+from reflact.stages.rollout import rollout, rollout_pairs
+from reflact.types import Item, Rollout, Skill, Split
+from reflact.wiring import House
+
+Emit = Callable[[events.Event], Awaitable[None]]
+
+REPORTED = 1_000_000
+"""Number of the first trial that reported scores come from; no gate reads it or a later one."""
+
+FRESH = 1_000
+"""Trials that each decision has to itself where both sides are rolled out anew for it."""
+
+
+class Rolls:
+    """Rolls skills out for one start of a run.
+
+    Args:
+        house: The run's collaborators.
+        emit: Told of progress, which is not stored.
+        tell: Told of what the gate asks for, which is.
+    """
+
+    def __init__(self, house: House, *, emit: Emit, tell: Emit) -> None:
+        self._house = house
+        self._plan = house.plan
+        self._config = house.plan.config
+        self._emit = emit
+        self._tell = tell
+        self._journal = house.store.journal(house.plan.run_id)
+        self._validation = {item.id: item for item in house.plan.data.val}
+
+    def phase(self, name: str) -> str | None:
+        """Return what keeps a phase's rollouts apart, None where they are reused everywhere."""
+        return None if self._config.train.reuse_rollouts else name
+
+    async def split(
+        self, split: Split, skill: Skill, *, step: int, phase: str, trial: int = 0
+    ) -> tuple[Rollout, ...]:
+        """Roll a skill out on a whole split, without feedback.
+
+        Raises:
+            RunFailed: Too few items could be measured.
+        """
+        items, coverage = self._plan.data.items(split), self._config.gate.coverage
+        stage: events.Stage = "final_test" if split is Split.test else "evaluate"
+        return await self._roll(
+            items, skill, step=step, stage=stage, trial=trial, phase=phase, coverage=coverage
+        )
+
+    async def train(
+        self, items: Sequence[Item], skill: Skill, *, step: int, phase: str
+    ) -> tuple[Rollout, ...]:
+        """Roll a skill out on train items, with feedback.
+
+        Raises:
+            RunFailed: No item could be measured.
+        """
+        return await self._roll(items, skill, step=step, stage="slow_update", phase=phase, coverage=0.0)
+
+    def duel(self, *, step: int, part: str, number: int) -> Duel:
+        """Return the function that rolls two skills out for one decision of the gate.
+
+        Args:
+            step: The step whose decision it is.
+            part: Which of the step's decisions.
+            number: The decision's number in the step, from 0.
+        """
+        offset = FRESH * (10 * step + number) if self._config.gate.interleave else 0
+
+        async def roll(candidate: Skill, current: Skill, ask: Ask, until: Until | None) -> Duels:
+            size = len(ask.item_ids)
+            await self._tell(
+                events.GateLooked(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
+            )
+            return await rollout_pairs(
+                [self._validation[item_id] for item_id in ask.item_ids],
+                candidate,
+                current,
+                target=self._house.target,
+                environment=self._plan.environment,
+                store=self._house.store,
+                journal=self._journal,
+                step=step,
+                trial=offset + ask.trial,
+                limit=self._config.train.rollout_concurrency,
+                phase=self.phase(f"{part}/{step}"),
+                until=until,
+                report=self.counter("evaluate", step, 2 * size, note=f"trial {ask.trial}"),
+            )
+
+        return roll
+
+    def counter(
+        self, stage: events.Stage, step: int, total: int, *, note: str = ""
+    ) -> Callable[[object], Awaitable[None]]:
+        """Return a function that reports one more part of a stage as done."""
+        said = partial(
+            events.Progress, run_id=self._plan.run_id, step=step, stage=stage, total=total, note=note
+        )
+        done = 0
+
+        async def count(_: object) -> None:
+            nonlocal done
+            done += 1
+            await self._emit(said(done=done))
+
+        return count
+
+    async def _roll(
+        self,
+        items: Sequence[Item],
+        skill: Skill,
+        *,
+        step: int,
+        stage: events.Stage,
+        phase: str,
+        coverage: float,
+        trial: int = 0,
+    ) -> tuple[Rollout, ...]:
+        return await rollout(
+            items,
+            skill,
+            target=self._house.target,
+            environment=self._plan.environment,
+            store=self._house.store,
+            journal=self._journal,
+            step=step,
+            feedback=stage == "slow_update",
+            coverage=coverage,
+            limit=self._config.train.rollout_concurrency,
+            trial=trial,
+            phase=self.phase(phase),
+            report=self.counter(stage, step, len(items)),
+        )

@@ -1,0 +1,127 @@
+"""Two skills on the same train items: what the end of an epoch learns from. Pure but for the rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+from reflact.data import shuffled
+from reflact.prompts import fence
+from reflact.records import Category, Comparison
+from reflact.stages.material import show_case
+from reflact.types import Frozen, Item, Rollout, Skill, failed
+
+Roll = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
+Policy = Literal["mixed", "changed", "unchanged"]
+CHANGED: frozenset[Category] = frozenset({"improved", "regressed"})
+
+
+class Compared(Frozen):
+    """One item with its rollouts under the earlier and the later skill."""
+
+    item: Item
+    category: Category
+    before: Rollout
+    after: Rollout
+
+    @property
+    def outcome(self) -> Comparison:
+        """The pair without its trajectories, as it is recorded."""
+        assert self.before.score is not None
+        assert self.after.score is not None
+        return Comparison(
+            item_id=self.item.id,
+            category=self.category,
+            before=self.before.score,
+            after=self.after.score,
+        )
+
+
+async def compare(
+    items: Sequence[Item],
+    earlier: Skill,
+    later: Skill,
+    *,
+    roll: Roll,
+    policy: Policy,
+    samples: int,
+    threshold: float | None,
+    seed: int,
+    epoch: int,
+) -> tuple[Compared, ...]:
+    """Return up to ``samples`` items on which both skills were measured.
+
+    The items come in one order, shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones.
+    ``changed`` and ``unchanged`` keep those whose outcome differs, or does not, and go on along the order,
+    ``samples`` items at once, until there are enough or none are left. Which of a round's rollouts finish
+    first plays no part.
+    """
+    order = shuffled(items, seed + 2000 * epoch, "slow")
+    kept: list[Compared] = []
+    for start in range(0, len(order), samples):
+        chunk = order[start : start + samples]
+        before = await roll(chunk, earlier)
+        after = await roll(chunk, later)
+        pairs = categorised(chunk, before, after, threshold)
+        kept += [p for p in pairs if policy == "mixed" or (p.category in CHANGED) == (policy == "changed")]
+        if policy == "mixed" or len(kept) >= samples:
+            break
+    return tuple(kept[:samples])
+
+
+def categorised(
+    items: Sequence[Item], before: Sequence[Rollout], after: Sequence[Rollout], threshold: float | None
+) -> tuple[Compared, ...]:
+    """Sort items by what became of them; one that is unmeasured on either side is left out."""
+    return tuple(
+        Compared(item=item, category=_category(old, new, threshold), before=old, after=new)
+        for item, old, new in zip(items, before, after, strict=True)
+        if old.score is not None and new.score is not None
+    )
+
+
+def _category(before: Rollout, after: Rollout, threshold: float | None) -> Category:
+    match failed(before, threshold), failed(after, threshold):
+        case True, True:
+            return "persistent_failure"
+        case False, False:
+            return "stable_success"
+        case True, False:
+            return "improved"
+        case _:
+            return "regressed"
+
+
+WORDS: dict[Category, str] = {
+    "improved": "wrong before, right now",
+    "regressed": "right before, wrong now",
+    "persistent_failure": "wrong before and now",
+    "stable_success": "right before and now",
+}
+
+
+def show_comparison(pairs: Sequence[Compared], *, tokens: int) -> str:
+    """Return the pairs as numbered, fenced cases, those whose outcome changed first.
+
+    Each shows the later trajectory, and what was answered before where that differs.
+    """
+    if not pairs:
+        return ""
+    first = sorted(pairs, key=lambda p: p.category not in CHANGED)
+    share = max(1, tokens // len(first))
+    counts = ", ".join(
+        f"{sum(p.category == category for p in pairs)} {words}"
+        for category, words in WORDS.items()
+        if any(p.category == category for p in pairs)
+    )
+    cases = [fence(f"case_{n}", _shown(p, share)) for n, p in enumerate(first, 1)]
+    return "\n\n".join([f"{len(pairs)} tasks: {counts}.", *cases])
+
+
+def _shown(pair: Compared, tokens: int) -> str:
+    lines = [f"outcome: {WORDS[pair.category]}"]
+    if pair.before.answer != pair.after.answer:
+        lines.append(f"earlier answer: {pair.before.answer}")
+    now_failed = pair.category in {"regressed", "persistent_failure"}
+    lines.append(show_case(pair.after, pair.item, failed=now_failed, tokens=tokens))
+    return "\n".join(lines)

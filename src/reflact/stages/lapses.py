@@ -1,0 +1,196 @@
+"""Skill-aware reflection, first half: lapses are told from defects before edits are proposed.
+
+A *defect* is a rule that the document lacks or has wrong; edits mend it. A *lapse* is a rule that stands
+in the document and was not followed; a short reminder is all that helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Annotated, ClassVar
+
+from pydantic import Field, create_model
+
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.ports import LLM, Journal, R
+from reflact.prompts import PromptBook, fence
+from reflact.skill import body
+from reflact.stages.material import show_cases
+from reflact.stages.reflect import Minibatch
+from reflact.stages.replies import in_range
+from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.tail import check_tail_text, guidance
+from reflact.types import Report, Skill
+
+MOST_REMINDERS = 3
+
+
+class Lapse(ReplyModel):
+    """A case in which a rule of the document was not followed."""
+
+    case: int = Field(ge=1, description="Number of the case.")
+    rule: str = Field(min_length=1, max_length=400, description="The rule, copied exactly from the document.")
+    reminder: str = Field(
+        min_length=1, max_length=300, description="One short sentence that would make it hard to overlook."
+    )
+
+
+class LapseReply(ReplyModel):
+    """The cases that the document's rules would have got right."""
+
+    version: ClassVar[int] = 1
+    lapses: list[Lapse] = Field(description="One entry for each such case; empty if there is none.")
+
+
+class ReminderReply(ReplyModel):
+    """What to be reminded of, seen from cases that went well."""
+
+    version: ClassVar[int] = 1
+    reminders: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(
+        max_length=MOST_REMINDERS,
+        description="Rules of the document that these answers kept and that are easy to overlook; may be "
+        "empty.",
+    )
+
+
+@lru_cache(maxsize=64)
+def lapsing(*, cases: int) -> type[LapseReply]:
+    """Return the reply type for ``cases`` failures; the bound stands in the schema."""
+    about = LapseReply.model_fields["lapses"].description
+    return create_model(
+        "LapseReply",
+        __base__=LapseReply,
+        __doc__=LapseReply.__doc__,
+        lapses=(list[Lapse], Field(max_length=cases, description=about)),
+    )
+
+
+class Triage:
+    """Takes lapses out of a minibatch and leaves the rest to an analyst.
+
+    Args:
+        skill: The document whose rules may not have been followed.
+        analyse: Proposes edits for what is left.
+        successes: Whether minibatches of successes may give reminders too.
+        llm: The optimizer.
+        prompts: The run's prompts.
+        journal: Where refusals are noted.
+        step: The step.
+        tokens: Estimated tokens of trajectories in one prompt at most.
+    """
+
+    def __init__(
+        self,
+        skill: Skill,
+        analyse: Callable[[Minibatch], Awaitable[Report]],
+        *,
+        successes: bool,
+        llm: LLM,
+        prompts: PromptBook,
+        journal: Journal,
+        step: int,
+        tokens: int,
+    ) -> None:
+        self._skill = skill
+        self._analyse = analyse
+        self._successes = successes
+        self._llm = llm
+        self._prompts = prompts
+        self._journal = journal
+        self._step = step
+        self._tokens = tokens
+
+    async def report(self, batch: Minibatch) -> Report:
+        """Return the report on a minibatch, with reminders for its lapses.
+
+        A document without rules knows no lapse. Where no valid answer can be had, all cases are left to
+        the analyst, and the report says why.
+
+        Raises:
+            ProviderError: The endpoint refused, failed or could not be reached.
+        """
+        if not _rules(self._skill).strip() or (batch.source == "success" and not self._successes):
+            return await self._analyse(batch)
+        if batch.source == "success":
+            return await self._remind(batch)
+        reply = await self._ask(
+            batch, "lapse_failure", lapsing(cases=len(batch.items)), self._lapse_check(batch)
+        )
+        if isinstance(reply, Refusal):
+            report = await self._analyse(batch)
+            return report.model_copy(update={"triage_refusal": reply.reason})
+        lapsed = {lapse.case - 1 for lapse in reply.lapses}
+        rest = [n for n in range(len(batch.items)) if n not in lapsed]
+        left = batch.model_copy(
+            update={
+                "items": tuple(batch.items[n] for n in rest),
+                "rollouts": tuple(batch.rollouts[n] for n in rest),
+            }
+        )
+        report = await self._analyse(left) if rest else left.blank
+        return report.model_copy(
+            update={
+                "item_ids": batch.blank.item_ids,
+                "reminders": tuple(lapse.reminder for lapse in reply.lapses),
+                "lapses": tuple(batch.items[n].id for n in sorted(lapsed)),
+            }
+        )
+
+    async def _remind(self, batch: Minibatch) -> Report:
+        reply = await self._ask(batch, "lapse_success", ReminderReply, _writable)
+        report = await self._analyse(batch)
+        if isinstance(reply, Refusal):
+            return report.model_copy(update={"triage_refusal": reply.reason})
+        return report.model_copy(update={"reminders": tuple(reply.reminders)})
+
+    async def _ask(
+        self, batch: Minibatch, name: str, wanted: type[R], check: Callable[[R], None]
+    ) -> R | Refusal:
+        def prompt(tokens: int) -> Rendered:
+            cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
+            return self._prompts.render(name, {"document": show_rules(self._skill), "cases": cases})
+
+        reply = await ask_or_refusal(
+            self._llm,
+            prompt(self._tokens),
+            wanted,
+            sample=Sample(role="optimizer", purpose=name, step=self._step, part=batch.part),
+            check=check,
+            journal=self._journal,
+            shorter=lambda: prompt(self._tokens // 2),
+        )
+        return reply if isinstance(reply, Refusal) else reply.value
+
+    def _lapse_check(self, batch: Minibatch) -> Callable[[LapseReply], None]:
+        rules = _flat(_rules(self._skill))
+
+        def check(reply: LapseReply) -> None:
+            numbers = [lapse.case for lapse in reply.lapses]
+            in_range(numbers, len(batch.items))
+            if len(set(numbers)) != len(numbers):
+                raise ValueError("a case is named twice; name each one once")
+            for lapse in reply.lapses:
+                if _flat(lapse.rule) not in rules:
+                    raise ValueError(f"the document has no rule {lapse.rule!r}; copy one exactly")
+                check_tail_text(lapse.reminder)
+
+        return check
+
+
+def show_rules(skill: Skill) -> str:
+    """Return what the assistant was told: the document's text and its guidance, fenced."""
+    return fence("document", _rules(skill).strip())
+
+
+def _rules(skill: Skill) -> str:
+    return f"{body(skill.text)}\n{guidance(skill.text)}"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _writable(reply: ReminderReply) -> None:
+    for reminder in reply.reminders:
+        check_tail_text(reminder)

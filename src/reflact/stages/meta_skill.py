@@ -1,0 +1,62 @@
+"""The end of an epoch: the optimizer's own memory of which kinds of edits help here."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from reflact.calls import ReplyModel, Sample
+from reflact.ports import LLM, Journal
+from reflact.prompts import PromptBook
+from reflact.stages.material import show_meta, show_skill
+from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.types import Skill
+
+
+class MemoryReply(ReplyModel):
+    """What to remember about editing this document."""
+
+    version: ClassVar[int] = 1
+    reasoning: str = Field(max_length=600, description="Which changes helped, which hurt, and why.")
+    memory: str = Field(
+        min_length=1,
+        max_length=2000,
+        description="Advice for future edits: which kinds help here, which do not, what to try next.",
+    )
+
+
+async def meta_skill(
+    earlier: Skill,
+    current: Skill,
+    *,
+    comparison: str,
+    attempts: str,
+    memory: str,
+    llm: LLM,
+    prompts: PromptBook,
+    journal: Journal,
+    step: int,
+    epoch: int,
+) -> MemoryReply | Refusal:
+    """Return the optimizer's memory from the comparison of two epochs' skills, or why there is none.
+
+    The arguments are those of ``slow_update``; ``attempts`` tells what became of the epoch's steps, and
+    ``memory`` is what was remembered so far.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+    """
+    prompt = prompts.render(
+        "meta_skill",
+        {
+            "earlier": show_skill(earlier),
+            "document": show_skill(current),
+            "attempts": attempts,
+            "memory": show_meta(memory),
+            "comparison": comparison,
+        },
+    )
+    sample = Sample(role="optimizer", purpose="meta_skill", step=step, part=f"epoch-{epoch}")
+    reply = await ask_or_refusal(llm, prompt, MemoryReply, sample=sample, journal=journal)
+    return reply if isinstance(reply, Refusal) else reply.value

@@ -1,0 +1,72 @@
+"""Simulators: worlds are made from seeds, and the plan deals the seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reflact import Graded, Score, Session, Skill, Split, Trainer
+from reflact.environments.simulator import SimulatorEnvironment
+from reflact.errors import ConfigError
+from reflact.store.runs import open_store
+from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
+
+pytestmark = pytest.mark.anyio
+
+NAMES = ("double", "square")
+
+
+async def play(seed: int, session: Session) -> Graded:
+    """Ask the toy target for a rule that the seed draws, and grade its answer."""
+    name, number = NAMES[seed % 2], 10 + seed
+    answer = await session.reply(f"{name} {number}")
+    right = answer == str(number * 2 if name == "double" else number * number)
+    feedback = None if right else f"missing rule: {name}"
+    return Graded(score=Score.of(right), answer=answer, feedback=feedback)
+
+
+def world(**sizes: int) -> SimulatorEnvironment:
+    """Return a simulator of toy questions."""
+    return SimulatorEnvironment(play, name="toy-worlds", **{"train": 8, "val": 4, "test": 4, **sizes})
+
+
+def test_every_seed_is_in_one_split() -> None:
+    """Seeds are consecutive over the splits, so no world is in two of them."""
+    seeds = [item.input for split in Split for item in world().items(split)]
+    assert seeds == list(range(16))
+
+
+async def test_a_seed_plays_its_own_world() -> None:
+    """An item's world depends on its seed alone, whatever the trial's seed is."""
+    environment, target = world(), ToyTarget()
+    item = environment.items(Split.train)[3]
+    sessions = [
+        target.session(Skill(text="- square: answer with the number times itself."), rollout=r) for r in "ab"
+    ]
+    graded = [await environment.run(item, s, seed=n) for n, s in enumerate(sessions)]
+    assert [g.answer for g in graded] == ["169", "169"]
+    assert graded[0].score == Score.of(1)
+
+
+async def test_a_run_deals_seeds(tmp_path: Path) -> None:
+    """A training run on a simulator deals its seeds as items and learns from the worlds."""
+    trainer = Trainer(
+        {"out_dir": tmp_path, "train": {"batch_size": 4, "num_epochs": 1}},
+        environment=world(),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer(edits=2)),
+    )
+    summary = await trainer.train()
+    best = summary.score("best", Split.test)
+    assert best is not None
+    assert best.hard == 1
+    async with open_store(tmp_path / "run.db") as store:
+        records = await store.records(summary.run_id)
+    assert sorted(i for r in records for i in r.item_ids) == sorted(f"seed-{n}" for n in range(8))
+
+
+def test_a_split_needs_worlds() -> None:
+    """A simulator without validation worlds is refused when it is made."""
+    with pytest.raises(ConfigError, match="val split needs at least one world"):
+        world(val=0)
