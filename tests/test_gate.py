@@ -1,8 +1,7 @@
-"""The gate: measurements, decisions and intervals."""
+"""Measurements, their scores in a metric, and the strict rule."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.config import GateConfig
-from reflact.gate import decide, interval, interval_of, measure, score
+from reflact.gate import decide, measure, score
 from reflact.types import Rollout, Score, Split
 
 CANDIDATE, CURRENT = "c" * 64, "d" * 64
@@ -204,43 +203,3 @@ def test_trials_of_an_item_are_paired_with_their_like() -> None:
     )
     assert verdict.candidate is not None
     assert verdict.candidate.n == 2
-
-
-# ---------------------------------------------------------------------------------------------- intervals
-
-
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
-    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
-)
-def test_shares_have_wilsons_interval(successes: int, n: int, low: float, high: float) -> None:
-    """Known values; 81 of 263 is the example of Newcombe (1998), table I."""
-    assert interval(successes, n) == pytest.approx((low, high), abs=5e-5)
-
-
-@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_intervals_hold_the_share_and_stay_within_bounds(counts: tuple[int, int]) -> None:
-    """An interval lies in 0..1, contains the observed share, and mirrors that of the failures."""
-    successes, n = counts
-    low, high = interval(successes, n)
-    assert 0 <= low <= successes / n <= high <= 1
-    assert interval(n - successes, n) == pytest.approx((1 - high, 1 - low))
-
-
-def test_fractional_scores_have_a_normal_interval() -> None:
-    """Mean and standard error times 1.96, cut to 0..1; scores of 0 and 1 have Wilson's."""
-    assert interval_of([0.2, 0.4, 0.6]) == pytest.approx(
-        (0.4 - 1.95996 * 0.2 / math.sqrt(3), 0.6263), abs=1e-4
-    )
-    assert interval_of([0.0, 0.9]) == (0.0, 1.0)
-    assert interval_of([0.5]) == (0.0, 1.0)
-    assert interval_of([1.0, 0.0, 0.0]) == interval(1, 3)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 3), (4, 3)])
-def test_impossible_counts_have_no_interval(successes: int, n: int) -> None:
-    """There is no interval without trials, or with more successes than trials."""
-    with pytest.raises(ValueError, match="no interval"):
-        interval(successes, n)
-    with pytest.raises(ValueError, match="no interval"):
-        interval_of([])
