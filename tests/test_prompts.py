@@ -80,7 +80,7 @@ def test_released_versions_never_change() -> None:
 
 def test_identity_names_version_and_checksum() -> None:
     """Another text of a prompt is another identity of the run."""
-    identity = load_book().identity
+    identity = load_book().identity(NAMES)
     assert set(identity) == {f"prompts.{name}" for name in NAMES}
     assert all(re.fullmatch(r"v\d+ [0-9a-f]{16}", str(value)) for value in identity.values())
 

@@ -66,7 +66,8 @@ LOAD = """
         for step in count(0 if state is None else state.step + 1):
             skill = Skill(text=f"skill of step {step}")
             version = Version(number=step, skill_hash=skill.hash, origin="o")
-            await store.commit("r", None, RunState(step=step, current=version, best=version), [skill])
+            new = RunState(step=step, commits=step + 1, current=version, best=version)
+            await store.commit("r", None, new, [skill])
             acknowledge("step", f"{step} {skill.hash}")
 
     async def main(path, round, writers):

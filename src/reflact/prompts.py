@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -97,11 +97,12 @@ class PromptBook(Frozen):
         """Render a prompt by name; see ``Prompt.render``."""
         return self.prompts[name].render(values)
 
-    @property
-    def identity(self) -> dict[str, JsonValue]:
-        """Name, version and checksum of each prompt, for the run's identity."""
+    def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
+        """Return name, version and checksum of the prompts that a run uses, for its identity."""
         return {
-            f"prompts.{n}": f"v{p.header.version} {p.checksum[:16]}" for n, p in sorted(self.prompts.items())
+            f"prompts.{n}": f"v{p.header.version} {p.checksum[:16]}"
+            for n, p in sorted(self.prompts.items())
+            if n in names
         }
 
 

@@ -76,7 +76,7 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
     initial = _initial(config)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
-        **prompts.identity,
+        **prompts.identity(prompts_of(config)),
         "data": data.fingerprint,
         "environment": environment.identity,
         "skill": initial.hash,
@@ -86,6 +86,26 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
     if passed.optimizer is not None:
         identity["optimizer"] = passed.optimizer.identity
     return Plan(config, environment, data, prompts, initial, identity, f"r{digest(identity)[:12]}")
+
+
+def prompts_of(config: TrainerConfig) -> frozenset[str]:
+    """Return the names of the prompts whose text can influence what a run learns."""
+    sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
+    draft = config.update.mode == "full_rewrite"
+    analyst = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}[config.update.mode]
+    names = {f"{analyst}_{source}" for source in sources}
+    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
+    if config.select.lr_control != "none" and not draft:
+        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
+    if config.update.mode == "rewrite":
+        names.add("rewrite")
+    if config.slow_update.enabled:
+        names.add("slow_update")
+    if config.meta_skill.enabled:
+        names.add("meta_skill")
+    if config.appendix.enabled:
+        names |= {f"lapse_{source}" for source in sources} | {"consolidate"}
+    return frozenset(names)
 
 
 @asynccontextmanager

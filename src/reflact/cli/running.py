@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from reflact.config import TrainerConfig
+    from reflact.ports import Approve
     from reflact.report.terminal import Show
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
@@ -43,7 +44,7 @@ def with_cassette(overrides: Sequence[str] | None, cassette: Path, mode: str) ->
     return [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"]
 
 
-def train_and_show(config: TrainerConfig, *, as_json: bool = False) -> None:
+def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: Approve | None = None) -> None:
     """Run a training to its end and show it.
 
     Raises:
@@ -56,12 +57,12 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False) -> None:
     from reflact.report.terminal import print_summary, watching
     from reflact.trainer import Trainer
 
-    trainer = Trainer(config)
+    trainer = Trainer(config, approve=approve)
     if as_json:
         summary = anyio.run(_follow, trainer, _print_json)
     else:
         console = Console()
-        with watching(console) as show:
+        with watching(console, bars=approve is None) as show:
             summary = anyio.run(_follow, trainer, show)
         print_summary(console, summary, config.out_dir)
     if summary.status != "completed":

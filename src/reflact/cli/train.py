@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from reflact.cli.running import Config, JsonLines, Overrides, configured, train_and_show
 
 
-def train(config: Config, overrides: Overrides = None, as_json: JsonLines = False) -> None:
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    as_json: JsonLines = False,
+    review: Annotated[
+        bool, typer.Option("--review", help="Show each candidate that the gate would accept, and ask.")
+    ] = False,
+    fork: Annotated[
+        bool,
+        typer.Option("--fork", help="Start a changed run beside the one in out_dir; what matches is reused."),
+    ] = False,
+) -> None:
     """Train a skill, or go on with the run that the configuration describes.
 
     A run that was stopped goes on where it was; what it has paid for is not asked again.
     """
-    train_and_show(configured(config, overrides), as_json=as_json)
+    from reflact.cli.review import asking
+
+    settings = configured(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
+    train_and_show(settings, as_json=as_json, approve=asking() if review else None)

@@ -68,7 +68,7 @@ def _line(event: events.Event) -> str | None:
         case events.FallbackTaken(fallback=fallback):
             line = f"fallback  {fallback.label}: {fallback.reason}; instead: {fallback.instead}"
         case events.EpochClosed():
-            line = _epoch_line(event)
+            line = epoch_line(event)
         case events.Promoted():
             line = f"last      {event.verdict.action}: {event.verdict.reason}"
         case events.TestOpened():
@@ -78,16 +78,6 @@ def _line(event: events.Event) -> str | None:
         case events.Warned():
             line = f"warning   {event.message}"
     return line
-
-
-def _epoch_line(event: events.EpochClosed) -> str:
-    words = [f"epoch {event.epoch:<2}"]
-    if event.slow is not None:
-        words.append(f"guidance {event.slow.action}")
-    if event.meta is not None:
-        words.append("memory written")
-    words += [f"{f.label}: {f.reason}; instead: {f.instead}" for f in event.fallbacks]
-    return "  ".join([*words, f"current v{event.current.number}, best v{event.best.number}"])
 
 
 def number(value: float | None) -> str:
@@ -107,7 +97,7 @@ def edit_count(results: Sequence[EditResult]) -> str:
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Show]:
+def watching(console: Console, *, bars: bool = True) -> Iterator[Show]:
     """Give a function that shows events as they come: with bars at a terminal, else in lines alone."""
     story = Story()
 
@@ -116,15 +106,15 @@ def watching(console: Console) -> Iterator[Show]:
         if line is not None:
             console.print(Text(line), soft_wrap=True)
 
-    if not console.is_terminal:
+    if not console.is_terminal or not bars:
         yield say
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        bars = _Bars(progress)
+        shown = _Bars(progress)
 
         def show(event: events.Event) -> None:
-            bars.move(event)
+            shown.move(event)
             say(event)
 
         yield show
@@ -208,9 +198,9 @@ def step_lines(record: StepRecord) -> tuple[str, ...]:
     )
 
 
-def epoch_line(record: EpochRecord) -> str:
+def epoch_line(record: EpochRecord | events.EpochClosed) -> str:
     """Return what happened after an epoch's last step."""
-    words = [f"epoch {record.epoch}"]
+    words = [f"epoch {record.epoch:<2}"]
     if record.slow is not None:
         scores = record.slow.verdict
         words.append(f"slow update {record.slow.action}")
@@ -255,7 +245,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
-        f"{_open_count(summary)}, {summary.skips} without a change; {summary.seconds:.1f} s"
+        f"{_open_count(summary)} {summary.skips} without a change; {summary.seconds:.1f} s"
     )
     for name, version in (("best", summary.best), ("final", summary.final)):
         if version is not None:
@@ -281,7 +271,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 def _open_count(summary: RunSummary) -> str:
     count = sum(a.count for a in summary.actions if a.action == "inconclusive")
-    return f", {count} inconclusive" if count else ""
+    return f" {count} inconclusive," if count else ""
 
 
 FILES = (
