@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
@@ -362,25 +363,54 @@ async def test_a_threshold_says_what_failed() -> None:
 # ---------------------------------------------------------------------------------------------- absences
 
 
-async def test_an_absence_is_noted_when_an_analyst_first_relies_on_it() -> None:
-    """Each analyst finds noted what was lost before its last case in the order, and nothing beyond that."""
-    batch = items(*["0", "0", "lost", "0", "lost"] * 4)
+@pytest.mark.parametrize("size", range(8, 20))
+async def test_an_absence_is_noted_when_an_analyst_first_relies_on_it(size: int) -> None:
+    """Each analyst finds noted what was lost before its cases were complete, and nothing beyond that."""
+    batch = items(*(["0", "0", "lost", "0", "lost"] * 4)[:size])
     order = in_order(batch)
     lost = {item.id for item in batch if str(item.input).endswith("lost")}
     store = await opened()
-    noted: dict[int, set[str]] = {}
+    noted: list[int] = []
 
     async def analyse(part: Minibatch) -> Report:
-        noted[part.index] = {value.split()[0].strip('"') for value in notes_of(store).values()}
+        found = {value.split()[0].strip('"') for value in notes_of(store).values()}
+        complete = order.index(part.items[-1].id) if len(part.items) == 2 else size
+        assert found == lost & set(order[:complete])
+        noted.append(len(found))
         return part.blank
 
     await gathered([batch], environment=World(), store=store, limit=1, analyse=analyse)
-    dealt = [item for item in order if item not in lost]
-    assert len(noted) == 6
-    for index, found in noted.items():
-        upto = order.index(dealt[2 * index + 1])
-        assert found == lost & set(order[:upto])
+    assert len(noted) == (size - len(lost) + 1) // 2
     assert len(notes_of(store)) == len(lost)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_rollouts_and_analysts_have_limits(overlap: bool) -> None:
+    """Over all batches of a step neither kind of work exceeds its own limit, and each reaches it."""
+    running = {"rollouts": 0, "analysts": 0}
+    highest = {"rollouts": 0, "analysts": 0}
+
+    async def work(kind: str) -> None:
+        running[kind] += 1
+        highest[kind] = max(highest[kind], running[kind])
+        for _ in range(30):
+            await checkpoint()
+        running[kind] -= 1
+
+    async def analyse(part: Minibatch) -> Report:
+        await work("analysts")
+        return part.blank
+
+    await gathered(
+        [items(*["0"] * 12), items(*["0"] * 12, name="o")],
+        environment=World(on_run=lambda item: work("rollouts")),
+        store=await opened(),
+        overlap=overlap,
+        limit=5,
+        concurrency=2,
+        analyse=analyse,
+    )
+    assert highest == {"rollouts": 5, "analysts": 2}
 
 
 async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> None:

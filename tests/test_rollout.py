@@ -81,7 +81,7 @@ class Scripted:
         self.ran.append((item.id, skill))
         self.seeds.setdefault((item.id, skill), []).append(seed)
         outcome = self._outcome(item.id, skill, self.ran.count((item.id, skill)))
-        for _ in range(0 if self._draw is None else self._draw.randrange(12)):
+        for _ in range(0 if self._draw is None else self._draw.randrange(1, 12)):
             await checkpoint()
         if isinstance(outcome, Exception):
             raise outcome
@@ -375,6 +375,18 @@ def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
     end = ends[0] if ends else len(sides)
     assert shown(anyio.run(run)) == [(f"i{n}", *final[n]) for n in range(end)]
     assert max(Counter(environment.ran).values(), default=0) <= 2
+
+
+async def test_each_prefix_of_pairs_is_asked_about_once() -> None:
+    """Who decides is asked in the order of items, from the first whole pair on."""
+    asked: list[int] = []
+
+    def until(pairs: Sequence[Pair]) -> bool:
+        asked.append(len(pairs))
+        return False
+
+    await compared(Scripted(right, waits=5), items(4), store=await opened(), until=until)
+    assert asked == [1, 2, 3, 4]
 
 
 async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:

@@ -195,25 +195,44 @@ async def test_what_finished_beyond_the_prefix_is_not_returned() -> None:
 
 
 async def test_an_error_beyond_the_prefix_does_not_count() -> None:
-    """An error that came early but stands late in the order ends what follows it, and only that."""
-    failed = anyio.Event()
-    ends: list[int] = []
+    """An error that came early but stands late in the order ends what follows it, at once, and only that."""
+    ended = anyio.Event()
 
     async def call(number: int) -> int:
         if number == 0:
-            await failed.wait()
+            await ended.wait()
         elif number == 2:
-            failed.set()
             raise Boom
         elif number == 3:
             try:
                 await anyio.sleep_forever()
             finally:
-                ends.append(number)
+                ended.set()
         return number
 
-    assert await fan_out_until(call, range(4), enough=lambda prefix: len(prefix) == 2) == (0, 1)
-    assert ends == [3]
+    with anyio.fail_after(5):
+        assert await fan_out_until(call, range(4), enough=lambda prefix: len(prefix) == 2) == (0, 1)
+
+
+async def test_nothing_is_asked_about_beyond_an_error() -> None:
+    """What finishes while it is being cancelled is no part of a prefix any more."""
+    asked: list[tuple[int, ...]] = []
+
+    async def call(number: int) -> int:
+        if number == 1:
+            raise Boom("second")
+        if number == 2:
+            with anyio.CancelScope(shield=True):
+                await checkpoints(20)
+        return number
+
+    def enough(prefix: Sequence[int]) -> bool:
+        asked.append(tuple(prefix))
+        return False
+
+    with pytest.raises(Boom, match="second"):
+        await fan_out_until(call, range(3), enough=enough)
+    assert asked == [(0,)]
 
 
 async def test_an_error_at_its_turn_is_raised_bare_and_cancels_the_others() -> None:
