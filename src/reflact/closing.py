@@ -15,7 +15,7 @@ from reflact.stages.material import show_buffer
 from reflact.stages.meta_skill import meta_skill
 from reflact.stages.settled import Refusal
 from reflact.stages.slow_update import slow_update
-from reflact.tail import reserved, with_guidance
+from reflact.tail import guidance, reserved, with_guidance
 from reflact.types import Fallback, Frozen, Item, Rollout, Skill
 from reflact.wiring import Plan
 
@@ -135,7 +135,7 @@ class EpochEnd:
             earlier,
             current,
             comparison=shown,
-            guidance=state.guidance,
+            guidance=guidance(current.text),
             llm=self._llm,
             prompts=self._plan.prompts,
             journal=self._journal,

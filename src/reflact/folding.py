@@ -138,15 +138,12 @@ def after_epoch(state: RunState, record: EpochRecord, alpha: Alpha) -> RunState:
     slow = record.slow
     seen = {v.skill_hash for v in record.made}
     deterministic = state.deterministic
-    guidance = state.guidance
     if slow is not None:
         if slow.verdict is not None:
             deterministic = deterministic and slow.verdict.deterministic
         undecided = slow.verdict is not None and slow.verdict.action == "inconclusive"
         if slow.candidate_hash is not None and slow.action == "kept" and not undecided:
             seen.add(slow.candidate_hash)
-        if slow.action in {"forced", "accepted"} and slow.guidance is not None:
-            guidance = slow.guidance
     return state.model_copy(
         update={
             "commits": state.commits + 1,
@@ -159,7 +156,6 @@ def after_epoch(state: RunState, record: EpochRecord, alpha: Alpha) -> RunState:
             "closed_epoch": record.epoch,
             "last_hash": record.last_hash,
             "meta": state.meta if record.meta is None else record.meta,
-            "guidance": guidance,
         }
     )
 

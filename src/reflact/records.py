@@ -215,7 +215,6 @@ class RunState(Frozen):
         closed_epoch: The last epoch whose end was committed.
         last_hash: The skill at that epoch's last step, before any slow update.
         meta: The optimizer's memory.
-        guidance: The slow update's text in force.
     """
 
     step: int = 0
@@ -232,4 +231,3 @@ class RunState(Frozen):
     closed_epoch: int = 0
     last_hash: str | None = None
     meta: str = ""
-    guidance: str = ""

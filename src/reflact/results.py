@@ -131,7 +131,9 @@ Status = Literal["completed", "budget", "cancelled", "failed"]
 class RunSummary(Frozen):
     """The outcome of a run: what ``Trainer.train`` returns and ``summary.json`` holds.
 
-    ``missing`` says, for each measurement of the end that could not be had, which one and why.
+    ``missing`` says, for each measurement of the end that could not be had, which one and why. ``surplus``
+    counts rollouts that had finished when a decision was clear without them; they and ``reused`` are those
+    of the latest start.
     """
 
     run_id: str
@@ -151,6 +153,7 @@ class RunSummary(Frozen):
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
     reused: Reuse = Reuse()
+    surplus: int = 0
     deterministic: bool = True
     test_openings: int = 0
     seconds: float = 0.0

@@ -28,6 +28,9 @@ class Rolls:
         house: The run's collaborators.
         emit: Told of progress, which is not stored.
         tell: Told of what the gate asks for, which is.
+
+    Attributes:
+        surplus: Rollouts that had finished when a decision was clear without them.
     """
 
     def __init__(self, house: House, *, emit: Emit, tell: Emit) -> None:
@@ -38,6 +41,7 @@ class Rolls:
         self._tell = tell
         self._journal = house.store.journal(house.plan.run_id)
         self._validation = {item.id: item for item in house.plan.data.val}
+        self.surplus = 0
 
     def phase(self, name: str) -> str | None:
         """Return what keeps a phase's rollouts apart, None where they are reused everywhere."""
@@ -78,11 +82,18 @@ class Rolls:
         offset = FRESH * (10 * step + number) if self._config.gate.interleave else 0
 
         async def roll(candidate: Skill, current: Skill, ask: Ask, until: Until | None) -> Duels:
-            size = len(ask.item_ids)
+            size, finished = len(ask.item_ids), 0
+            count = self.counter("evaluate", step, 2 * size, note=f"trial {ask.trial}")
+
+            async def one_more(rollout: Rollout) -> None:
+                nonlocal finished
+                finished += 1
+                await count(rollout)
+
             await self._tell(
                 events.GateLooked(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
             )
-            return await rollout_pairs(
+            pairs = await rollout_pairs(
                 [self._validation[item_id] for item_id in ask.item_ids],
                 candidate,
                 current,
@@ -95,8 +106,10 @@ class Rolls:
                 limit=self._config.train.rollout_concurrency,
                 phase=self.phase(f"{part}/{step}"),
                 until=until,
-                report=self.counter("evaluate", step, 2 * size, note=f"trial {ask.trial}"),
+                report=one_more,
             )
+            self.surplus += finished - 2 * len(pairs)
+            return pairs
 
         return roll
 

@@ -120,6 +120,7 @@ class Run:
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
             reused=self._store.reused,
+            surplus=self.rolls.surplus,
             test_openings=self.ending.openings,
             seconds=seconds,
             config=self._config.model_dump(mode="json"),

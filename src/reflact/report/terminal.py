@@ -62,7 +62,7 @@ def _line(event: events.Event) -> str | None:
         case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
             line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps an epoch"
         case events.Outlook():
-            line = f"outlook   {event.words}"
+            line = f"outlook   {event.words} (At most {event.rollouts} rollouts a decision.)"
         case events.BaselineMeasured():
             line = f"baseline  val {event.score:.3f} on {event.n} items"
         case events.FallbackTaken(fallback=fallback):
@@ -284,4 +284,5 @@ FILES = (
 
 def _described(version: Version) -> str:
     score = "" if version.score is None else f", val {version.score:.3f}"
+    score += " (inherited: this text was not measured)" if version.inherited else ""
     return f"v{version.number} from {version.origin}{score}"
