@@ -173,17 +173,26 @@ def after_promotion(state: RunState, promotion: Promotion, alpha: Alpha) -> RunS
     )
 
 
-def alpha_in_force(
-    alphas: Sequence[Alpha], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
+def alpha_at(
+    step: int, alphas: Sequence[Alpha], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
 ) -> Alpha:
-    """Return the error probability under which the next decision is taken.
+    """Return the error probability under which the decisions of a step are taken.
 
     The first is opened for a whole run: its steps, its gated slow updates (one at the end of each epoch
-    but the first) and the promotion at its end. A run that is extended past it opens another one, with
-    ``alpha`` anew, for the decisions that the extension adds.
+    but the first) and the promotion at its end. Steps beyond it, which an extension adds, open another one,
+    with ``alpha`` anew, for the decisions that are added; those that were planned before keep theirs.
+
+    Args:
+        step: The step; for the end of an epoch or of the run, the last one before it.
+        alphas: Those opened so far.
+        alpha: The error probability to open another one with.
+        total: The run's steps, as it is planned now.
+        per_epoch: Those of an epoch.
+        slow_gated: Whether slow updates go through the gate.
     """
-    if alphas and alphas[-1].until_step >= total:
-        return alphas[-1]
+    known = next((opened for opened in alphas if opened.until_step >= step), None)
+    if known is not None:
+        return known
     done = alphas[-1].until_step if alphas else 0
     epochs, before = -(-total // per_epoch), -(-done // per_epoch)
     slow = max(0, epochs - max(1, before)) if slow_gated else 0

@@ -6,7 +6,7 @@ from typing import get_args
 
 from reflact.config import GateConfig
 from reflact.data import shuffled
-from reflact.folding import alpha_in_force
+from reflact.folding import alpha_at
 from reflact.paired import Ask, Setting
 from reflact.planning import outlook, resolvable, trials_for
 from reflact.ports import Approve, Journal, RunStore
@@ -81,9 +81,10 @@ class Judge:
         marks = [(self.scale.of(a), self.scale.of(b)) for a, b in zip(first, second, strict=True)]
         return all(a == b for a, b in marks if a is not None and b is not None)
 
-    def alpha(self, state: RunState | None) -> Alpha:
-        """Return the error probability that the next decision is taken under."""
-        return alpha_in_force(
+    def alpha(self, state: RunState | None, *, step: int) -> Alpha:
+        """Return the error probability that the decisions of a step are taken under."""
+        return alpha_at(
+            step,
             () if state is None else state.alphas,
             alpha=self._gate.alpha,
             total=self._total,
@@ -92,8 +93,9 @@ class Judge:
         )
 
     def outlook(self, state: RunState | None) -> Outlook:
-        """Return what the validation split can resolve; without a state, before the run's first decision."""
-        alpha, n = self.alpha(state), len(self._order)
+        """Return what the validation split can resolve in the next step; None is before the first one."""
+        step = 1 if state is None else min(state.step + 1, self._total)
+        alpha, n = self.alpha(state, step=step), len(self._order)
         if not self._gate.enabled:
             return Outlook(
                 words="The gate is off: every candidate is accepted.", effect=None, trials=1, rollouts=2 * n
@@ -119,7 +121,7 @@ class Judge:
         current = await self._store.skill(state.current.skill_hash)
         best = await self._store.skill(state.best.skill_hash)
         duel = self._rolls.duel(step=step, part=part, number=PARTS.index(part))
-        setting = self._setting(candidate, state)
+        setting = self._setting(candidate, state, step)
         if self._gate.enabled:
             evaluated = await evaluate(candidate, current, best, setting=setting, scale=self.scale, duel=duel)
         else:
@@ -133,8 +135,8 @@ class Judge:
         verdict = await self._reviewed(evaluated.verdict, candidate, current, step=step, part=part)
         return evaluated.model_copy(update={"verdict": verdict}), None
 
-    def _setting(self, candidate: Skill, state: RunState) -> Setting:
-        gate, alpha = self._gate, self.alpha(state)
+    def _setting(self, candidate: Skill, state: RunState, step: int) -> Setting:
+        gate, alpha = self._gate, self.alpha(state, step=step)
         trials = self._trials(alpha)
         before = next(
             (

@@ -14,7 +14,7 @@ from reflact.wiring import House
 
 Emit = Callable[[events.Event], Awaitable[None]]
 
-REPORTED = 1_000_000
+REPORTED = 1_000_000_000
 """Number of the first trial that reported scores come from; no gate reads it or a later one."""
 
 FRESH = 1_000
@@ -64,12 +64,8 @@ class Rolls:
     async def train(
         self, items: Sequence[Item], skill: Skill, *, step: int, phase: str
     ) -> tuple[Rollout, ...]:
-        """Roll a skill out on train items, with feedback.
-
-        Raises:
-            RunFailed: No item could be measured.
-        """
-        return await self._roll(items, skill, step=step, stage="slow_update", phase=phase, coverage=0.0)
+        """Roll a skill out on train items, with feedback; noting unmeasured ones is left to the caller."""
+        return await self._roll(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
 
     def duel(self, *, step: int, part: str, number: int) -> Duel:
         """Return the function that rolls two skills out for one decision of the gate.
@@ -137,7 +133,7 @@ class Rolls:
         step: int,
         stage: events.Stage,
         phase: str,
-        coverage: float,
+        coverage: float | None,
         trial: int = 0,
     ) -> tuple[Rollout, ...]:
         return await rollout(

@@ -167,7 +167,7 @@ class Run:
         ids = tuple(item.id for batch in steps.batches(step) for item in batch)
         await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
         stepped = await steps.take(step, state, records)
-        new = after(state, stepped.record, self._judge.alpha(state), stepped.undecided)
+        new = after(state, stepped.record, self._judge.alpha(state, step=step), stepped.undecided)
         await self._commit(stepped.record, new, stepped.skills)
         records.append(stepped.record)
         return new
@@ -180,7 +180,7 @@ class Run:
             return state
         with self._clock.stage("epoch end"):
             closed = await self._epoch_end.close(state, epoch=epoch)
-        new = after_epoch(state, closed.record, self._judge.alpha(state))
+        new = after_epoch(state, closed.record, self._judge.alpha(state, step=state.step))
         return await self._commit(closed.record, new, closed.skills)
 
     async def _promote(self, state: RunState) -> RunState:
@@ -192,7 +192,8 @@ class Run:
             promotion = await self.ending.promotion(state)
         if promotion is None:
             return state
-        return await self._commit(promotion, after_promotion(state, promotion, self._judge.alpha(state)), [])
+        alpha = self._judge.alpha(state, step=state.step)
+        return await self._commit(promotion, after_promotion(state, promotion, alpha), [])
 
     async def _twice(self, work: Callable[[RunState], Awaitable[RunState]], state: RunState) -> RunState:
         """Do what changes the state; once more where too little of it could be measured."""
