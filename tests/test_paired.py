@@ -259,10 +259,20 @@ def test_further_trials_go_on_with_the_same_stakes() -> None:
     """An inconclusive comparison that is given more rounds keeps the bets of its first plan."""
     rounds = [[1.0, 0.0, 0.0, -1.0], [1.0, 1.0, 0.0, -1.0], [1.0, 0.0, 0.0, 0.0]]
     trials = {k: trial([(max(d, 0.0), max(-d, 0.0)) for d in each]) for k, each in enumerate(rounds)}
-    changes = {"planned": 2, "planned_level": 0.0125, "deterministic": False}
+    changes = {"planned": 40, "planned_level": 0.0125, "deterministic": False}
     assert look(setting(4, trials=4, **changes), trials) == ask(3, 0, 1, 2, 3)
     found = ruled(setting(4, trials=3, level=0.05, **changes), trials)
-    assert found.evidence.value == pytest.approx(evidence(rounds, 2, 0.0125), rel=1e-5)
+    assert found.evidence.value == pytest.approx(evidence(rounds, 40, 0.0125), rel=1e-5)
+
+
+def test_a_comparison_goes_on_for_the_least_improvement_that_counts() -> None:
+    """Where more than the effect is asked for, it is given up as soon as that has become unlikely."""
+    trials = {k: trial([WON, *[BOTH] * 9]) for k in range(2)}
+    noisy = setting(10, trials=3, effect=0.05, deterministic=False)
+    assert look(noisy, trials) == ask(2, *range(10))
+    found = ruled(noisy.model_copy(update={"min_improvement": 0.5}), trials)
+    assert (found.action, found.evidence.futile) == ("reject", True)
+    assert found.reason.endswith("an improvement of 0.5 has become unlikely.")
 
 
 def test_overwhelming_evidence_is_still_a_number() -> None:
@@ -341,6 +351,15 @@ def test_lost_items_veto_an_acceptance(allowed: int | None, action: str, changes
     vetoed = "The candidate fails 1 item that was solved before; `no_regression` allows 0."
     assert (found.reason == vetoed) == (action == "reject")
     assert not found.evidence.futile
+
+
+def test_an_unmeasured_item_is_not_lost() -> None:
+    """Nor is one whose current side alone was measured."""
+    strict = setting(4, policy="strict", coverage=0.5, no_regression=0)
+    found = ruled(strict, {0: trial([WON, WON, (None, None), WON])})
+    assert found.action == "accept"
+    wide = setting(20, policy="strict", coverage=0.5, no_regression=0)
+    assert ruled(wide, {0: trial([(None, 1.0), *[WON] * 19])}).action == "accept"
 
 
 def test_a_noisy_target_is_asked_again_before_an_item_counts_as_lost() -> None:
