@@ -55,10 +55,7 @@ def outlook(n: int, trials: int, *, decisions: int, alpha: float, effect: float)
     least = resolvable(n, trials, level=level)
     plan = f"{n} items x {trials} trials"
     if least <= effect:
-        return (
-            f"{plan} can detect improvements of about {_points(least)} where the target is noisy; "
-            f"one decision takes at most {n * trials} rollouts a side."
-        )
+        return f"{plan} can detect improvements of about {_points(least)} where the target is noisy."
     pairs = _pairs_for(effect, level=level)
     more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
     return (
