@@ -38,6 +38,7 @@ RANKS = (
         "folding",
         "summing",
         "clock",
+        "forecast",
     },
     {"ports"},
     {"stages", "llm", "store", "environments", "targets", "report"},

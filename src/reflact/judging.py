@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from reflact.config import GateConfig
-from reflact.data import shuffled
+from reflact.data import shuffled, steps_per_epoch
 from reflact.folding import alpha_at
 from reflact.paired import Ask, Setting
 from reflact.planning import outlook, resolvable, trials_for
@@ -64,7 +64,11 @@ class Judge:
         self._approve = approve
         self._total = total
         self._per_epoch = per_epoch
-        self.scale = Scale(metric=self._gate.metric, mixed_weight=self._gate.mixed_weight)
+        self.scale = Scale(
+            metric=self._gate.metric,
+            mixed_weight=self._gate.mixed_weight,
+            threshold=plan.config.train.success_threshold,
+        )
 
     @property
     def learns(self) -> bool:
@@ -95,21 +99,7 @@ class Judge:
     def outlook(self, state: RunState | None) -> Outlook:
         """Return what the validation split can resolve in the next step; None is before the first one."""
         step = 1 if state is None else min(state.step + 1, self._total)
-        alpha, n = self.alpha(state, step=step), len(self._order)
-        if not self._gate.enabled:
-            return Outlook(
-                words="The gate is off: every candidate is accepted.", effect=None, trials=1, rollouts=2 * n
-            )
-        if self._gate.policy == "strict":
-            words = (
-                f"The strict gate takes any gain on one pass of {n} items, noise included: treat its "
-                "acceptances as unverified unless the target is deterministic."
-            )
-            return Outlook(words=words, effect=None, trials=1, rollouts=2 * n)
-        trials = self._trials(alpha)
-        words = outlook(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=self._gate.effect)
-        effect = resolvable(n, trials, level=alpha.level)
-        return Outlook(words=words, effect=effect, trials=trials, rollouts=2 * n * trials)
+        return foreseen(self._gate, len(self._order), self.alpha(state, step=step))
 
     async def judge(
         self, candidate: Skill, state: RunState, *, step: int, part: Part
@@ -126,7 +116,7 @@ class Judge:
             evaluated = await evaluate(candidate, current, best, setting=setting, scale=self.scale, duel=duel)
         else:
             duels = await duel(candidate, current, Ask(trial=0, item_ids=self._order), None)
-            evaluated = forced(candidate, current, duels, self.scale, deterministic=state.deterministic)
+            evaluated = forced(candidate, current, duels, setting=setting, scale=self.scale)
         if evaluated.verdict.action == "unmeasured":
             return evaluated, None
         await note_unmeasured(evaluated.unmeasured, journal=self._journal, step=step)
@@ -137,7 +127,7 @@ class Judge:
 
     def _setting(self, candidate: Skill, state: RunState, step: int) -> Setting:
         gate, alpha = self._gate, self.alpha(state, step=step)
-        trials = self._trials(alpha)
+        trials = trials_of(gate, len(self._order), alpha)
         before = next(
             (
                 u
@@ -162,13 +152,6 @@ class Judge:
             early_stop=gate.early_stop,
             deterministic=state.deterministic,
             declared=self._declared is True,
-        )
-
-    def _trials(self, alpha: Alpha) -> int:
-        if self._gate.max_trials is not None:
-            return self._gate.max_trials
-        return trials_for(
-            len(self._order), decisions=alpha.decisions, alpha=alpha.alpha, effect=self._gate.effect
         )
 
     async def _reviewed(
@@ -196,6 +179,45 @@ class Judge:
         return verdict.model_copy(
             update={"action": "reject", "reason": f"{verdict.reason} Vetoed: {veto}", "veto": veto}
         )
+
+
+def trials_of(gate: GateConfig, n: int, alpha: Alpha) -> int:
+    """Return the rounds that one decision may take, on ``n`` items."""
+    if gate.max_trials is not None:
+        return gate.max_trials
+    return trials_for(n, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
+
+
+def first_alpha(plan: Plan) -> Alpha:
+    """Return the error probability that a run's first decisions are taken under."""
+    train, slow = plan.config.train, plan.config.slow_update
+    per_epoch = steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
+    return alpha_at(
+        1,
+        (),
+        alpha=plan.config.gate.alpha,
+        total=per_epoch * train.num_epochs,
+        per_epoch=per_epoch,
+        slow_gated=slow.enabled and slow.gated,
+    )
+
+
+def foreseen(gate: GateConfig, n: int, alpha: Alpha) -> Outlook:
+    """Return what a validation split of ``n`` items can resolve, and what a decision may cost."""
+    if not gate.enabled:
+        words = "The gate is off: every candidate is accepted."
+        return Outlook(words=words, effect=None, trials=1, rollouts=2 * n)
+    if gate.policy == "strict":
+        words = (
+            f"The strict gate takes any gain on one pass of {n} items, noise included: treat its "
+            "acceptances as unverified unless the target is deterministic."
+        )
+        return Outlook(words=words, effect=None, trials=1, rollouts=2 * n)
+    trials = trials_of(gate, n, alpha)
+    words = outlook(n, trials, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
+    return Outlook(
+        words=words, effect=resolvable(n, trials, level=alpha.level), trials=trials, rollouts=2 * n * trials
+    )
 
 
 def _undecided(candidate: Skill, current: Skill, setting: Setting) -> Undecided:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,9 +12,11 @@ from pydantic import JsonValue
 from reflact.config import TrainerConfig
 from reflact.data import DataSet, check
 from reflact.errors import ConfigError, SkillError
+from reflact.forecast import Forecast, forecast
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Environment, RunStore, Target
 from reflact.prompts import PromptBook, load_book
+from reflact.results import Spend
 from reflact.roles import ModelConfig
 from reflact.skill import check_document
 from reflact.types import Skill, Split, digest
@@ -44,6 +46,17 @@ class Plan:
     initial: Skill
     identity: Mapping[str, JsonValue]
     run_id: str
+
+    def forecast(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> Forecast:
+        """Return what the run will take from a step on; without a skill it starts with the initial one."""
+        return forecast(
+            self.config,
+            self.data,
+            prompts={name: len(p.system + p.user) for name, p in self.prompts.prompts.items()},
+            skill=self.initial.text if skill is None else skill,
+            done=done,
+            spent=spent,
+        )
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from reflact.cli.forecast import print_forecast
 from reflact.cli.running import Config, JsonLines, Overrides, configured, train_and_show
 
 
-def train(
+def train(  # noqa: PLR0917 - one for each option of the command
     config: Config,
     overrides: Overrides = None,
     as_json: JsonLines = False,
@@ -20,6 +21,9 @@ def train(
         bool,
         typer.Option("--fork", help="Start a changed run beside the one in out_dir; what matches is reused."),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it will take, and call nothing.")
+    ] = False,
 ) -> None:
     """Train a skill, or go on with the run that the configuration describes.
 
@@ -28,4 +32,7 @@ def train(
     from reflact.cli.review import asking
 
     settings = configured(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
+    if dry_run:
+        print_forecast(settings)
+        return
     train_and_show(settings, as_json=as_json, approve=asking() if review else None)

@@ -1,0 +1,68 @@
+"""``reflact train --dry-run``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from reflact.config import TrainerConfig
+    from reflact.forecast import Forecast
+    from reflact.results import Spend
+    from reflact.wiring import Plan
+
+
+def print_forecast(config: TrainerConfig) -> None:
+    """Print what a run, or what is left of it, will take; nothing is called and nothing is written.
+
+    Raises:
+        UsageError: The configuration, the data, a prompt or the initial skill is wrong.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.wiring import Passed, plan
+
+    planned = plan(config, Passed())
+    path = config.store or config.out_dir / "run.db"
+    done, text, spent = anyio.run(_left, path, planned.run_id) if path.is_file() else (0, None, ())
+    predicted = planned.forecast(done=done, skill=text, spent=spent)
+    console = Console()
+    console.print(f"run {planned.run_id}: {predicted.steps} steps to take, {done} taken", highlight=False)
+    console.print(_table(predicted))
+    for line in predicted.assumptions:
+        typer.echo(line)
+    _print_outlook(planned)
+
+
+async def _left(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:
+    from reflact.store.runs import open_store
+
+    async with open_store(path) as store:
+        records = await store.records(run_id)
+        text = (await store.skill(records[-1].current.skill_hash)).text if records else None
+        return len(records), text, await store.spend(run_id)
+
+
+def _table(predicted: Forecast) -> object:
+    from rich import box
+    from rich.table import Table
+
+    table = Table("role", "purpose", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("calls: low", "expected", "high", "tokens: expected", "high"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in predicted.rows:
+        tokens = row.input_tokens + row.output_tokens
+        numbers = (row.calls.low, row.calls.expected, row.calls.high, tokens.expected, tokens.high)
+        table.add_row(row.role, row.purpose, *(f"{number:,.0f}" for number in numbers))
+    return table
+
+
+def _print_outlook(planned: Plan) -> None:
+    from reflact.judging import first_alpha, foreseen
+
+    gate, n = planned.config.gate, len(planned.data.val)
+    typer.echo(foreseen(gate, n, first_alpha(planned)).words)

@@ -1,0 +1,350 @@
+"""What a run will take: a low, an expected and a high count of calls and tokens, before any is made. Pure.
+
+Counts of rollouts and calls follow from the plan. What no plan knows is stated as an assumption: how many
+rollouts fail (expected: half), how many steps give a candidate to evaluate (expected: all), how often a reply
+is asked for again (expected: never), how long texts are. Where earlier calls of the same purpose are known
+their mean consumption is used instead of an assumption.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from reflact.config import TrainerConfig
+from reflact.data import DataSet, epoch_plan, steps_per_epoch
+from reflact.planning import trials_for
+from reflact.results import Spend
+from reflact.types import Frozen, Item, canonical
+
+BYTES_PER_TOKEN = 3.5
+"""Of English text and code in current tokenizers, about; a byte a token is the most there can be."""
+
+MESSAGE_TOKENS = 16
+"""What a request adds to its texts, about."""
+
+UNCAPPED = 1000
+"""Tokens of a reply that has no cap, as far as can be expected."""
+
+
+class Amount(Frozen):
+    """A number that is not known yet."""
+
+    low: float = 0.0
+    expected: float = 0.0
+    high: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            low=self.low + other.low, expected=self.expected + other.expected, high=self.high + other.high
+        )
+
+    def __mul__(self, other: Amount) -> Amount:
+        return Amount(
+            low=self.low * other.low, expected=self.expected * other.expected, high=self.high * other.high
+        )
+
+
+def exactly(value: float) -> Amount:
+    """Return an amount that is known."""
+    return Amount(low=value, expected=value, high=value)
+
+
+class Row(Frozen):
+    """What one role does for one purpose."""
+
+    role: str
+    purpose: str
+    calls: Amount
+    input_tokens: Amount
+    output_tokens: Amount
+
+
+class Forecast(Frozen):
+    """What is left of a run: its steps, the rows of calls, and what the numbers rest on."""
+
+    steps: int
+    rows: tuple[Row, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def calls(self) -> Amount:
+        """All calls."""
+        return sum((row.calls for row in self.rows), Amount())
+
+    def tokens(self, role: str | None = None) -> Amount:
+        """All tokens, of one role or of both."""
+        rows = [row for row in self.rows if role is None or row.role == role]
+        return sum((row.input_tokens + row.output_tokens for row in rows), Amount())
+
+
+Add = Callable[[str, Amount], None]
+
+
+class _Length(Frozen):
+    """Tokens of one call."""
+
+    given: Amount
+    written: Amount
+
+
+def forecast(
+    config: TrainerConfig,
+    data: DataSet,
+    *,
+    prompts: Mapping[str, int],
+    skill: str,
+    done: int = 0,
+    spent: Sequence[Spend] = (),
+) -> Forecast:
+    """Return what a run will take from a step on.
+
+    Args:
+        config: The run's configuration.
+        data: Its items.
+        prompts: The size of each prompt's own text by name, in bytes.
+        skill: The current document.
+        done: Steps that are committed; None of what came before them is counted again.
+        spent: What calls consumed so far, in this run or a like one.
+    """
+    return _Forecaster(
+        config=config, data=data, prompts=prompts, skill=skill, done=done, spent=spent
+    ).forecast()
+
+
+class _Forecaster:
+    def __init__(
+        self,
+        *,
+        config: TrainerConfig,
+        data: DataSet,
+        prompts: Mapping[str, int],
+        skill: str,
+        done: int,
+        spent: Sequence[Spend],
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._prompts = prompts
+        self._skill = len(skill.encode())
+        self._done = done
+        self._spent = {(s.role, s.purpose): s.usage for s in spent if s.usage.calls}
+        train = config.train
+        self._per_epoch = steps_per_epoch(len(data.train), train.batch_size, train.accumulation)
+        self._total = self._per_epoch * train.num_epochs
+        self._left = max(0, self._total - done)
+
+    def forecast(self) -> Forecast:
+        calls = {("target", "rollout"): self._rollouts(), **self._optimizer_calls()}
+        rows = tuple(
+            self._row(role, purpose, amount) for (role, purpose), amount in calls.items() if amount.high
+        )
+        known = sorted(purpose for _, purpose in self._spent)
+        assumptions = (
+            "expected: half of the rollouts fail, every step gives a candidate, no reply is asked for again",
+            "a rollout is one call; an environment of several turns makes as many of each",
+            f"mean consumption of earlier calls: {', '.join(known)}"
+            if known
+            else f"texts have {BYTES_PER_TOKEN:g} bytes a token, and a reply takes a quarter of its cap",
+        )
+        return Forecast(steps=self._left, rows=rows, assumptions=assumptions)
+
+    # --------------------------------------------------------------------------------------- rollouts
+
+    def _rollouts(self) -> Amount:
+        rolled = self._training() + self._baseline() + self._final()
+        for _ in range(self._left):
+            rolled += self._decision()
+        for _ in range(self._ends()):
+            rolled += self._epoch_end()
+        return rolled + self._decision(low=0, expected=0)
+
+    def _training(self) -> Amount:
+        """Batches; a batch under a skill that did not change since the item's last one is stored."""
+        dealt = [sum(len(batch) for batch in step) for step in self._steps()]
+        once = sum(dealt[: max(0, self._per_epoch - self._done)])
+        return Amount(low=once, expected=sum(dealt), high=sum(dealt))
+
+    def _steps(self) -> list[tuple[tuple[str, ...], ...]]:
+        train, ids = self._config.train, [item.id for item in self._data.train]
+        steps = [
+            step
+            for epoch in range(1, train.num_epochs + 1)
+            for step in epoch_plan(
+                ids,
+                epoch=epoch,
+                seed=self._config.seed,
+                batch_size=train.batch_size,
+                accumulation=train.accumulation,
+            )
+        ]
+        return steps[self._done :]
+
+    def _baseline(self) -> Amount:
+        if self._done:
+            return Amount()
+        gate, n = self._config.gate, len(self._data.val)
+        repeats = gate.enabled and gate.policy == "paired" and self._config.target.deterministic is None
+        return exactly(2 * n if repeats else n)
+
+    def _decision(self, low: float = 0.0, expected: float = 1.0) -> Amount:
+        """Rollouts of one decision of the gate, both sides; the current skill's are mostly stored."""
+        gate, n = self._config.gate, len(self._data.val)
+        if not gate.enabled or gate.policy == "strict":
+            return Amount(low=low * n, expected=expected * n, high=4 * n)
+        trials = self._trials()
+        typical = n if self._config.target.deterministic else n * (1 + 0.2 * 3)
+        return Amount(low=low * n, expected=expected * typical, high=4 * n * (trials + 2))
+
+    def _trials(self) -> int:
+        gate = self._config.gate
+        if gate.max_trials is not None:
+            return gate.max_trials
+        return trials_for(
+            len(self._data.val), decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
+        )
+
+    def _ends(self) -> int:
+        """Ends of epochs with a comparison that are still to come."""
+        if not (self._config.slow_update.enabled or self._config.meta_skill.enabled):
+            return 0
+        last, first = self._config.train.num_epochs, max(2, self._done // self._per_epoch + 1)
+        return max(0, last - first + 1)
+
+    def _epoch_end(self) -> Amount:
+        slow, n = self._config.slow_update, len(self._data.train)
+        samples = min(slow.samples, n)
+        most = n if slow.pair_policy != "mixed" else samples
+        rolled = Amount(low=0, expected=samples, high=2 * most)
+        return rolled + self._decision() if slow.enabled and slow.gated else rolled
+
+    def _final(self) -> Amount:
+        n_val, n_test = len(self._data.val), len(self._data.test)
+        gate, extra = self._config.gate, int(self._config.test.placebo)
+        trials = gate.report_trials if gate.enabled and gate.policy == "paired" else 1
+        val = Amount(low=n_val * extra, expected=n_val * extra, high=n_val * (3 + extra) * trials)
+        if not self._config.test.enabled:
+            return val
+        return val + Amount(low=n_test, expected=n_test * (2 + extra), high=n_test * (3 + extra))
+
+    # -------------------------------------------------------------------------------------- optimizer
+
+    def _optimizer_calls(self) -> dict[tuple[str, str], Amount]:
+        """Calls of the optimizer by purpose, with re-asks in the high count."""
+        calls: dict[str, Amount] = {}
+
+        def add(purpose: str, amount: Amount) -> None:
+            calls[purpose] = calls.get(purpose, Amount()) + amount
+
+        for step in self._steps():
+            sizes = [len(batch) for batch in step]
+            failure, success = _sum(self._minibatches(size) for size in sizes)
+            add("analyst_failure", failure)
+            add("analyst_success", success)
+            if self._config.appendix.enabled:
+                add("lapse_failure", Amount(expected=failure.expected, high=failure.high))
+                add("lapse_success", Amount(expected=success.expected, high=success.high))
+            self._deciding(failure, success, add)
+        for _ in range(self._ends()):
+            once = Amount(low=1, expected=1, high=1)
+            if self._config.slow_update.enabled:
+                add("slow_update", once)
+            if self._config.meta_skill.enabled:
+                add("meta_skill", once)
+        tries = Amount(low=1, expected=1, high=1 + self._config.models.optimizer.reasks)
+        return {("optimizer", purpose): amount * tries for purpose, amount in calls.items()}
+
+    def _minibatches(self, size: int) -> tuple[Amount, Amount]:
+        """Minibatches of failures and of successes in a batch."""
+        most = math.ceil(size / self._config.reflect.minibatch_size)
+        half = math.ceil(size / 2 / self._config.reflect.minibatch_size)
+        if self._config.reflect.failure_only:
+            return Amount(low=0, expected=most, high=most), Amount()
+        return Amount(low=0, expected=half, high=most), Amount(low=0, expected=half, high=most)
+
+    def _deciding(self, failure: Amount, success: Amount, add: Add) -> None:
+        """Merges, ranking, step size and rewrite of one step."""
+        draft = "draft_" if self._config.update.mode == "full_rewrite" else ""
+        size = self._config.aggregate.merge_batch_size
+        add(
+            f"{draft}merge",
+            Amount(
+                expected=_merges(failure.expected, size) + _merges(success.expected, size),
+                high=_merges(failure.high, size) + _merges(success.high, size),
+            ),
+        )
+        both = success.high > 0
+        add(f"{draft}merge_final", Amount(expected=float(both), high=float(both)))
+        if draft:
+            return
+        control = self._config.select.lr_control
+        pool = failure.expected + success.expected
+        if control != "none":
+            add("ranking", Amount(expected=float(pool > 1), high=1))
+        if control == "autonomous":
+            add("step_size", Amount(expected=1, high=1))
+        if self._config.update.mode == "rewrite":
+            add("rewrite", Amount(expected=1, high=1))
+        if self._config.appendix.enabled and self._config.appendix.consolidate_threshold is not None:
+            add("consolidate", Amount(high=1))
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    def _row(self, role: str, purpose: str, calls: Amount) -> Row:
+        length = self._length(role, purpose)
+        return Row(
+            role=role,
+            purpose=purpose,
+            calls=calls,
+            input_tokens=calls * length.given,
+            output_tokens=calls * length.written,
+        )
+
+    def _length(self, role: str, purpose: str) -> _Length:
+        cap = getattr(self._config.models, role).max_tokens or UNCAPPED
+        size = self._bytes(role, purpose)
+        usage = self._spent.get((role, purpose))
+        given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, cap / 4
+        if usage is not None:
+            given, written = usage.input_tokens / usage.calls, usage.output_tokens / usage.calls
+        return _Length(
+            given=Amount(low=0, expected=given, high=max(given, 4 * size + 40 * MESSAGE_TOKENS)),
+            written=Amount(low=0, expected=written, high=max(written, cap)),
+        )
+
+    def _bytes(self, role: str, purpose: str) -> float:
+        """Bytes of a call's texts."""
+        if role == "target":
+            items = (*self._data.train, *self._data.val, *self._data.test)
+            return self._skill + _mean([_size(item) for item in items])
+        own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
+        if purpose.startswith(("analyst", "lapse")):
+            shown = _mean([_size(item) for item in self._data.train]) * self._config.reflect.minibatch_size
+        else:
+            shown = 2000.0
+        return own + self._skill + min(shown, 3 * self._config.reflect.trajectory_tokens)
+
+
+def _sum(pairs: Iterable[tuple[Amount, Amount]]) -> tuple[Amount, Amount]:
+    first, second = Amount(), Amount()
+    for one, other in pairs:
+        first, second = first + one, second + other
+    return first, second
+
+
+def _merges(patches: float, size: int) -> float:
+    """Merges of a tree over so many patches; a patch that is alone in its group passes."""
+    nodes, merges = math.ceil(patches), 0
+    while nodes > 1:
+        groups = [min(size, nodes - start) for start in range(0, nodes, size)]
+        merges += sum(group > 1 for group in groups)
+        nodes = len(groups)
+    return float(merges)
+
+
+def _size(item: Item) -> int:
+    return len((item.input if isinstance(item.input, str) else canonical(item.input)).encode())
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

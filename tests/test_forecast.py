@@ -1,0 +1,132 @@
+"""What a run will take, said before anything is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from reflact import Trainer
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.cli.app import app
+from reflact.forecast import Forecast
+from reflact.loading import load
+from reflact.ports import Session
+from reflact.stages.replies import AnalystReply, SuccessReply
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, appending, toy_optimizer
+from reflact.testing.llm import Answer, Script
+from reflact.types import Skill, Turn
+from reflact.wiring import Passed, plan
+
+pytestmark = pytest.mark.anyio
+
+DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
+PLAIN: dict[str, Any] = {"train": {"batch_size": 4, "num_epochs": 2}, "reflect": {"minibatch_size": 2}}
+STRICT: dict[str, Any] = {"gate": {"policy": "strict", "early_stop": False}, "select": {"max_edits": 1}}
+
+
+class Counted:
+    """A toy target that counts its calls."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self._toy = ToyTarget(noise=noise)
+        self.calls = 0
+
+    @property
+    def identity(self) -> str:
+        return self._toy.identity
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        return _CountedSession(self._toy.session(skill, rollout=rollout), self)
+
+
+class _CountedSession:
+    def __init__(self, inner: Session, target: Counted) -> None:
+        self._inner = inner
+        self._target = target
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self._inner.turns
+
+    async def reply(self, message: str) -> str:
+        self._target.calls += 1
+        return await self._inner.reply(message)
+
+
+def always_proposing() -> Script:
+    """Return a script whose every analyst adds a line that no document has yet."""
+    usual = toy_optimizer()
+
+    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        if issubclass(reply_type, AnalystReply | SuccessReply):
+            return appending(reply_type, f"- a line of {sample.label}")
+        if reply_type.__name__ == "MergeReply":
+            return "no merge"
+        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+
+    return answer
+
+
+async def measured(
+    folder: Path, config: Mapping[str, Any], script: Script, *, noise: float = 0.0, rules: int = 4
+) -> tuple[Forecast, dict[str, int]]:
+    """Return what was foreseen of a toy run, and the calls that it made by purpose."""
+    environment, target = ToyEnvironment(train=12, val=6, test=6, rules=rules), Counted(noise)
+    optimizer = ScriptedLLM(script)
+    settings = {"out_dir": folder, **config}
+    passed = Passed(environment=environment, target=target, optimizer=optimizer)
+    foreseen = plan(load(settings), passed).forecast(done=0, skill=None, spent=())
+    summary = await Trainer(settings, environment=environment, target=target, optimizer=optimizer).train()
+    assert summary.status == "completed"
+    asked = Counter(call.sample.purpose for call in optimizer.calls)
+    return foreseen, {"rollout": target.calls, **asked}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**PLAIN},
+        {**PLAIN, **STRICT},
+        {**PLAIN, "train": {"batch_size": 2, "num_epochs": 3, "accumulation": 2}},
+        {**PLAIN, "update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}},
+        {**PLAIN, "update": {"mode": "full_rewrite"}, "appendix": {"enabled": True}},
+        {**PLAIN, "slow_update": {"gated": False, "pair_policy": "changed", "samples": 3}},
+        {**PLAIN, "gate": {"enabled": False}},
+    ],
+)
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, Any], noise: float) -> None:
+    """The calls of every purpose lie between the low and the high estimate, in whatever mode."""
+    foreseen, actual = await measured(tmp_path, config, toy_optimizer(edits=2), noise=noise)
+    rows = {row.purpose: row.calls for row in foreseen.rows}
+    for purpose, calls in actual.items():
+        assert rows[purpose].low <= calls <= rows[purpose].high, purpose
+    for purpose, amount in rows.items():
+        assert amount.low <= actual.get(purpose, 0), purpose
+
+
+@pytest.mark.parametrize(("epochs", "learns"), [(1, False), (1, True), (2, True)])
+async def test_the_expected_number_is_close(tmp_path: Path, epochs: int, learns: bool) -> None:
+    """With the strict gate and no early stop a run with a candidate in each step takes what was expected."""
+    config = {**PLAIN, **STRICT, "train": {"batch_size": 4, "num_epochs": epochs}}
+    script = toy_optimizer() if learns else always_proposing()
+    foreseen, actual = await measured(tmp_path, config, script, rules=6)
+    rollouts = next(row.calls.expected for row in foreseen.rows if row.purpose == "rollout")
+    assert abs(rollouts - actual["rollout"]) <= 0.25 * actual["rollout"]
+
+
+def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
+    """``--dry-run`` prints the plan, the estimates and what the gate can resolve, and leaves no trace."""
+    out = tmp_path / "run"
+    arguments = ["train", str(DEMO), "--dry-run", "--set", f"out_dir={out}"]
+    result = CliRunner().invoke(app, arguments, prog_name="reflact")
+    assert result.exit_code == 0, result.output
+    assert "14 steps to take, 0 taken" in result.output
+    assert "936" in result.output
+    assert "strict gate" in result.output
+    assert not out.exists()
