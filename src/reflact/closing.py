@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reflact.errors import Unmeasured
-from reflact.folding import heir
+from reflact.folding import heir, is_better
 from reflact.judging import Judge
 from reflact.ports import LLM, Journal, RunStore
-from reflact.records import EpochRecord, RunState, SlowUpdate, Version
+from reflact.records import EpochRecord, RunState, SlowUpdate, Undecided, Version
 from reflact.rolling import Rolls
 from reflact.stages.compare import Compared, compare, show_comparison
 from reflact.stages.material import show_buffer
 from reflact.stages.meta_skill import meta_skill
+from reflact.stages.rollout import note_unmeasured
 from reflact.stages.settled import Refusal
 from reflact.stages.slow_update import slow_update
 from reflact.tail import guidance, reserved, with_guidance
@@ -21,10 +22,11 @@ from reflact.wiring import Plan
 
 
 class Closed(Frozen):
-    """An epoch's end, and the documents that it made or tried."""
+    """An epoch's end, the documents that it made or tried, and its comparison where that stayed open."""
 
     record: EpochRecord
     skills: tuple[Skill, ...] = ()
+    undecided: Undecided | None = None
 
 
 class EpochEnd:
@@ -64,6 +66,7 @@ class EpochEnd:
         last step of the epoch before, both as they stood before any slow update.
 
         Raises:
+            RunFailed: No train item could be measured under both skills.
             Unmeasured: Too little could be measured to decide on the guidance.
         """
         current = await self._store.skill(state.current.skill_hash)
@@ -93,11 +96,14 @@ class EpochEnd:
         self, earlier: Skill, current: Skill, *, epoch: int, step: int
     ) -> tuple[Compared, ...]:
         slow = self._config.slow_update
+        used: list[Rollout] = []
 
         async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
-            return await self._rolls.train(items, skill, step=step, phase=f"epoch/{epoch}")
+            rolled = await self._rolls.train(items, skill, step=step, phase=f"epoch/{epoch}")
+            used.extend(rolled)
+            return rolled
 
-        return await compare(
+        pairs = await compare(
             self._plan.data.train,
             earlier,
             current,
@@ -108,6 +114,8 @@ class EpochEnd:
             seed=self._config.seed,
             epoch=epoch,
         )
+        await note_unmeasured(used, journal=self._journal, step=step)
+        return pairs
 
     async def _remember(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
@@ -153,17 +161,19 @@ class EpochEnd:
             guidance=reply.guidance,
             candidate_hash=skill.hash,
         )
-        if skill.hash in {current.hash, *state.seen_hashes}:
+        gated = self._config.slow_update.gated
+        if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
             return Closed(record=record.model_copy(update={"slow": slow}))
-        if not self._config.slow_update.gated:
+        if not gated:
             return self._made(record, slow.model_copy(update={"action": "forced"}), skill, state)
-        evaluated, _ = await self._judge.judge(skill, state, step=record.step, part="slow update")
+        evaluated, undecided = await self._judge.judge(skill, state, step=record.step, part="slow update")
         verdict = evaluated.verdict
         if verdict.action == "unmeasured":
             raise Unmeasured(f"the slow update of epoch {record.epoch}: {verdict.reason}")
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
-            return Closed(record=record.model_copy(update={"slow": slow}), skills=(skill,))
+            record = record.model_copy(update={"slow": slow})
+            return Closed(record=record, skills=(skill,), undecided=undecided)
         return self._made(record, slow.model_copy(update={"action": "accepted"}), skill, state)
 
     def _made(self, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState) -> Closed:
@@ -177,7 +187,7 @@ class EpochEnd:
         else:
             mark = slow.verdict.candidate_score
             version = Version(number=number, skill_hash=skill.hash, origin=origin, score=mark)
-            best = version if slow.verdict.action == "accept_new_best" else best
+            best = version if is_better(slow.verdict, best) else best
         record = record.model_copy(update={"made": (version,), "current": version, "best": best})
         return Closed(record=record, skills=(skill,))
 

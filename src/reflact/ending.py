@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reflact import events
-from reflact.errors import EnvironmentFailure, ModelError, RunFailed
+from reflact.errors import EnvironmentFailure, ModelError, RunFailed, Unmeasured
+from reflact.folding import is_better
 from reflact.judging import Judge
 from reflact.ports import Journal, RunStore
-from reflact.records import Promotion, RunState
+from reflact.records import Promotion, RunState, Undecided
 from reflact.results import Improvement, Scored
 from reflact.rolling import REPORTED, Emit, Rolls
 from reflact.stages.final_test import Contender, improved, placebo, scored
@@ -48,26 +49,26 @@ class Ending:
         self._tell = tell
         self.openings = 0
 
-    async def promotion(self, state: RunState) -> Promotion | None:
-        """Compare the last skill with the best one; None where they are the same document.
+    async def promotion(self, state: RunState) -> tuple[Promotion, Undecided | None] | None:
+        """Compare the last skill with the best one, and return with that what stayed inconclusive.
+
+        None where they are the same document.
 
         Raises:
-            RunFailed: Too little could be measured to decide.
+            Unmeasured: Too little could be measured to decide.
         """
         if state.current.skill_hash == state.best.skill_hash:
             return None
         last = await self._store.skill(state.current.skill_hash)
         against = state.model_copy(update={"current": state.best})
-        evaluated, _ = await self._judge.judge(last, against, step=state.step, part="promotion")
+        evaluated, undecided = await self._judge.judge(last, against, step=state.step, part="promotion")
         verdict = evaluated.verdict
         if verdict.action == "unmeasured":
-            raise RunFailed(f"the last skill could not be compared with the best: {verdict.reason}")
-        mark, best = verdict.candidate_score, state.best
-        current = state.current.model_copy(update={"score": mark, "inherited": False})
-        forced_up = mark is not None and (best.score is None or mark > best.score)
-        if verdict.action == "accept_new_best" or (verdict.action == "force_accept" and forced_up):
-            best = current
-        return Promotion(step=state.step, verdict=verdict, current=current, best=best)
+            raise Unmeasured(f"the last skill could not be compared with the best: {verdict.reason}")
+        measured = {"score": verdict.candidate_score, "inherited": False}
+        current = state.current.model_copy(update=measured)
+        best = current if is_better(verdict, state.best) else state.best
+        return Promotion(step=state.step, verdict=verdict, current=current, best=best), undecided
 
     async def measure(self, state: RunState) -> Measured:
         """Measure baseline, placebo, best and last skill on the validation and the test split.

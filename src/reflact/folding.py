@@ -63,7 +63,7 @@ def record_of(
             score=verdict.candidate_score,
         )
         made += (current,)
-        best = current if verdict.action == "accept_new_best" or _forced_up(verdict, best) else best
+        best = current if is_better(verdict, best) else best
     if noted.skill.hash != current.skill_hash:
         current = heir(
             current,
@@ -94,6 +94,14 @@ def record_of(
     )
 
 
+def is_better(verdict: Verdict, best: Version) -> bool:
+    """Return whether an accepted document takes the place of the best; without a gate, by its bare score."""
+    if verdict.action != "force_accept":
+        return verdict.action == "accept_new_best"
+    mark = verdict.candidate_score
+    return mark is not None and (best.score is None or mark > best.score)
+
+
 def heir(parent: Version, *, number: int, skill: Skill, origin: str) -> Version:
     """Return the version of a text that was not measured: it shows its parent's score as inherited."""
     return Version(number=number, skill_hash=skill.hash, origin=origin, score=parent.score, inherited=True)
@@ -110,12 +118,9 @@ def after(state: RunState, record: StepRecord, alpha: Alpha, undecided: Undecide
     """
     verdict = record.verdict
     buffer = state.step_buffer if state.epoch == record.epoch else ()
-    open_ones = tuple(u for u in state.undecided if u.skill_hash != record.candidate_hash)
     seen = {v.skill_hash for v in record.made}
     if undecided is None:
         seen.add(record.candidate_hash)
-    else:
-        open_ones += (undecided,)
     return state.model_copy(
         update={
             "step": record.step,
@@ -128,21 +133,22 @@ def after(state: RunState, record: StepRecord, alpha: Alpha, undecided: Undecide
             "seen_hashes": _together(state.seen_hashes, seen),
             "deterministic": state.deterministic and verdict.deterministic,
             "alphas": opened(state.alphas, alpha),
-            "undecided": open_ones,
+            "undecided": still_open(state.undecided, record.candidate_hash, undecided),
         }
     )
 
 
-def after_epoch(state: RunState, record: EpochRecord, alpha: Alpha) -> RunState:
-    """Return the state after an epoch's end."""
+def after_epoch(
+    state: RunState, record: EpochRecord, alpha: Alpha, undecided: Undecided | None = None
+) -> RunState:
+    """Return the state after an epoch's end; the arguments are those of ``after``."""
     slow = record.slow
     seen = {v.skill_hash for v in record.made}
     deterministic = state.deterministic
     if slow is not None:
         if slow.verdict is not None:
             deterministic = deterministic and slow.verdict.deterministic
-        undecided = slow.verdict is not None and slow.verdict.action == "inconclusive"
-        if slow.candidate_hash is not None and slow.action == "kept" and not undecided:
+        if slow.candidate_hash is not None and slow.action == "kept" and undecided is None:
             seen.add(slow.candidate_hash)
     return state.model_copy(
         update={
@@ -153,6 +159,9 @@ def after_epoch(state: RunState, record: EpochRecord, alpha: Alpha) -> RunState:
             "seen_hashes": _together(state.seen_hashes, seen),
             "deterministic": deterministic,
             "alphas": opened(state.alphas, alpha),
+            "undecided": still_open(
+                state.undecided, None if slow is None else slow.candidate_hash, undecided
+            ),
             "closed_epoch": record.epoch,
             "last_hash": record.last_hash,
             "meta": state.meta if record.meta is None else record.meta,
@@ -160,8 +169,10 @@ def after_epoch(state: RunState, record: EpochRecord, alpha: Alpha) -> RunState:
     )
 
 
-def after_promotion(state: RunState, promotion: Promotion, alpha: Alpha) -> RunState:
-    """Return the state after the last skill was compared with the best."""
+def after_promotion(
+    state: RunState, promotion: Promotion, alpha: Alpha, undecided: Undecided | None = None
+) -> RunState:
+    """Return the state after the last skill met the best; the arguments are those of ``after``."""
     return state.model_copy(
         update={
             "commits": state.commits + 1,
@@ -169,6 +180,7 @@ def after_promotion(state: RunState, promotion: Promotion, alpha: Alpha) -> RunS
             "best": promotion.best,
             "deterministic": state.deterministic and promotion.verdict.deterministic,
             "alphas": opened(state.alphas, alpha),
+            "undecided": still_open(state.undecided, promotion.current.skill_hash, undecided),
         }
     )
 
@@ -204,6 +216,14 @@ def opened(alphas: tuple[Alpha, ...], alpha: Alpha) -> tuple[Alpha, ...]:
     return alphas if alpha in alphas else (*alphas, alpha)
 
 
+def still_open(
+    undecided: tuple[Undecided, ...], candidate_hash: str | None, again: Undecided | None
+) -> tuple[Undecided, ...]:
+    """Return the comparisons that are open after one of a candidate, ``again`` if it is open itself."""
+    others = tuple(u for u in undecided if u.skill_hash != candidate_hash)
+    return others if again is None else (*others, again)
+
+
 def versions(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
@@ -211,11 +231,6 @@ def versions(
     made = {v.number: v.skill_hash for record in records for v in record.made}
     made |= {v.number: v.skill_hash for record in epochs for v in record.made}
     return {0: initial.hash} | dict(sorted(made.items()))
-
-
-def _forced_up(verdict: Verdict, best: Version) -> bool:
-    mark = verdict.candidate_score
-    return verdict.action == "force_accept" and mark is not None and (best.score is None or mark > best.score)
 
 
 def _together(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ...]:

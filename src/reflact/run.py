@@ -102,7 +102,7 @@ class Run:
             state = await self._twice(self._close_epoch, state)
             state = await self._twice(lambda now: self._step(steps, now, records), state)
         state = await self._twice(self._close_epoch, state)
-        state = await self._promote(state)
+        state = await self._twice(self._promote, state)
         with self._clock.stage("final test"):
             self._measured = await self.ending.measure(state)
         return await self.finish("completed", None)
@@ -180,7 +180,8 @@ class Run:
             return state
         with self._clock.stage("epoch end"):
             closed = await self._epoch_end.close(state, epoch=epoch)
-        new = after_epoch(state, closed.record, self._judge.alpha(state, step=state.step))
+        alpha = self._judge.alpha(state, step=state.step)
+        new = after_epoch(state, closed.record, alpha, closed.undecided)
         return await self._commit(closed.record, new, closed.skills)
 
     async def _promote(self, state: RunState) -> RunState:
@@ -189,11 +190,12 @@ class Run:
         if done and done[-1].step == state.step:
             return state
         with self._clock.stage("promotion"):
-            promotion = await self.ending.promotion(state)
-        if promotion is None:
+            promoted = await self.ending.promotion(state)
+        if promoted is None:
             return state
+        promotion, undecided = promoted
         alpha = self._judge.alpha(state, step=state.step)
-        return await self._commit(promotion, after_promotion(state, promotion, alpha), [])
+        return await self._commit(promotion, after_promotion(state, promotion, alpha, undecided), [])
 
     async def _twice(self, work: Callable[[RunState], Awaitable[RunState]], state: RunState) -> RunState:
         """Do what changes the state; once more where too little of it could be measured."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from reflact.data import shuffled
+from reflact.errors import RunFailed
 from reflact.prompts import fence
 from reflact.records import Category, Comparison
 from reflact.stages.material import show_case
@@ -55,14 +56,22 @@ async def compare(
     ``changed`` and ``unchanged`` keep those whose outcome differs, or does not, and go on along the order,
     ``samples`` items at once, until there are enough or none are left. Which of a round's rollouts finish
     first plays no part.
+
+    Raises:
+        RunFailed: Not a single item of the first round was measured under both skills.
     """
     order = shuffled(items, seed + 2000 * epoch, "slow")
     kept: list[Compared] = []
+    measured = 0
     for start in range(0, len(order), samples):
         chunk = order[start : start + samples]
         before = await roll(chunk, earlier)
         after = await roll(chunk, later)
         pairs = categorised(chunk, before, after, threshold)
+        measured += len(pairs)
+        if not measured:
+            lost = next(r for r in (*before, *after) if r.score is None)
+            raise RunFailed(f"no train item could be measured under both skills; one failure: {lost.error}")
         kept += [p for p in pairs if policy == "mixed" or (p.category in CHANGED) == (policy == "changed")]
         if policy == "mixed" or len(kept) >= samples:
             break

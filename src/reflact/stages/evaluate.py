@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from reflact.early_stop import settled
 from reflact.gate import Metric, measure, score
-from reflact.paired import Ask, Pair, Ruling, Setting, look
-from reflact.types import Candidate, Frozen, Measurement, Merged, Rollout, Score, Skill, Split, Verdict
+from reflact.paired import Ask, Pair, Ruling, Setting, covered, look, rule
+from reflact.types import (
+    Candidate,
+    Frozen,
+    Measurement,
+    Merged,
+    Rollout,
+    Score,
+    Skill,
+    Split,
+    Verdict,
+    failed,
+)
 
 Duels = Sequence[tuple[Rollout, Rollout]]
 Until = Callable[[Duels], bool]
@@ -17,10 +28,14 @@ Duel = Callable[[Skill, Skill, Ask, Until | None], Awaitable[Duels]]
 
 
 class Scale(Frozen):
-    """How a score becomes one number: ``(1 - mixed_weight) * hard + mixed_weight * soft`` if mixed."""
+    """How a score becomes one number: ``(1 - mixed_weight) * hard + mixed_weight * soft`` if mixed.
+
+    An item is solved where its hard score reaches ``threshold``; None: where it is above 0.
+    """
 
     metric: Metric
     mixed_weight: float = 0.5
+    threshold: float | None = None
 
     def of(self, rollout: Rollout) -> float | None:
         """Return a rollout's score on this scale, in 0..1; None where it is unmeasured."""
@@ -36,17 +51,25 @@ class Scale(Frozen):
             case "mixed":
                 return (1 - self.mixed_weight) * value.hard + self.mixed_weight * value.soft
 
+    def solved(self, rollout: Rollout) -> bool | None:
+        """Return whether a rollout solved its item; None where it is unmeasured."""
+        return None if rollout.score is None else not failed(rollout, self.threshold)
+
     def mean(self, measurement: Measurement) -> float | None:
         """Return a measurement on this scale; None where nothing was measured."""
         return score(measurement, metric=self.metric, mixed_weight=self.mixed_weight)
 
 
 class Compared(Frozen):
-    """The outcome of a comparison: the ruling and the rollouts that its scores are means of."""
+    """The outcome of a comparison: the ruling, and the rollouts that its scores are means of.
+
+    ``unmeasured`` are those without a score among all that it looked at, repeats included.
+    """
 
     ruling: Ruling
     candidate: tuple[Rollout, ...]
     current: tuple[Rollout, ...]
+    unmeasured: tuple[Rollout, ...]
 
 
 class Evaluated(Frozen):
@@ -98,7 +121,7 @@ async def evaluate(
     """
     first = await compare(candidate, current, setting=setting, scale=scale, duel=duel)
     verdict = _verdict(first, candidate, current, scale)
-    lost = _unmeasured(first)
+    lost = first.unmeasured
     if verdict.action != "accept":
         return Evaluated(verdict=verdict, unmeasured=lost)
     if best.hash == current.hash:
@@ -112,12 +135,13 @@ async def evaluate(
         }
     )
     against = f"{verdict.reason} Against the best skill: {second.ruling.reason}"
-    verdict = (
-        _new_best(verdict, against)
-        if second.ruling.action == "accept"
-        else verdict.model_copy(update={"reason": against})
-    )
-    return Evaluated(verdict=verdict, unmeasured=lost + _unmeasured(second))
+    if second.ruling.action == "accept":
+        verdict = _new_best(verdict, against)
+    elif second.ruling.action == "unmeasured":
+        verdict = verdict.model_copy(update={"action": "unmeasured", "reason": against})
+    else:
+        verdict = verdict.model_copy(update={"reason": against})
+    return Evaluated(verdict=verdict, unmeasured=lost + second.unmeasured)
 
 
 async def compare(
@@ -142,25 +166,28 @@ async def compare(
         asked.setdefault(ask.trial, []).extend(done)
         ruling = settled(setting, trials, ask, pairs(done)) if setting.early_stop else None
         if ruling is not None:
-            return _compared(ruling, asked, setting)
+            return _compared(ruling, asked, setting, cut_short=ask.trial)
         trials.setdefault(ask.trial, {}).update({pair.item_id: pair for pair in pairs(done)})
 
 
-def forced(candidate: Skill, current: Skill, duels: Duels, scale: Scale, *, deterministic: bool) -> Evaluated:
-    """Return the verdict where the gate is off: accepted, with what one pass measured."""
-    new = measure(candidate.hash, Split.val, [theirs for theirs, _ in duels])
-    old = measure(current.hash, Split.val, [ours for _, ours in duels])
-    verdict = Verdict(
-        action="force_accept",
-        reason="The gate is off: every candidate is accepted.",
-        candidate=new,
-        current=old,
-        candidate_score=scale.mean(new),
-        current_score=scale.mean(old),
-        deterministic=deterministic,
+def forced(candidate: Skill, current: Skill, duels: Duels, *, setting: Setting, scale: Scale) -> Evaluated:
+    """Return the verdict where the gate is off: accepted, if enough of one pass could be measured."""
+    sums = setting.tally()
+    for theirs, ours in duels:
+        sums.add(scale.of(theirs), scale.of(ours))
+    is_enough = covered(setting, sums)
+    ruling = rule(
+        setting,
+        sums,
+        "accept" if is_enough else "unmeasured",
+        noisy=not setting.deterministic,
+        reason="The gate is off: every candidate is accepted." if is_enough else None,
     )
-    lost = tuple(r for duel in duels for r in duel if r.score is None)
-    return Evaluated(verdict=verdict, unmeasured=lost)
+    compared = _compared(ruling, {0: list(duels)}, setting)
+    verdict = _verdict(compared, candidate, current, scale).model_copy(update={"evidence": None})
+    if is_enough:
+        verdict = verdict.model_copy(update={"action": "force_accept"})
+    return Evaluated(verdict=verdict, unmeasured=compared.unmeasured)
 
 
 def _pair(scale: Scale, theirs: Rollout, ours: Rollout) -> Pair:
@@ -168,25 +195,31 @@ def _pair(scale: Scale, theirs: Rollout, ours: Rollout) -> Pair:
         item_id=theirs.item_id,
         candidate=scale.of(theirs),
         current=scale.of(ours),
-        candidate_solved=None if theirs.score is None else theirs.score.hard > 0,
-        current_solved=None if ours.score is None else ours.score.hard > 0,
+        candidate_solved=scale.solved(theirs),
+        current_solved=scale.solved(ours),
     )
 
 
-def _compared(ruling: Ruling, asked: dict[int, list[tuple[Rollout, Rollout]]], setting: Setting) -> Compared:
-    """Keep the trials that were asked of all items; where the first was cut short, what it has."""
+def _compared(
+    ruling: Ruling,
+    asked: Mapping[int, Sequence[tuple[Rollout, Rollout]]],
+    setting: Setting,
+    *,
+    cut_short: int | None = None,
+) -> Compared:
+    """Keep the trials that were run on all items, and what there is of the one that was cut short."""
     whole = len(setting.item_ids)
-    last = max(asked, default=0)
     full = [
         duel
         for trial, duels in sorted(asked.items())
-        if len(duels) >= whole or (ruling.evidence.bound and trial == last)
+        if len(duels) >= whole or trial == cut_short
         for duel in duels
     ]
     return Compared(
         ruling=ruling,
         candidate=tuple(theirs for theirs, _ in full),
         current=tuple(ours for _, ours in full),
+        unmeasured=tuple(r for duels in asked.values() for duel in duels for r in duel if r.score is None),
     )
 
 
@@ -196,7 +229,8 @@ def _verdict(compared: Compared, candidate: Skill, current: Skill, scale: Scale)
         for theirs, ours in zip(compared.candidate, compared.current, strict=True)
         if theirs.score is not None and ours.score is not None
     ]
-    left_out = tuple(sorted({r.item_id for r in _unmeasured(compared)}))
+    lost = {r.item_id for r in (*compared.candidate, *compared.current) if r.score is None}
+    left_out = tuple(sorted(lost))
     new = measure(candidate.hash, Split.val, [theirs for theirs, _ in kept])
     old = measure(current.hash, Split.val, [ours for _, ours in kept])
     action: Literal["accept", "reject", "inconclusive", "unmeasured"] = compared.ruling.action
@@ -214,7 +248,3 @@ def _verdict(compared: Compared, candidate: Skill, current: Skill, scale: Scale)
 
 def _new_best(verdict: Verdict, reason: str) -> Verdict:
     return verdict.model_copy(update={"action": "accept_new_best", "reason": reason})
-
-
-def _unmeasured(compared: Compared) -> tuple[Rollout, ...]:
-    return tuple(r for r in (*compared.candidate, *compared.current) if r.score is None)

@@ -83,7 +83,7 @@ async def rollout(
     journal: Journal,
     step: int,
     feedback: bool,
-    coverage: float,
+    coverage: float | None,
     limit: int,
     trial: int | None = None,
     phase: str | None = None,
@@ -104,7 +104,8 @@ async def rollout(
         journal: Where unmeasured items are noted.
         step: The step that uses the rollouts.
         feedback: Whether the environment's words about the answer are kept for the analysts.
-        coverage: Share of items that must be measured, 0..1; always at least one.
+        coverage: Share of items that must be measured, 0..1; always at least one. None: any number, and
+            whoever uses absences notes them (``note_unmeasured``).
         limit: Rollouts in flight at most.
         trial: Number of the trial; None numbers the occurrences of each item from 0.
         phase: Shares rollouts within this phase only; None shares them with every phase that has none.
@@ -132,8 +133,9 @@ async def rollout(
         rollouts = await fan_out(runner.run, jobs, limit=limit)
     else:
         rollouts = await fan_out_until(runner.run, jobs, enough=until, limit=limit)
-    require_coverage(rollouts, coverage)
-    await note_unmeasured(rollouts, journal=journal, step=step)
+    if coverage is not None:
+        require_coverage(rollouts, coverage)
+        await note_unmeasured(rollouts, journal=journal, step=step)
     return rollouts
 
 

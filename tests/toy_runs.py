@@ -1,0 +1,217 @@
+"""Whole runs in the toy world, for tests of what the algorithm does, and what such a run left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anyio.lowlevel import checkpoint
+
+from reflact import Trainer, events
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.ports import Approve, Environment, Session
+from reflact.records import EpochRecord, Promotion, RunState, StepRecord
+from reflact.results import RunSummary
+from reflact.store.runs import open_store
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Answer, Call, Script
+from reflact.types import Skill, Turn
+
+Plays = Callable[[type[ReplyModel], str], Answer]
+"""Answers one kind of question, from the reply type and from what is shown."""
+
+Part = tuple[type[ReplyModel], Plays | Answer]
+"""A kind of reply, and who or what answers it."""
+
+Acts = Callable[[Skill, str, int], str | None]
+"""Answers a message under a skill that was asked it so often before; None: as the toy target would."""
+
+LINES = {name: rule.line for name, rule in TOY_RULES.items()}
+
+
+class Actor:
+    """A toy target that notes what it was asked under which skill, and may answer otherwise.
+
+    Attributes:
+        asked: The skill's text and the message of each question, in order.
+    """
+
+    def __init__(self, acts: Acts | None = None) -> None:
+        self._toy = ToyTarget()
+        self._acts = acts
+        self._times: Counter[tuple[str, str]] = Counter()
+        self.asked: list[tuple[str, str]] = []
+
+    @property
+    def identity(self) -> str:
+        return self._toy.identity
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        return _Acting(self._toy.session(skill, rollout=rollout), skill, self)
+
+    def answer(self, skill: Skill, message: str) -> str | None:
+        """Note a message and return the answer that replaces the toy target's."""
+        before = self._times[skill.text, message]
+        self._times[skill.text, message] += 1
+        self.asked.append((skill.text, message))
+        return None if self._acts is None else self._acts(skill, message, before)
+
+
+class _Acting:
+    def __init__(self, inner: Session, skill: Skill, actor: Actor) -> None:
+        self._inner = inner
+        self._skill = skill
+        self._actor = actor
+        self.turns: tuple[Turn, ...] = ()
+
+    async def reply(self, message: str) -> str:
+        await checkpoint()
+        instead = self._actor.answer(self._skill, message)
+        answer = await self._inner.reply(message) if instead is None else instead
+        self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
+        return answer
+
+
+class Ran(NamedTuple):
+    """A run's outcome, its history, and all that its collaborators were asked."""
+
+    summary: RunSummary
+    records: tuple[StepRecord, ...]
+    epochs: tuple[EpochRecord, ...]
+    promotions: tuple[Promotion, ...]
+    events: tuple[events.Event, ...]
+    state: RunState
+    texts: Mapping[str, str]
+    calls: Sequence[Call]
+    actor: Actor
+
+    @property
+    def actions(self) -> list[str]:
+        """What became of the steps."""
+        return [record.verdict.action for record in self.records]
+
+    def asked(self, purpose: str) -> list[Call]:
+        """Return the optimizer's calls for a purpose."""
+        return [call for call in self.calls if call.sample.purpose == purpose]
+
+    def shown(self, purpose: str) -> list[str]:
+        """Return what the calls for a purpose were shown."""
+        return [shown_to(call) for call in self.asked(purpose)]
+
+    @property
+    def current(self) -> str:
+        """The text of the last skill."""
+        return self.texts[self.state.current.skill_hash]
+
+    @property
+    def best(self) -> str:
+        """The text of the best skill."""
+        return self.texts[self.state.best.skill_hash]
+
+
+def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a short run without what happens at the ends of epochs and of the run."""
+    plain: dict[str, Any] = {
+        "train": {"batch_size": 4, "num_epochs": 1},
+        "reflect": {"minibatch_size": 4},
+        "select": {"max_edits": 1, "min_edits": 1},
+        "slow_update": {"enabled": False},
+        "meta_skill": {"enabled": False},
+        "test": {"enabled": False},
+    }
+    for name, values in sections.items():
+        plain[name] = {**plain.get(name, {}), **values}
+    return {"out_dir": folder, **plain}
+
+
+async def run(
+    folder: Path,
+    *,
+    initial: str | None = None,
+    environment: Environment | None = None,
+    actor: Actor | None = None,
+    script: Script | None = None,
+    approve: Approve | None = None,
+    store: Path | None = None,
+    **sections: Mapping[str, Any],
+) -> Ran:
+    """Train in the toy world and return what became of it.
+
+    Args:
+        folder: Where the run is kept.
+        initial: The initial document; None: an empty one.
+        environment: Eight train, four validation and four test items of four rules, unless given.
+        actor: The target.
+        script: Plays the optimizer.
+        approve: Asked about candidates.
+        store: A database to be shared with other runs.
+        sections: Parts of the configuration that differ from ``settings``.
+    """
+    config = settings(folder, **sections)
+    if initial is not None:
+        config["skill"] = written(folder / "initial.md", initial)
+    if store is not None:
+        config["store"] = store
+    optimizer, actor = ScriptedLLM(script or toy_optimizer()), actor or Actor()
+    trainer = Trainer(
+        config,
+        environment=environment or ToyEnvironment(train=8, val=4, test=4),
+        target=actor,
+        optimizer=optimizer,
+        approve=approve,
+    )
+    summary = await trainer.train()
+    async with open_store(store or folder / "run.db") as opened:
+        query = "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"
+        rows = await opened._database.rows(query, (summary.run_id,))
+        skills = await opened._database.rows("SELECT text FROM skills", ())
+        return Ran(
+            summary=summary,
+            records=await opened.records(summary.run_id),
+            epochs=await opened.epochs(summary.run_id),
+            promotions=await opened.promotions(summary.run_id),
+            events=await opened.events(summary.run_id),
+            state=RunState.model_validate_json(rows[0][0]),
+            texts={Skill(text=text).hash: text for (text,) in skills},
+            calls=optimizer.calls,
+            actor=actor,
+        )
+
+
+def written(path: Path, text: str) -> Path:
+    """Write a text as it is, its line breaks included, and return where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode("utf-8"))
+    return path
+
+
+def playing(*parts: Part, edits: int = 1) -> Script:
+    """Return a script that plays the toy optimizer, but for some kinds of reply."""
+    usual = toy_optimizer(edits=edits)
+
+    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        for kind, part in parts:
+            if issubclass(reply_type, kind):
+                shown = "\n".join(m.content for m in prompt.messages if m.role == "user")
+                return part(reply_type, shown) if callable(part) else part
+        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+
+    return answer
+
+
+def shown_to(call: Call) -> str:
+    """Return what a call's prompt shows, without the system message."""
+    return "\n".join(m.content for m in call.prompt.messages if m.role == "user")
+
+
+def right(message: str) -> str:
+    """Return the right answer to a message of the toy world."""
+    name, _, number = message.partition(" ")
+    return TOY_RULES[name].answer(int(number))
+
+
+def document(*names: str) -> str:
+    """Return a document that holds the lines of some rules."""
+    return "".join(f"{LINES[name]}\n" for name in names)
