@@ -27,9 +27,9 @@ from reflact.early_stop import Watch
 from reflact.paired import Ask, Pair, Ruling, Setting, look
 
 SEED, STEPS, ALPHA, GAIN, FRESH = 2026, 8, 0.10, 0.15, 4
-MAIN, GRID, SEQUENCES = 2000, 300, 1000
+MAIN, GRID, SEQUENCES = 2000, 200, 1000
 SIZES, TRIALS = (20, 50, 100), (4, 8, 20)
-PATIENT = 100
+PATIENT = 50
 """Runs of each row that are also evaluated without early stop."""
 POLICIES = ("paired", "strict")
 RESERVED = 1000
@@ -60,7 +60,7 @@ def one_coin(n: int, chance: random.Random, first: bool) -> list[float]:
 
 
 def one_side(n: int, chance: random.Random, first: bool) -> list[float]:
-    """The first skill is stable; each candidate makes a fifth of the items coins, half of them solved ones."""
+    """The first skill is stable; each candidate makes a fifth of the items coins, half of them solved."""
     stable = [1.0, 0.0] * (n // 2)
     if first:
         return stable
@@ -430,7 +430,7 @@ def shown(row: Row) -> list[str]:
     (false, most), (power, least), (bias, within) = row.false("paired"), row.power("paired"), row.fresh_bias()
     hurried, whole = (fmean(o.spent for o in side) / STEPS for side in (paired[: len(patient)], patient))
     return [
-        plan.model.name,
+        plan.model.name if plan.model.promised else f"{plan.model.name} *",
         str(plan.n),
         str(plan.trials),
         f"{row.false('strict')[0]:.1%}",
@@ -454,20 +454,13 @@ def line(cells: Sequence[str]) -> str:
     return f"| {first.strip().ljust(HEAD[0][1])} | {' | '.join(rest)} |"
 
 
-def deterministic(runs: int) -> list[str]:
-    """Print how deterministic targets were decided, and return what is not as stated."""
-    misses = []
-    for n in SIZES:
-        for declared in (False, True):
-            pairs = [
-                [stable_sequence(n, run, policy, declared) for policy in POLICIES] for run in range(runs)
-            ]
-            equal = sum(paired == strict for paired, strict in pairs)
-            name = f"deterministic, {'declared' if declared else 'found out'}, n = {n}"
-            print(f"{name}: {equal} of {runs} sequences of {STEPS} decisions are strict's")
-            if equal < runs:
-                misses.append(f"{name}: {runs - equal} sequences differ from strict's")
-    return misses
+def deterministic(n: int, declared: bool, runs: int) -> tuple[str, str | None]:
+    """Return how deterministic targets were decided, and what is not as stated."""
+    pairs = [[stable_sequence(n, run, policy, declared) for policy in POLICIES] for run in range(runs)]
+    equal = sum(paired == strict for paired, strict in pairs)
+    name = f"deterministic, {'declared' if declared else 'found out'}, n = {n}"
+    miss = None if equal == runs else f"{name}: {runs - equal} sequences differ from strict's"
+    return f"{name}: {equal} of {runs} sequences of {STEPS} decisions are strict's", miss
 
 
 def main() -> int:
@@ -480,15 +473,22 @@ def main() -> int:
     rows = plans(options.quick)
     print(f"seed {SEED}, alpha {ALPHA} for {STEPS} decisions; bounds are one-sided, at 95%")
     print(f"first row: {rows[0].runs} runs and comparisons; other rows: {rows[-1].runs}")
-    misses = deterministic(20 if options.quick else SEQUENCES)
-    print(line([name for name, _ in HEAD]))
-    print(line(["-" * width for _, width in HEAD]))
+    sequences = 20 if options.quick else SEQUENCES
+    misses: list[str] = []
     with ProcessPoolExecutor(options.workers) as pool:
+        stable = [pool.submit(deterministic, n, told, sequences) for n in SIZES for told in (False, True)]
         parts = [[pool.submit(simulated, plan, part) for part in chunks(plan)] for plan in rows]
+        for future in stable:
+            sentence, miss = future.result()
+            print(sentence, flush=True)
+            misses += [] if miss is None else [miss]
+        print(line([name for name, _ in HEAD]))
+        print(line(["-" * width for _, width in HEAD]))
         for plan, futures in zip(rows, parts, strict=True):
             row = collected(plan, [each for future in futures for each in future.result()])
             print(line(shown(row)), flush=True)
             misses += row.misses()
+    print("* the gate does not hold alpha here, or cannot promise to: docs/gate.md says why")
     print(f"{time.perf_counter() - started:.0f} s with {options.workers} processes")
     for miss in misses:
         print(f"MISSED: {miss}")
