@@ -7,7 +7,7 @@ from typing import get_args
 from reflact.config import GateConfig
 from reflact.data import shuffled, steps_per_epoch
 from reflact.folding import alpha_at
-from reflact.paired import Ask, Setting
+from reflact.paired import ROUNDING, Ask, Setting
 from reflact.planning import outlook, resolvable, trials_for
 from reflact.ports import Approve, Journal, RunStore
 from reflact.records import Alpha, Part, Review, RunState, Undecided
@@ -57,6 +57,7 @@ class Judge:
         self._gate: GateConfig = plan.config.gate
         self._slow_gated = plan.config.slow_update.enabled and plan.config.slow_update.gated
         self._declared = plan.config.target.deterministic
+        self._afresh = plan.config.gate.interleave or not plan.config.train.reuse_rollouts
         self._order = shuffled((item.id for item in plan.data.val), plan.config.seed, "gate")
         self._store = store
         self._journal = journal
@@ -83,7 +84,7 @@ class Judge:
     def agree(self, first: tuple[Rollout, ...], second: tuple[Rollout, ...]) -> bool:
         """Whether two trials of the same items gave the same scores, where both have one."""
         marks = [(self.scale.of(a), self.scale.of(b)) for a, b in zip(first, second, strict=True)]
-        return all(a == b for a, b in marks if a is not None and b is not None)
+        return all(abs(a - b) <= ROUNDING for a, b in marks if a is not None and b is not None)
 
     def alpha(self, state: RunState | None, *, step: int) -> Alpha:
         """Return the error probability that the decisions of a step are taken under."""
@@ -136,7 +137,7 @@ class Judge:
             ),
             None,
         )
-        if gate.interleave:
+        if self._afresh:
             before = None
         return Setting(
             item_ids=self._order,

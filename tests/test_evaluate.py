@@ -1,0 +1,561 @@
+"""Stage 6: what becomes of a candidate on the validation split, and what finding out takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact import events
+from reflact.errors import ProviderDown
+from reflact.paired import Ask, Setting
+from reflact.stages.evaluate import Duels, Evaluated, Scale, Until, evaluate, forced, unevaluated
+from reflact.stages.replies import AnalystReply
+from reflact.testing import ToyEnvironment, appending
+from reflact.types import Candidate, Edit, Fallback, Merged, Patch, Rollout, Score, Skill, Split
+from toy_runs import LINES, Actor, document, playing, right, run
+
+pytestmark = pytest.mark.anyio
+
+CANDIDATE, CURRENT, BEST = Skill(text="candidate"), Skill(text="current"), Skill(text="best")
+ITEMS = tuple(f"v{n}" for n in range(8))
+HARD = Scale(metric="hard")
+
+Marks = Callable[[str, str, int], "float | Score | None"]
+"""The score of a document's text on an item in a trial; None is unmeasured."""
+
+
+def rolled(marks: Marks, skill: Skill, item_id: str, trial: int) -> Rollout:
+    """Return what a document gets on an item."""
+    mark = marks(skill.text, item_id, trial)
+    blank = Rollout(
+        key=f"{skill.text}/{item_id}/{trial}", item_id=item_id, skill_hash=skill.hash, trial=trial
+    )
+    if mark is None:
+        return blank.model_copy(update={"error": "lost"})
+    return blank.model_copy(update={"score": mark if isinstance(mark, Score) else Score.of(mark)})
+
+
+class Field:
+    """Rolls two skills out for the gate, up to the shortest prefix that is enough, and notes what it did."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self.asked: list[tuple[str, int, tuple[str, ...]]] = []
+        self.pairs = 0
+
+    async def duel(self, candidate: Skill, current: Skill, ask: Ask, until: Until | None) -> Duels:
+        self.asked.append((current.text, ask.trial, ask.item_ids))
+        duels: list[tuple[Rollout, Rollout]] = []
+        for item_id in ask.item_ids:
+            duels.append(
+                (
+                    rolled(self._marks, candidate, item_id, ask.trial),
+                    rolled(self._marks, current, item_id, ask.trial),
+                )
+            )
+            if until is not None and until(duels):
+                break
+        self.pairs += len(duels)
+        return duels
+
+
+def setting(**changes: Any) -> Setting:
+    """Return a gate of eight items with twenty trials at a level of 0.05."""
+    return Setting.model_validate({"item_ids": ITEMS, "trials": 20, "level": 0.05, **changes})
+
+
+async def judged(
+    marks: Marks, *, best: Skill = CURRENT, scale: Scale = HARD, **changes: Any
+) -> tuple[Evaluated, Field]:
+    """Return the verdict on the candidate, and what it took."""
+    field = Field(marks)
+    evaluated = await evaluate(
+        CANDIDATE, CURRENT, best, setting=setting(**changes), scale=scale, duel=field.duel
+    )
+    return evaluated, field
+
+
+def wins(*items: str, over: float = 0.0) -> Marks:
+    """Let the candidate solve some items that the others do not, whatever the trial."""
+    return lambda text, item_id, trial: 1.0 if text == "candidate" and item_id in items else over
+
+
+def mixed_up(text: str, item_id: str, trial: int) -> float:
+    """Let the candidate solve six of eight items in each trial, the current skill one, at changing places."""
+    place = (ITEMS.index(item_id) + trial) % 8
+    return float(place < 6) if text == "candidate" else float(place == 7)
+
+
+# ------------------------------------------------------------------------------- without an evaluation
+
+PROPOSED = Merged(patch=Patch(edits=(Edit(op="append", content="x"),)))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "merged", "action"),
+    [
+        (Candidate(skill=CURRENT), Merged(), "no_patches"),
+        (Candidate(skill=CURRENT), PROPOSED, "no_change"),
+        (Candidate(skill=BEST), PROPOSED, "no_change"),
+        (
+            Candidate(skill=CURRENT, fallbacks=(Fallback(label="rewrite", reason="r", instead="i"),)),
+            PROPOSED,
+            "no_rewrite",
+        ),
+        (Candidate(skill=CANDIDATE), PROPOSED, None),
+    ],
+)
+def test_what_changes_nothing_is_not_evaluated(
+    candidate: Candidate, merged: Merged, action: str | None
+) -> None:
+    """No proposals, no rewrite, no change, and a document known before each have an outcome of their own."""
+    verdict = unevaluated(candidate, CURRENT, merged=merged, known=[BEST.hash])
+    assert (None if verdict is None else verdict.action) == action
+    if verdict is not None:
+        assert (verdict.candidate, verdict.candidate_score, verdict.accepted) == (None, None, False)
+
+
+# ------------------------------------------------------------------------------------------- one pass
+
+
+async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None:
+    """All items once, the differing ones twice more on both sides, then accepted."""
+    evaluated, field = await judged(wins("v1", "v5"))
+    verdict = evaluated.verdict
+    assert verdict.action == "accept_new_best"
+    assert (verdict.candidate_score, verdict.current_score) == (0.25, 0.0)
+    assert [ask[1:] for ask in field.asked] == [(0, ITEMS), (1, ("v1", "v5")), (2, ("v1", "v5"))]
+    assert verdict.deterministic
+
+
+async def test_a_declared_target_is_believed_at_once() -> None:
+    """With ``target.deterministic: true`` one pass is enough to accept."""
+    evaluated, field = await judged(wins("v1"), declared=True)
+    assert evaluated.verdict.action == "accept_new_best"
+    assert [trial for _, trial, _ in field.asked] == [0]
+
+
+@pytest.mark.parametrize("policy", ["strict", "paired"])
+async def test_a_tie_is_rejected(policy: str) -> None:
+    """Equal means are no improvement under either policy."""
+    evaluated, field = await judged(wins(over=1.0), policy=policy)
+    assert evaluated.verdict.action == "reject"
+    assert len(field.asked) == 1
+
+
+async def test_strict_takes_what_noise_gives() -> None:
+    """One pass decides: a gain that the next trial would undo is accepted, and no repeat is asked for."""
+
+    def lucky(text: str, item_id: str, trial: int) -> float:
+        return float(text == "candidate" and trial == 0 and item_id in {"v0", "v1"})
+
+    evaluated, field = await judged(lucky, policy="strict", early_stop=False)
+    assert evaluated.verdict.action == "accept_new_best"
+    assert [trial for _, trial, _ in field.asked] == [0]
+    assert (await judged(lucky))[0].verdict.action == "reject"
+
+
+# ---------------------------------------------------------------------------------------------- trials
+
+
+async def test_a_noisy_gain_is_proven_by_rounds() -> None:
+    """A disagreeing repeat turns to complete rounds of both sides; the verdict remembers the noise."""
+    evaluated, field = await judged(mixed_up, early_stop=False)
+    verdict = evaluated.verdict
+    assert (verdict.action, verdict.deterministic) == ("accept_new_best", False)
+    assert verdict.evidence is not None
+    assert verdict.evidence.value is not None
+    assert verdict.evidence.value >= 1 / 0.05
+    per_round = Counter(trial for _, trial, ids in field.asked for _ in ids)
+    assert set(list(per_round.values())[: verdict.evidence.rounds]) == {8}
+    assert verdict.candidate is not None
+    assert verdict.candidate.n == 8 * verdict.evidence.rounds
+
+
+async def test_a_target_that_is_known_to_be_noisy_is_not_believed_on_one_pass() -> None:
+    """Where repeats have disagreed before, a flawless gain still needs rounds."""
+    evaluated, field = await judged(wins(*ITEMS[:2]), deterministic=False, early_stop=False)
+    assert evaluated.verdict.action == "accept_new_best"
+    assert len(field.asked) > 2
+    assert {ids for _, _, ids in field.asked} == {ITEMS}
+
+
+async def test_scores_cover_the_trials_of_the_decision_alone() -> None:
+    """Repeats of the differing items beyond the round that an early stop cut short are not averaged in."""
+
+    def late_noise(text: str, item_id: str, trial: int) -> float:
+        if (text, item_id) == ("candidate", "v0"):
+            return float(trial < 2)
+        return float(text == "candidate" or item_id in {"v5", "v6", "v7"})
+
+    evaluated, field = await judged(late_noise, level=0.02, trials=2)
+    verdict = evaluated.verdict
+    assert [(trial, len(ids)) for _, trial, ids in field.asked] == [(0, 8), (1, 5), (2, 5), (1, 3)]
+    assert verdict.evidence is not None
+    assert (verdict.deterministic, verdict.evidence.bound, verdict.evidence.pairs) == (False, True, 15)
+    assert verdict.candidate is not None
+    assert (verdict.candidate.n, verdict.candidate.hard) == (15, 1.0)
+
+
+sides = st.sampled_from([0.0, 0.5, 1.0, 1.0, None])
+tables = st.lists(st.lists(sides, min_size=16, max_size=16), min_size=4, max_size=4)
+
+
+@given(
+    tables,
+    st.sampled_from(["strict", "paired"]),
+    st.booleans(),
+    st.sampled_from([None, 0, 1]),
+    st.sampled_from([0.5, 0.9]),
+)
+async def test_early_stop_changes_no_verdict(
+    table: list[list[float | None]], policy: str, noisy: bool, lost: int | None, coverage: float
+) -> None:
+    """Whatever the scores, the gate decides with early stop as without, on no more rollouts.
+
+    Only what was never run cannot leave the decision unmeasured.
+    """
+
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        return table[trial % 4][ITEMS.index(item_id) + 8 * (text == "candidate")]
+
+    changes: dict[str, Any] = {
+        "policy": policy,
+        "deterministic": not noisy,
+        "no_regression": lost,
+        "coverage": coverage,
+        "trials": 4,
+        "level": 0.2,
+    }
+    short, less = await judged(marks, early_stop=True, **changes)
+    whole, more = await judged(marks, early_stop=False, **changes)
+    assert whole.verdict.action in {short.verdict.action, "unmeasured"}
+    assert less.pairs <= more.pairs
+
+
+async def test_a_bound_says_that_it_is_one() -> None:
+    """A rejection that the open items cannot turn stops, and its scores are those of the prefix."""
+    evaluated, field = await judged(lambda text, item_id, trial: float(text == "current"))
+    verdict = evaluated.verdict
+    assert verdict.action == "reject"
+    assert verdict.evidence is not None
+    assert verdict.evidence.bound
+    assert verdict.candidate is not None
+    assert verdict.candidate.n == verdict.evidence.pairs == field.pairs < 8
+
+
+# ------------------------------------------------------------------------------------------- the veto
+
+
+@pytest.mark.parametrize(
+    ("allowed", "action"), [(None, "accept_new_best"), (1, "accept_new_best"), (0, "reject")]
+)
+async def test_a_lost_item_vetoes_whatever_the_mean(allowed: int | None, action: str) -> None:
+    """Three won and one lost: rejected where none may be lost, with the veto as the reason."""
+
+    def marks(text: str, item_id: str, trial: int) -> float:
+        return float((item_id == "v0") == (text == "current")) if item_id < "v4" else 0.0
+
+    verdict = (await judged(marks, no_regression=allowed))[0].verdict
+    assert verdict.action == action
+    assert ("no_regression" in verdict.reason) == (action == "reject")
+
+
+@pytest.mark.parametrize(("threshold", "action"), [(None, "accept_new_best"), (1.0, "reject")])
+async def test_what_counts_as_solved_is_the_success_threshold(threshold: float | None, action: str) -> None:
+    """An item that falls from 1.0 to 0.5 is lost where only 1.0 is a success."""
+
+    def marks(text: str, item_id: str, trial: int) -> float:
+        old, new = {"v0": (1.0, 0.5)}.get(item_id, (0.0, 1.0))
+        return new if text == "candidate" else old
+
+    scale = Scale(metric="hard", threshold=threshold)
+    assert (await judged(marks, scale=scale, no_regression=0))[0].verdict.action == action
+
+
+# ------------------------------------------------------------------------------------------- coverage
+
+
+async def test_below_coverage_nothing_is_decided() -> None:
+    """Two of eight pairs unmeasured are too many for 0.9; what was lost is named, not journalled yet."""
+
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        return None if item_id in {"v1", "v2"} else 1.0
+
+    evaluated, _ = await judged(marks)
+    assert evaluated.verdict.action == "unmeasured"
+    assert evaluated.verdict.candidate is not None
+    assert evaluated.verdict.candidate.unmeasured == ("v1", "v2")
+    assert {(r.item_id, r.skill_hash) for r in evaluated.unmeasured} == {
+        (i, s.hash) for i in ("v1", "v2") for s in (CANDIDATE, CURRENT)
+    }
+
+
+async def test_sides_that_fail_unequally_decide_nothing() -> None:
+    """One of eight rollouts missing on one side only is more than 5 points."""
+
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        return None if (text, item_id) == ("candidate", "v1") else float(text == "candidate")
+
+    assert (await judged(marks, coverage=0.5))[0].verdict.action == "unmeasured"
+
+
+async def test_a_lost_repeat_is_among_what_was_used() -> None:
+    """A repeat that stayed unmeasured is named, so that a restart decides on the same evidence."""
+
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        if (text, item_id, trial) == ("candidate", "v1", 2):
+            return None
+        return float(text == "candidate" and item_id in {"v1", "v2"})
+
+    evaluated, _ = await judged(marks)
+    assert evaluated.verdict.action == "accept_new_best"
+    assert [(r.item_id, r.trial) for r in evaluated.unmeasured] == [("v1", 2)]
+
+
+async def test_a_best_skill_that_cannot_be_measured_leaves_the_step_unmeasured() -> None:
+    """A provider that fails during the second comparison does not cost a candidate its place as best."""
+
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        return None if text == "best" else float(text == "candidate")
+
+    verdict = (await judged(marks, best=BEST))[0].verdict
+    assert verdict.action == "unmeasured"
+    assert "Against the best skill" in verdict.reason
+
+
+# --------------------------------------------------------------------------------------- the best skill
+
+
+@pytest.mark.parametrize(
+    ("of_best", "action"), [(0, "accept_new_best"), (3, "accept_new_best"), (5, "accept"), (8, "accept")]
+)
+async def test_a_new_best_must_win_against_the_best(of_best: int, action: str) -> None:
+    """Five items solved beat a current skill without any; the best skill has to be beaten as well."""
+
+    def marks(text: str, item_id: str, trial: int) -> float:
+        return float(ITEMS.index(item_id) < {"candidate": 5, "current": 0, "best": of_best}[text])
+
+    evaluated, field = await judged(marks, best=BEST, no_regression=0)
+    verdict = evaluated.verdict
+    assert verdict.action == action
+    assert verdict.against_best is not None
+    assert (verdict.candidate_score, verdict.current_score) == (0.625, 0.0)
+    assert {text for text, _, _ in field.asked} == {"current", "best"}
+
+
+async def test_what_loses_is_not_compared_with_the_best() -> None:
+    """A rejected candidate costs no rollout of the best skill."""
+    evaluated, field = await judged(wins(), best=BEST)
+    assert evaluated.verdict.action == "reject"
+    assert evaluated.verdict.against_best is None
+    assert {text for text, _, _ in field.asked} == {"current"}
+
+
+async def test_noise_in_the_second_comparison_is_noise() -> None:
+    """A best skill that disagrees with itself makes the target noisy, and is then beaten by rounds only."""
+
+    def marks(text: str, item_id: str, trial: int) -> float:
+        if text == "best":
+            return float(item_id == "v0" and trial > 0)
+        return float(text == "candidate")
+
+    verdict = (await judged(marks, best=BEST))[0].verdict
+    assert verdict.action == "accept_new_best"
+    assert verdict.evidence is not None
+    assert verdict.evidence.deterministic
+    assert verdict.against_best is not None
+    assert not verdict.against_best.deterministic
+    assert not verdict.deterministic
+
+
+# ------------------------------------------------------------------------------------------- the metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "action"), [("hard", "reject"), ("soft", "accept_new_best"), ("mixed", "accept_new_best")]
+)
+async def test_the_metric_says_what_is_compared(metric: Any, action: str) -> None:
+    """A gain in soft scores alone counts where soft scores count."""
+
+    def marks(text: str, item_id: str, trial: int) -> Score:
+        return Score(hard=0.0, soft=0.5 if text == "candidate" else 0.25)
+
+    evaluated, _ = await judged(marks, scale=Scale(metric=metric, mixed_weight=0.5))
+    assert evaluated.verdict.action == action
+    expected = {"soft": 0.5, "mixed": 0.25}.get(metric, 0.0)
+    assert evaluated.verdict.candidate_score == expected
+
+
+# ---------------------------------------------------------------------------------------- the gate is off
+
+
+def unguarded(marks: Marks, **changes: Any) -> Evaluated:
+    """Return the verdict of a gate that is off."""
+    duels = [(rolled(marks, CANDIDATE, i, 0), rolled(marks, CURRENT, i, 0)) for i in ITEMS]
+    return forced(CANDIDATE, CURRENT, duels, setting=setting(**changes), scale=HARD)
+
+
+def test_a_gate_that_is_off_accepts_and_records() -> None:
+    """Also what is worse; the scores are those of the pairs."""
+    verdict = unguarded(lambda text, item_id, trial: float(text == "current")).verdict
+    assert verdict.action == "force_accept"
+    assert (verdict.candidate_score, verdict.current_score) == (0.0, 1.0)
+
+
+def test_a_gate_that_is_off_still_needs_coverage() -> None:
+    """One measured item of eight is no score for a best skill: it stays unmeasured, and is tried again."""
+
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        return 1.0 if item_id == "v0" else None
+
+    evaluated = unguarded(marks)
+    assert evaluated.verdict.action == "unmeasured"
+    assert not evaluated.verdict.accepted
+
+
+# ------------------------------------------------------------------------------------------- whole runs
+
+
+async def test_noise_that_was_seen_once_is_remembered(tmp_path: Path) -> None:
+    """A baseline that disagrees with its repeat makes every later decision one of rounds."""
+
+    def once(skill: Skill, message: str, times: int) -> str | None:
+        return right(message) if skill.text == "" and message == "double 18" and times == 0 else None
+
+    assert ToyEnvironment(train=8, val=4, test=4).items(Split.val)[0].input == "double 18"
+    done = await run(tmp_path, actor=Actor(once), gate={"max_trials": 6, "alpha": 0.9})
+    assert not done.state.deterministic
+    assert not done.summary.deterministic
+    assert all(r.verdict.evidence and r.verdict.evidence.value is not None for r in done.records)
+
+
+@pytest.mark.parametrize(
+    ("declared", "baselines", "noisy"), [(None, 2, False), (True, 1, False), (False, 1, True)]
+)
+async def test_what_is_declared_needs_no_finding_out(
+    tmp_path: Path, declared: bool | None, baselines: int, noisy: bool
+) -> None:
+    """The baseline is repeated only to find out; a target declared noisy is tested by rounds at once."""
+    done = await run(
+        tmp_path, target={"deterministic": declared}, gate={"max_trials": 4, "early_stop": False}
+    )
+    first = done.records[0].verdict
+    assert first.evidence is not None
+    assert (first.evidence.value is not None) == noisy
+    assert done.state.deterministic == (not noisy)
+    world = ToyEnvironment(train=8, val=4, test=4)
+    train = {str(item.input) for item in world.items(Split.train)}
+    before = [message for _, message in done.actor.asked]
+    before = before[: next(n for n, message in enumerate(before) if message in train)]
+    assert len(before) == 4 * baselines
+
+
+async def test_an_undecided_candidate_goes_on_with_its_trials(tmp_path: Path) -> None:
+    """Proposed again it is given as many rounds more, without repeating those that it had."""
+
+    def coins(skill: Skill, message: str, times: int) -> str | None:
+        mine, odd = ("double", 0) if "nonsense" in skill.text else ("square", 1)
+        return right(message) if message.startswith(mine) and times % 2 == odd else None
+
+    script = playing((AnalystReply, lambda wanted, _: appending(wanted, "- nonsense")))
+    done = await run(tmp_path, actor=Actor(coins), script=script, gate={"max_trials": 2, "effect": 0.01})
+    assert done.actions == ["inconclusive", "inconclusive"]
+    evidence = [r.verdict.evidence for r in done.records if r.verdict.evidence]
+    assert [e.rounds for e in evidence] == [2, 4]
+    assert evidence[0].resolvable is not None
+    val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
+    times = Counter(asked for asked in done.actor.asked if asked[1] in val)
+    assert set(times.values()) <= {4, 8}  # four gate trials; four fresh ones of the initial skill's report
+    assert done.summary.rejects == 0
+    assert {a.action: a.count for a in done.summary.actions} == {"inconclusive": 2}
+
+
+async def test_an_undecided_candidate_that_is_measured_anew_starts_afresh(tmp_path: Path) -> None:
+    """Where rollouts are not used again there are no trials to go on with."""
+
+    def coins(skill: Skill, message: str, times: int) -> str | None:
+        mine, odd = ("double", 0) if "nonsense" in skill.text else ("square", 1)
+        return right(message) if message.startswith(mine) and times % 2 == odd else None
+
+    script = playing((AnalystReply, lambda wanted, _: appending(wanted, "- nonsense")))
+    done = await run(
+        tmp_path,
+        actor=Actor(coins),
+        script=script,
+        gate={"max_trials": 2, "effect": 0.01},
+        train={"reuse_rollouts": False},
+    )
+    assert [r.verdict.evidence.rounds for r in done.records if r.verdict.evidence] == [2, 2]
+
+
+def times_asked(done: Any, split: Split, **sizes: int) -> Counter[str]:
+    """Return how often the items of a split were put to each skill, by its text."""
+    inputs = {str(i.input) for i in ToyEnvironment(**{"train": 8, "val": 4, "test": 4, **sizes}).items(split)}
+    return Counter(text for text, message in done.actor.asked if message in inputs)
+
+
+async def test_interleaved_sides_are_both_rolled_out_anew(tmp_path: Path) -> None:
+    """Each decision asks the current skill again, though its rollouts are at hand."""
+    idle = playing((AnalystReply, lambda wanted, shown: appending(wanted, f"- nonsense {len(shown)}")))
+    stored = await run(tmp_path / "a", script=idle)
+    fresh = await run(tmp_path / "b", script=idle, gate={"interleave": True})
+    assert stored.actions == fresh.actions == ["reject", "reject"]
+    assert times_asked(stored, Split.val)[""] == 2 * 4
+    early = sum(r.verdict.evidence.pairs for r in fresh.records if r.verdict.evidence)
+    assert times_asked(fresh, Split.val)[""] >= 2 * 4 + early
+
+
+async def test_rollouts_are_reused_across_phases_unless_they_are_not(tmp_path: Path) -> None:
+    """With ``reuse_rollouts: false`` every step and the report measure the same document again."""
+    idle = playing((AnalystReply, lambda wanted, shown: appending(wanted, f"- nonsense {len(shown)}")))
+    gate = {"early_stop": False}
+    shared = await run(tmp_path / "a", script=idle, gate=gate, test={"enabled": True})
+    apart = await run(
+        tmp_path / "b", script=idle, gate=gate, test={"enabled": True}, train={"reuse_rollouts": False}
+    )
+    assert times_asked(shared, Split.val)[""] == 4 * 2
+    assert times_asked(apart, Split.val)[""] == 4 * (2 + 2 + 1)
+    assert times_asked(shared, Split.test)[""] == times_asked(apart, Split.test)[""] == 4
+    again = await run(
+        tmp_path / "b", script=idle, gate=gate, test={"enabled": True}, train={"reuse_rollouts": False}
+    )
+    assert again.actor.asked == []
+
+
+async def test_unmeasured_pairs_are_tried_again_first(tmp_path: Path) -> None:
+    """A provider that fails once on each item costs a second try and no decision."""
+    failed: set[tuple[str, str]] = set()
+    val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
+
+    def shaky(skill: Skill, message: str, times: int) -> None:
+        if message in val and skill.text and (skill.text, message) not in failed:
+            failed.add((skill.text, message))
+            raise ProviderDown("models.target: no answer")
+
+    broken = await run(tmp_path / "a", actor=Actor(shaky))
+    whole = await run(tmp_path / "b")
+    assert failed
+    assert broken.records == whole.records
+    assert not [e for e in broken.events if isinstance(e, events.Repeated)]
+
+
+async def test_the_step_after_new_notes_costs_no_acceptance(tmp_path: Path) -> None:
+    """A proposal that changes nothing is no candidate, also after an epoch's end gave the text a new hash."""
+    script = playing((AnalystReply, lambda wanted, _: appending(wanted, LINES["double"])))
+    done = await run(
+        tmp_path,
+        script=script,
+        initial=document("double"),
+        train={"num_epochs": 2},
+        slow_update={"enabled": True, "gated": False},
+    )
+    assert done.texts[done.records[2].skill_before] != document("double")
+    assert set(done.actions) <= {"no_change", "no_patches", "reject"}
+    assert done.summary.accepts == 0
