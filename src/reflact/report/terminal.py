@@ -188,11 +188,14 @@ def step_lines(record: StepRecord) -> tuple[str, ...]:
     """Return a step's verdict, failure patterns, fallbacks and edits, one line each."""
     patterns = (p for report in record.reports for p in report.patterns)
     refusals = (r for r in record.reports if r.refusal is not None)
-    fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks)
+    untold = (r for r in record.reports if r.triage_refusal is not None)
+    fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         f"verdict: {record.verdict.reason}",
         *(f"pattern: {p.type} ({p.count}): {p.description}" for p in patterns),
         *(f"no report of {r.source_type} minibatch {r.index}: {r.refusal}" for r in refusals),
+        *(f"no lapses of {r.source_type} minibatch {r.index}: {r.triage_refusal}" for r in untold),
+        *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
         *(f"fallback: {f.label}: {f.reason}; instead: {f.instead}" for f in fallbacks),
         *(_edit_line(result) for result in record.edits),
     )

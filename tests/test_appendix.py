@@ -1,0 +1,253 @@
+"""Skill-aware reflection: lapses become reminders in the appendix, whatever becomes of the step."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+from rich.console import Console
+
+from reflact.prompts import load_book
+from reflact.report.terminal import print_summary, step_lines
+from reflact.skill import regions
+from reflact.stages.appendix import CompactReply, remind
+from reflact.stages.lapses import LapseReply, ReminderReply
+from reflact.stages.replies import AnalystReply, DraftReply, SuccessDraftReply
+from reflact.stages.update import RewriteReply
+from reflact.tail import notes
+from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, appending
+from reflact.testing.llm import Answer
+from reflact.types import Report, Skill
+from skill_documents import documents
+from toy_runs import LINES, Actor, Part, document, playing, run
+
+pytestmark = pytest.mark.anyio
+
+ON: dict[str, Any] = {"appendix": {"enabled": True}}
+ALL = document("double", "square", "negate", "parity")
+DEAF = "Mind the rule double."
+"""The reminder of the toy optimizer for a rule that stands in the document and is not followed."""
+
+MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
+IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+
+
+def deaf(skill: Skill, message: str, times: int) -> str | None:
+    """Never follow the rule ``double``, whatever the document says."""
+    return "unknown" if message.startswith("double") else None
+
+
+def body_of(text: str) -> str:
+    """Return what stands before the appendix."""
+    return text.partition("<!-- APPENDIX_START -->")[0].rstrip("\n")
+
+
+async def test_switched_off_there_are_no_reminders(tmp_path: Path) -> None:
+    """Lapses are not asked about and no document gets an appendix."""
+    done = await run(tmp_path, initial=ALL, actor=Actor(deaf))
+    assert (done.asked("lapse_failure"), done.asked("lapse_success")) == ([], [])
+    assert not any("APPENDIX" in text for text in done.texts.values())
+
+
+@MODES
+async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
+    """No edit is proposed for a lapse, the step has no patches, and the reminder is in the document."""
+    done = await run(tmp_path, initial=ALL, actor=Actor(deaf), update={"mode": mode}, **ON)
+    assert done.actions == ["no_patches", "no_patches"]
+    first = done.records[0]
+    assert first.notes == notes(done.current) == (DEAF,)
+    (made,) = first.made
+    assert (made.origin, made.inherited, made.score) == ("step 1 notes", True, 0.75)
+    (failures,) = [report for report in first.reports if report.source_type == "failure"]
+    assert failures.lapses == failures.item_ids != ()
+    assert body_of(done.current) == ALL.rstrip("\n")
+    assert done.asked("analyst_failure") == []
+
+
+@MODES
+async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
+    """The candidate is a version of its own, and the same text with the new note is the next one."""
+    known = document("double", "square", "negate")
+    done = await run(
+        tmp_path,
+        initial=known,
+        environment=ToyEnvironment(train=4, val=4, test=4),
+        actor=Actor(deaf),
+        update={"mode": mode},
+        **ON,
+    )
+    (record,) = done.records
+    assert record.verdict.action == "accept_new_best"
+    accepted, noted = record.made
+    assert (accepted.number, noted.number) == (1, 2)
+    assert (noted.inherited, noted.score) == (True, accepted.score)
+    assert (record.current, record.best) == (noted, accepted)
+    assert notes(done.texts[accepted.skill_hash]) == ()
+    assert notes(done.texts[noted.skill_hash]) == (DEAF,)
+    assert body_of(done.texts[noted.skill_hash]) == done.texts[accepted.skill_hash].rstrip("\n")
+    assert LINES["parity"] in done.texts[accepted.skill_hash]
+
+
+@MODES
+async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
+    """The old document gets the note; nothing of the candidate comes with it."""
+    known = document("double", "square", "negate")
+
+    worse = f"{known}- nonsense"
+    pattern: JsonValue = {"type": "t", "count": 1, "description": "d"}
+    script = playing(
+        IDLE,
+        (DraftReply, {"patterns": [pattern], "document": worse}),
+        (SuccessDraftReply, {"strengths": "s", "document": worse}),
+        (RewriteReply, {"summary": "s", "document": worse}),
+    )
+    done = await run(
+        tmp_path,
+        initial=known,
+        environment=ToyEnvironment(train=4, val=4, test=4),
+        actor=Actor(deaf),
+        script=script,
+        update={"mode": mode},
+        **ON,
+    )
+    (record,) = done.records
+    assert record.verdict.action == "reject"
+    assert notes(done.current) == (DEAF,)
+    assert body_of(done.current) == known.rstrip("\n")
+    assert record.best.number == 0
+    assert done.best == known
+
+
+async def test_the_same_reminder_stands_there_once(tmp_path: Path) -> None:
+    """Steps that find the same lapse again add nothing, and make no new version."""
+    done = await run(tmp_path, initial=ALL, actor=Actor(deaf), train={"num_epochs": 2}, **ON)
+    assert notes(done.current) == (DEAF,)
+    assert [bool(record.made) for record in done.records] == [True, False, False, False]
+    assert [record.notes for record in done.records] == [(DEAF,), None, None, None]
+
+
+async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_path: Path) -> None:
+    """Notes that do harm: the next gate measures the text that has them, and best never gets them."""
+
+    def harmed(skill: Skill, message: str, times: int) -> str | None:
+        return "unknown" if "Mind" in skill.text else deaf(skill, message, times)
+
+    known = document("double", "square", "negate")
+    done = await run(tmp_path, initial=known, actor=Actor(harmed), script=playing(IDLE), **ON)
+    first, second = done.records
+    assert (first.current.inherited, first.current.score) == (True, 0.5)
+    assert second.skill_before == first.current.skill_hash
+    assert second.verdict.current_score == 0.0
+    assert done.best == known
+    (promotion,) = done.promotions
+    assert (promotion.current.inherited, promotion.current.score) == (False, 0.0)
+    assert promotion.best.number == 0
+    console = Console(file=StringIO(), width=200)
+    print_summary(console, done.summary.model_copy(update={"final": first.current}), tmp_path)
+    assert isinstance(console.file, StringIO)
+    assert "val 0.500 (inherited: this text was not measured)" in console.file.getvalue()
+
+
+async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
+    """With ``source: both`` cases that went well are asked about; with ``failure_only`` they are not."""
+    script = playing((ReminderReply, {"reminders": ["Keep to the numbers."]}))
+    both = await run(tmp_path / "a", initial=ALL, actor=Actor(deaf), script=script, **ON)
+    assert set(notes(both.current)) == {DEAF, "Keep to the numbers."}
+    one: dict[str, Any] = {"appendix": {"enabled": True, "source": "failure_only"}}
+    failures = await run(tmp_path / "b", initial=ALL, actor=Actor(deaf), script=script, **one)
+    assert notes(failures.current) == (DEAF,)
+    assert failures.asked("lapse_success") == []
+
+
+async def test_a_triage_that_cannot_be_had_leaves_all_cases_to_the_analyst(tmp_path: Path) -> None:
+    """A lapse that quotes no rule of the document is refused; the report says why, and edits are proposed."""
+    wrong: JsonValue = {"lapses": [{"case": 1, "rule": "Be kind to strangers.", "reminder": "Be kind."}]}
+    done = await run(tmp_path, initial=document("double"), script=playing((LapseReply, wrong)), **ON)
+    for record in done.records:
+        for report in record.reports:
+            if report.source_type == "failure":
+                assert "has no rule" in str(report.triage_refusal)
+                assert report.patch.edits
+    assert notes(done.current) == ()
+
+
+# --------------------------------------------------------------------------------------- consolidation
+
+
+def crowded(*texts: str) -> tuple[Part, dict[str, Any]]:
+    """Play successes that give these reminders, under a threshold of two notes."""
+    reply: Part = (ReminderReply, {"reminders": [*texts]})
+    return reply, {"appendix": {"enabled": True, "consolidate_threshold": 2}}
+
+
+async def test_too_many_notes_are_compacted(tmp_path: Path) -> None:
+    """Above the threshold one call makes fewer of them; at the threshold there is none."""
+    reply, section = crowded("One.", "Two.")
+    script = playing(reply, (CompactReply, {"notes": ["Mind all."]}))
+    few = await run(tmp_path / "a", initial=ALL, script=script, **section)
+    assert notes(few.current) == ("One.", "Two.")
+    assert few.asked("consolidate") == []
+    many = await run(tmp_path / "b", initial=ALL, actor=Actor(deaf), script=script, **section)
+    assert notes(many.texts[many.records[0].current.skill_hash]) == ("Mind all.",)
+    assert {call.sample.step for call in many.asked("consolidate")} == {1, 2}
+
+
+@pytest.mark.parametrize("reply", ["nothing", {"notes": []}, {"notes": ["a", "b", "c"]}])
+async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Answer) -> None:
+    """Where no valid reply can be had all notes stand as they are, and the record and the events say so."""
+    given_notes, section = crowded("One.", "Two.", "Three.")
+    script = playing(given_notes, (CompactReply, reply))
+    done = await run(tmp_path, initial=ALL, script=script, **section)
+    assert notes(done.current) == ("One.", "Two.", "Three.")
+    (fallback,) = done.records[0].fallbacks
+    assert fallback.label == "consolidate"
+    assert [e.fallback for e in done.events if e.kind == "fallback_taken"] == [fallback]
+    assert any(fallback.reason in line for line in step_lines(done.records[0]))
+
+
+async def test_without_a_threshold_notes_are_never_compacted(tmp_path: Path) -> None:
+    """By default the appendix only grows."""
+    reply, _ = crowded("One.", "Two.", "Three.")
+    done = await run(tmp_path, initial=ALL, script=playing(reply), **ON)
+    assert notes(done.current) == ("One.", "Two.", "Three.")
+    assert done.asked("consolidate") == []
+
+
+# ------------------------------------------------------------------------------------- any document
+
+lines = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters="<>"), min_size=1, max_size=20), max_size=4
+)
+
+
+@given(documents(), lines)
+async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[str]) -> None:
+    """On any document every byte outside the appendix is where it was, in its order."""
+    report = Report(source_type="failure", index=0, item_ids=("a",), reminders=tuple(reminders))
+    store = MemoryStore()
+    await store.open_run("r0", {}, {})
+    noted = await remind(
+        Skill(text=text),
+        [report],
+        threshold=None,
+        llm=ScriptedLLM(lambda *_: "never asked"),
+        prompts=load_book(),
+        journal=store.journal("r0"),
+        step=1,
+    )
+    assert without_appendix(noted.skill.text).startswith(without_appendix(text).rstrip("\r\n"))
+    assert without_appendix(noted.skill.text).split() == without_appendix(text).split()
+    assert (noted.notes is None) == (noted.skill.text == text)
+
+
+def without_appendix(text: str) -> str:
+    """Return the document without its appendix."""
+    for region in regions(text):
+        if region.name == "appendix":
+            return text[: region.start] + text[region.end :]
+    return text

@@ -1,0 +1,170 @@
+"""The optimizer's memory: what it is written from, who is told, and what it survives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from reflact.calls import ReplyModel
+from reflact.stages.meta_skill import MemoryReply
+from reflact.stages.replies import AnalystReply, MergeReply
+from reflact.testing import ToyEnvironment, appending
+from reflact.testing.llm import Answer
+from toy_runs import LINES, Actor, Part, Ran, playing, run
+
+pytestmark = pytest.mark.anyio
+
+META: Mapping[str, Any] = {"enabled": True}
+IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+
+
+def remembering(*memories: str) -> Part:
+    """Play a keeper of memory that writes these one after the other, and the last one from then on."""
+    left = list(memories)
+
+    def give(*_: object) -> Answer:
+        return {"reasoning": "r", "memory": left.pop(0) if len(left) > 1 else left[0]}
+
+    return MemoryReply, give
+
+
+def told(done: Ran, purpose: str) -> dict[int, set[str]]:
+    """Return, by epoch of two steps, which memories the calls for a purpose were shown."""
+    seen: dict[int, set[str]] = {}
+    for call, shown in zip(done.asked(purpose), done.shown(purpose), strict=True):
+        assert call.sample.step is not None
+        epoch = (call.sample.step + 1) // 2
+        seen.setdefault(epoch, set()).update(m for m in ("Alpha.", "Beta.") if m in shown)
+    return seen
+
+
+async def test_switched_off_there_is_no_memory(tmp_path: Path) -> None:
+    """Nothing is compared, asked or remembered."""
+    done = await run(tmp_path, train={"num_epochs": 2})
+    assert (done.epochs, done.asked("meta_skill"), done.state.meta) == ((), [], "")
+
+
+async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
+    """The first epoch has nothing to compare with; from the second on each one writes the memory anew."""
+    script = playing(IDLE, remembering("Alpha.", "Beta."))
+    done = await run(tmp_path, script=script, train={"num_epochs": 3}, meta_skill=META)
+    assert [epoch.meta for epoch in done.epochs] == [None, "Alpha.", "Beta."]
+    assert done.state.meta == "Beta."
+    shown = done.shown("meta_skill")
+    assert len(shown) == 2
+    assert "<advice>" not in shown[0]
+    assert "<advice>\nAlpha.\n</advice>" in shown[1]
+
+
+async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
+    """Analysts, merges, rankings and step sizes of later epochs see the memory, those of earlier ones not."""
+
+    def proposing(wanted: type[ReplyModel], shown: str) -> Answer:
+        return appending(wanted, f"- nonsense {len(shown)}", "- more nonsense")
+
+    script = playing((AnalystReply, proposing), remembering("Alpha."))
+    done = await run(
+        tmp_path,
+        script=script,
+        train={"num_epochs": 3},
+        reflect={"minibatch_size": 2},
+        select={"max_edits": 2, "min_edits": 1, "scheduler": "linear", "lr_control": "autonomous"},
+        meta_skill=META,
+    )
+    for purpose in ("analyst_failure", "merge", "step_size"):
+        assert told(done, purpose) == {1: set(), 2: set(), 3: {"Alpha."}}, purpose
+
+
+async def test_rankings_are_told_too(tmp_path: Path) -> None:
+    """A ranking after the second epoch sees the memory."""
+    lines = iter(f"- nonsense {n}" for n in range(100))
+    script = playing(
+        (AnalystReply, lambda wanted, _: appending(wanted, next(lines))),
+        (MergeReply, "no merge"),
+        remembering("Alpha."),
+    )
+    done = await run(
+        tmp_path, script=script, train={"num_epochs": 3}, reflect={"minibatch_size": 2}, meta_skill=META
+    )
+    assert told(done, "ranking") == {1: set(), 2: set(), 3: {"Alpha."}}
+
+
+async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> None:
+    """Where no valid reply can be had the memory stays, the record says so, and the next epoch asks again."""
+    left: list[Answer] = [{"reasoning": "r", "memory": "Alpha."}, "no", "no", "no"]
+
+    def give(*_: object) -> Answer:
+        return left.pop(0) if left else {"reasoning": "r", "memory": "Beta."}
+
+    script = playing(IDLE, (MemoryReply, give))
+    done = await run(tmp_path, script=script, train={"num_epochs": 5}, meta_skill=META)
+    assert [epoch.meta for epoch in done.epochs] == [None, "Alpha.", None, "Beta.", "Beta."]
+    assert [[f.label for f in epoch.fallbacks] for epoch in done.epochs] == [[], [], ["meta_skill"], [], []]
+    assert told(done, "analyst_failure")[4] == {"Alpha."}
+    assert told(done, "analyst_failure")[5] == {"Beta."}
+
+
+async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) -> None:
+    """The same sample is rolled out and shown, and no guidance is written."""
+    with_slow = await run(
+        tmp_path / "a", train={"num_epochs": 2}, meta_skill=META, slow_update={"enabled": True}
+    )
+    alone = await run(tmp_path / "b", train={"num_epochs": 2}, meta_skill=META)
+    assert alone.epochs[-1].compared == with_slow.epochs[-1].compared != ()
+    assert alone.shown("meta_skill") == with_slow.shown("meta_skill")
+    assert (alone.asked("slow_update"), alone.epochs[-1].slow) == ([], None)
+
+
+async def test_the_epochs_attempts_are_shown(tmp_path: Path) -> None:
+    """The memory is written from what became of the epoch's steps, not of those before."""
+    script = playing(IDLE, remembering("Alpha."))
+    (shown,) = (await run(tmp_path, script=script, train={"num_epochs": 2}, meta_skill=META)).shown(
+        "meta_skill"
+    )
+    assert "step 3:" in shown
+    assert "step 4:" in shown
+    assert "step 1:" not in shown
+
+
+def under(shown: str) -> list[str]:
+    """Return the documents that a prompt shows, in order."""
+    return [part.partition("\n</document>")[0] for part in shown.split("<document>\n")[1:]]
+
+
+@pytest.mark.parametrize("after", [None, 30, 44, 52])
+async def test_skills_are_compared_as_they_stood_at_the_last_steps(tmp_path: Path, after: int | None) -> None:
+    """Forced guidance is in neither document of its own epoch's comparison, nor after a restart."""
+    sections: dict[str, Any] = {
+        "environment": ToyEnvironment(train=8, val=4, test=4, rules=4),
+        "train": {"num_epochs": 3},
+        "meta_skill": META,
+        "slow_update": {"enabled": True, "gated": False},
+    }
+    if after is not None:
+        with anyio.CancelScope() as scope:
+            asked = 0
+
+            def stop(*_: object) -> None:
+                nonlocal asked
+                asked += 1
+                if asked == after:
+                    scope.cancel()
+
+            await run(tmp_path, actor=Actor(stop), **sections)
+        assert scope.cancelled_caught
+    done = await run(tmp_path, **sections)
+    whole = await run(tmp_path / "whole", **sections)
+    assert done.epochs == whole.epochs
+    last = {record.epoch: record.current.skill_hash for record in whole.records}
+    assert [epoch.last_hash for epoch in whole.epochs] == [last[1], last[2], last[3]]
+    for call, shown in zip(whole.asked("meta_skill"), whole.shown("meta_skill"), strict=True):
+        assert call.sample.step in {4, 6}
+        epoch = call.sample.step // 2
+        bodies = [whole.texts[last[n]].partition("<!--")[0].strip("\n") for n in (epoch - 1, epoch)]
+        assert under(shown) == [text for text in bodies if text]
+    guided = [e.slow.guidance for e in whole.epochs if e.slow and e.slow.guidance]
+    assert any(line in str(guided) for line in [*LINES.values(), "Answer every task."])
