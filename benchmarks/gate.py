@@ -69,7 +69,7 @@ def one_side(n: int, chance: random.Random, first: bool) -> list[float]:
 
 
 def one_side_pair(n: int, chance: random.Random, first: bool) -> list[float]:
-    """The same with one solved and one failed item: the hardest case for a gate that trusts two repeats."""
+    """The same with one solved and one failed item: the hardest case for a gate that trusts repeats."""
     stable = [1.0, 0.0] * (n // 2)
     flips = set() if first else {chance.randrange(0, n, 2), chance.randrange(1, n, 2)}
     return [0.5 if item in flips else value for item, value in enumerate(stable)]
@@ -118,12 +118,12 @@ GRID_MODELS = (
     Model("a fifth of the items coin flips", coins, repaired),
     Model("one coin-flip item", one_coin, repaired),
     Model("soft scores", middling, raised, width=0.3),
-    Model("noise on the candidate's side only", one_side, repaired, promised=False),
+    Model("noise on the candidate's side only", one_side, repaired),
 )
 OTHER_MODELS = (
     Model("p = 0.6, no_regression: 0", everywhere, raised, no_regression=0),
     Model("coin flips, no_regression: 0", coins, repaired, no_regression=0),
-    Model("candidate noisy on two items", one_side_pair, repaired, promised=False),
+    Model("candidate noisy on two items", one_side_pair, repaired),
     Model("drift 2 points a step, interleaved", everywhere, raised, drift=0.02, interleave=True),
     Model("drift 2 points a step", everywhere, raised, drift=0.02, promised=False),
     Model("trials repeat the last one, 3 of 10", everywhere, raised, sticky=0.3, promised=False),

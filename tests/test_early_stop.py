@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reflact.early_stop import Watch, settled
-from reflact.paired import Ask, Pair, Ruling, Setting, look
+from reflact.paired import REPEATS, Ask, Pair, Ruling, Setting, look
 
 Sides = tuple[float | None, float | None]
 Score = Callable[[int, str], Sides]
@@ -297,11 +297,11 @@ class World:
         self.skill, self.lift = chance.random(), chance.choice((-0.5, 0.0, 0.5, 1.0))
         self.missing = chance.choice((0.0, 0.0, 0.05))
         ids = self.setting.item_ids
-        stored = chance.sample(range(4), chance.choice((0, 0, 0, 1, 2)))
+        stored = chance.sample(range(REPEATS + 1), chance.choice((0, 0, 0, 1, 2)))
         self.stored = {number: tuple(chance.sample(ids, chance.randint(0, len(ids)))) for number in stored}
         self.scores = {(0, item_id): self._sides(chance) for item_id in ids}
         noise = chance.choice((0.0, 0.3, 1.0))
-        for number in range(1, 4):
+        for number in range(1, REPEATS + 1):
             for item_id in ids:
                 again = self._sides(chance) if chance.random() < noise else self.scores[0, item_id]
                 self.scores[number, item_id] = again

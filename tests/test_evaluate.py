@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reflact import events
 from reflact.errors import ProviderDown
-from reflact.paired import Ask, Setting
+from reflact.paired import REPEATS, Ask, Setting
 from reflact.stages.evaluate import Duels, Evaluated, Scale, Until, evaluate, forced, unevaluated
 from reflact.stages.replies import AnalystReply
 from reflact.testing import ToyEnvironment, appending
@@ -125,12 +125,13 @@ def test_what_changes_nothing_is_not_evaluated(
 
 
 async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None:
-    """All items once, the differing ones twice more on both sides, then accepted."""
+    """All items once, the differing ones four times more on both sides, then accepted."""
     evaluated, field = await judged(wins("v1", "v5"))
     verdict = evaluated.verdict
     assert verdict.action == "accept_new_best"
     assert (verdict.candidate_score, verdict.current_score) == (0.25, 0.0)
-    assert [ask[1:] for ask in field.asked] == [(0, ITEMS), (1, ("v1", "v5")), (2, ("v1", "v5"))]
+    repeats = [(trial, ("v1", "v5")) for trial in range(1, REPEATS + 1)]
+    assert [ask[1:] for ask in field.asked] == [(0, ITEMS), *repeats]
     assert verdict.deterministic
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.paired import Ask, Pair, Ruling, Setting, look
+from reflact.paired import REPEATS, Ask, Pair, Ruling, Setting, look
 
 Sides = tuple[float | None, float | None]
 WON, LOST, BOTH, NEITHER = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)
@@ -108,13 +108,14 @@ def test_rounding_is_no_improvement() -> None:
 
 
 def test_what_differs_must_happen_again() -> None:
-    """A target that never disagreed repeats only the items that differ, twice, before it is believed."""
+    """A target that never disagreed repeats only the items that differ, four times, before it is believed."""
     first = trial([WON, LOST, WON, BOTH])
     trials = {0: first}
     assert look(setting(4), trials) == ask(1, 0, 1, 2)
-    trials[1] = trial([WON, LOST, WON, None])
-    assert look(setting(4), trials) == ask(2, 0, 1, 2)
-    trials[2] = trials[1]
+    for number in range(1, REPEATS):
+        trials[number] = trial([WON, LOST, WON, None])
+        assert look(setting(4), trials) == ask(number + 1, 0, 1, 2)
+    trials[REPEATS] = trials[1]
     found = ruled(setting(4), trials)
     assert (found.action, found.deterministic) == ("accept", True)
     assert (found.evidence.rounds, found.evidence.pairs, found.evidence.value) == (1, 4, None)
@@ -159,12 +160,13 @@ def test_repeats_that_are_unmeasured_count_only_against_the_candidate() -> None:
     """What could not be repeated proves nothing; what is proven without it is accepted."""
     first, lossy = trial([WON, WON, LOST, BOTH]), trial([WON, (None, 0.0), LOST, None])
     again = trial([WON, WON, LOST, None])
-    found = ruled(setting(4), {0: first, 1: lossy, 2: again})
+    found = ruled(setting(4), {0: first, 1: lossy} | dict.fromkeys(range(2, REPEATS + 1), again))
     assert found.action == "unmeasured"
     assert found.reason == "Of 3 items that differ, 1 could not be measured again."
     first = trial([WON, WON, WON, LOST])
     lossy, again = trial([WON, (None, 0.0), WON, LOST]), trial([WON, WON, WON, LOST])
-    assert ruled(setting(4), {0: first, 1: lossy, 2: again}).action == "accept"
+    trials = {0: first, 1: lossy} | dict.fromkeys(range(2, REPEATS + 1), again)
+    assert ruled(setting(4), trials).action == "accept"
 
 
 # ------------------------------------------------------------------------------------------------- noisy

@@ -20,7 +20,7 @@ from reflact.types import Evidence, Frozen
 ROUNDING = 1e-9
 """Scores that differ by no more are equal: their arithmetic is not more exact than that."""
 
-REPEATS = 2
+REPEATS = 4
 """How often the items that differ are run again before a deterministic target's improvement is believed."""
 
 VETO_TRIALS = 4

@@ -11,13 +11,17 @@ from reflact.types import Action, Frozen, Split
 
 
 class Usage(Frozen):
-    """What calls consumed: tokens as the provider counted them; ``usd`` is None where no price is known."""
+    """What calls consumed: tokens as the provider counted them; ``usd`` is None where no price is known.
+
+    ``uncounted`` says in how many of the calls the provider counted nothing.
+    """
 
     calls: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     usd: float | None = None
+    uncounted: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         usd = None if self.usd is None and other.usd is None else (self.usd or 0.0) + (other.usd or 0.0)
@@ -27,16 +31,23 @@ class Usage(Frozen):
             cached_tokens=self.cached_tokens + other.cached_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             usd=usd,
+            uncounted=self.uncounted + other.uncounted,
         )
 
 
 class Spend(Frozen):
-    """A run's usage for one role and purpose; ``unsettled`` counts calls that a crash cut off in flight."""
+    """A run's usage for one role and purpose.
+
+    ``unsettled`` counts calls that were cut off in flight: by a crash, a cancellation, a time-out or a
+    broken connection. ``worst`` is the most that they may have cost, together with the tokens and the money
+    of the answers in which nothing was counted; budgets hold ``usage`` and ``worst`` against the run.
+    """
 
     role: str
     purpose: str
     usage: Usage
     unsettled: int = 0
+    worst: Usage = Usage()
 
 
 class Bucket(Frozen):
@@ -52,7 +63,7 @@ class Scored(Frozen):
     """A score shown to people: mean, count and 95% interval of a skill on a split.
 
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's for single trials with
-    scores of 0 and 1, a normal one of the items' means otherwise (see ``reflact.gate.interval_of``).
+    scores of 0 and 1, a normal one of the items' means otherwise (see ``reflact.intervals.interval_of``).
     ``selected`` tells that a gate read the same trials, which biases the score upwards. ``buckets`` are the
     task types, in alphabetical order; none where items have no type.
     """

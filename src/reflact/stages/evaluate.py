@@ -153,7 +153,7 @@ async def compare(
     while True:
         next_look = look(setting, trials)
         if isinstance(next_look, Ruling):
-            return _compared(next_look, asked, setting)
+            return _compared(next_look, asked)
         ask = next_look
 
         def pairs(duels: Duels) -> list[Pair]:
@@ -166,7 +166,7 @@ async def compare(
         asked.setdefault(ask.trial, []).extend(done)
         ruling = settled(setting, trials, ask, pairs(done)) if setting.early_stop else None
         if ruling is not None:
-            return _compared(ruling, asked, setting, cut_short=ask.trial)
+            return _compared(ruling, asked)
         trials.setdefault(ask.trial, {}).update({pair.item_id: pair for pair in pairs(done)})
 
 
@@ -183,7 +183,7 @@ def forced(candidate: Skill, current: Skill, duels: Duels, *, setting: Setting, 
         noisy=not setting.deterministic,
         reason="The gate is off: every candidate is accepted." if is_enough else None,
     )
-    compared = _compared(ruling, {0: list(duels)}, setting)
+    compared = _compared(ruling, {0: list(duels)})
     verdict = _verdict(compared, candidate, current, scale).model_copy(update={"evidence": None})
     if is_enough:
         verdict = verdict.model_copy(update={"action": "force_accept"})
@@ -200,25 +200,15 @@ def _pair(scale: Scale, theirs: Rollout, ours: Rollout) -> Pair:
     )
 
 
-def _compared(
-    ruling: Ruling,
-    asked: Mapping[int, Sequence[tuple[Rollout, Rollout]]],
-    setting: Setting,
-    *,
-    cut_short: int | None = None,
-) -> Compared:
-    """Keep the trials that were run on all items, and what there is of the one that was cut short."""
-    whole = len(setting.item_ids)
-    full = [
-        duel
-        for trial, duels in sorted(asked.items())
-        if len(duels) >= whole or trial == cut_short
-        for duel in duels
+def _compared(ruling: Ruling, asked: Mapping[int, Sequence[tuple[Rollout, Rollout]]]) -> Compared:
+    """Keep the trials that the ruling's scores are means of, and not those that only showed repeats."""
+    kept = [
+        duel for trial, duels in sorted(asked.items()) if trial < ruling.evidence.rounds for duel in duels
     ]
     return Compared(
         ruling=ruling,
-        candidate=tuple(theirs for theirs, _ in full),
-        current=tuple(ours for _, ours in full),
+        candidate=tuple(theirs for theirs, _ in kept),
+        current=tuple(ours for _, ours in kept),
         unmeasured=tuple(r for duels in asked.values() for duel in duels for r in duel if r.score is None),
     )
 
