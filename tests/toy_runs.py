@@ -135,6 +135,7 @@ async def run(
     script: Script | None = None,
     approve: Approve | None = None,
     store: Path | None = None,
+    seed: int | None = None,
     **sections: Mapping[str, Any],
 ) -> Ran:
     """Train in the toy world and return what became of it.
@@ -147,6 +148,7 @@ async def run(
         script: Plays the optimizer.
         approve: Asked about candidates.
         store: A database to be shared with other runs.
+        seed: Another seed than the usual one.
         sections: Parts of the configuration that differ from ``settings``.
     """
     config = settings(folder, **sections)
@@ -154,6 +156,8 @@ async def run(
         config["skill"] = written(folder / "initial.md", initial)
     if store is not None:
         config["store"] = store
+    if seed is not None:
+        config["seed"] = seed
     optimizer, actor = ScriptedLLM(script or toy_optimizer()), actor or Actor()
     trainer = Trainer(
         config,

@@ -202,8 +202,7 @@ class Steps:
         config = self._config.reflect
         own = [r for r in earlier if r.epoch < epoch]
         cards = distinct((*self._pinned, *rejected(own))) if config.memory != "off" else ()
-        buffer = state.step_buffer if config.step_buffer and state.epoch == epoch else ()
-        fixed = (show_buffer(buffer), show_meta(state.meta))
+        fixed = (self._attempts(step, state), show_meta(state.meta))
 
         def notes(batch: Minibatch) -> str:
             text = show_cases(
@@ -217,6 +216,13 @@ class Steps:
 
         return notes
 
+    def _attempts(self, step: int, state: RunState) -> str:
+        """Return what the epoch's earlier steps tried, as it is shown."""
+        epoch, _ = self.place(step)
+        return show_buffer(
+            state.step_buffer if self._config.reflect.step_buffer and state.epoch == epoch else ()
+        )
+
     async def _select(self, step: int, merged: Merged, skill: Skill, state: RunState, notes: str) -> Chosen:
         most, decision = self._budget(step), None
         fallbacks: tuple[Fallback, ...] = ()
@@ -224,11 +230,11 @@ class Steps:
             return Chosen(patch=merged.patch, pool_size=len(merged.patch.edits))
         if self._config.select.lr_control == "autonomous" and merged.patch.edits:
             assert most is not None
-            buffer = show_buffer(state.step_buffer if state.epoch == self.place(step)[0] else ())
+            parts = (self._attempts(step, state), notes)
             size = await step_size(
                 merged,
                 skill,
-                notes="\n\n".join(part for part in (buffer, notes) if part),
+                notes="\n\n".join(part for part in parts if part),
                 llm=self._house.optimizer,
                 prompts=self._plan.prompts,
                 journal=self._journal,
