@@ -1,10 +1,13 @@
 """A chat endpoint in its own process, whose every answer is a function of the request's body and sample.
 
 Items look like ``alpha 3``; the right answer is ``alpha:3``, and the target gives it where the skill holds
-the line ``- rule alpha.``. A skill with the line ``- hush.`` answers nothing rightly, and an item of the
-rule ``coin`` is answered as its sample says. The analysts propose rules and, for coins, the harmful line.
+the line ``- rule alpha.``. A skill with the line ``- hush.`` answers nothing rightly. An item of the rule
+``coin`` is answered as its sample says, which is never right, and one of the rule ``flip`` rightly in every
+other sample, whatever the skill holds.
 
-Some first replies are malformed, and the merges of one step are malformed for good.
+The optimizer proposes rules and, for coins, the harmful line, as edits, suggestions or whole drafts; guidance
+holds a rule that is still missing, and a rule that was not followed gives a reminder. Some first replies are
+malformed, and the merges of one step are malformed for good.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ SPOILED_STEP = 4
 SLOWEST_SECONDS = 0.012
 
 CASE = re.compile(r"<(case_\d+_*)>\n(.*?)\n</\1>", re.DOTALL)
-TASK = re.compile(r"\b(alpha|beta|gamma|delta|coin) \d")
+TASK = re.compile(r"\b(alpha|beta|gamma|delta|coin|flip) (\d+)")
 PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
+WITHIN = r"<({}_*)>\n(.*?)\n</\1>"
+RULES = ("alpha", "beta", "gamma", "delta")
 
 
 class Logged(NamedTuple):
@@ -33,8 +38,8 @@ class Logged(NamedTuple):
     sample: str
 
 
-def answer(body: dict[str, Any], sample: str) -> str:
-    """Return what the model says."""
+def answer(body: dict[str, Any], sample: str, *, spoiled: int | None = SPOILED_STEP) -> str:
+    """Return what the model says; the merges of the step ``spoiled`` are never valid."""
     messages = body["messages"]
     asked = next(m["content"] for m in messages if m["role"] == "user")
     system = "\n".join(m["content"] for m in messages if m["role"] == "system")
@@ -43,7 +48,7 @@ def answer(body: dict[str, Any], sample: str) -> str:
     first_attempt = sample.endswith("attempt=0")
     if first_attempt and "part=0" in sample and int(_digits(sample), 16) % 2:
         return "Let me think about that first."
-    if f"/merge/step={SPOILED_STEP}/" in sample:
+    if f"merge/step={spoiled}/" in sample:
         return '{"edits": ['
     schema = body["response_format"]["json_schema"]
     return json.dumps(_reply(schema["name"], schema["schema"]["properties"], asked))
@@ -53,27 +58,68 @@ def _target(skill: str, asked: str, sample: str) -> str:
     name, _, number = asked.partition(" ")
     if name == "coin":
         return f"coin:{_digits(sample)}"
-    known = f"- rule {name}." in skill.splitlines() and "- hush." not in skill.splitlines()
-    return f"{name}:{number}" if known else "unknown"
+    lines = skill.splitlines()
+    heads = name == "flip" and int(_digits(sample), 16) % 2 == 0
+    known = heads if name == "flip" else f"- rule {name}." in lines
+    return f"{name}:{number}" if known and "- hush." not in lines else "unknown"
 
 
-def _reply(kind: str, properties: dict[str, Any], asked: str) -> dict[str, Any]:
-    if kind == "RankReply":
-        shown = len(PROPOSAL.findall(asked))
-        budget = properties["selected"]["minItems"]
-        return {"reasoning": "The last ones first.", "selected": [shown - n for n in range(budget)]}
-    fields = properties["edits"]["items"]["properties"]
-    most = properties["edits"]["maxItems"]
+def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
+    said: dict[str, Any]
+    match kind:
+        case "RankReply":
+            shown, budget = len(PROPOSAL.findall(asked)), fields["selected"]["minItems"]
+            said = {"reasoning": "The last ones first.", "selected": [shown - n for n in range(budget)]}
+        case "StepSizeReply":
+            count = min(2, fields["count"]["maximum"])
+            said = {"reasoning": "Two at most.", "count": count, "confidence": 0.5, "risks": ""}
+        case "LapseReply":
+            said = {"lapses": _lapses(asked)}
+        case "ReminderReply":
+            said = {"reminders": []}
+        case "CompactReply":
+            notes = [line.removeprefix("- ") for line in _within("notes", asked).splitlines()]
+            said = {"notes": notes[-fields["notes"]["maxItems"] :]}
+        case "GuidanceReply":
+            said = {"reasoning": "As compared.", "helped": "unclear", "guidance": _guidance(asked)}
+        case "MemoryReply":
+            said = {"reasoning": "As compared.", "memory": f"Rules help, as seen in {_digits(asked)}."}
+        case "RewriteReply":
+            said = {"summary": "As proposed.", "document": _document(asked)}
+        case "DraftMergeReply":
+            said = {"document": _document(asked)}
+        case "DraftReply":
+            said = {"patterns": _patterns(asked), "document": _document(asked)}
+        case "SuccessDraftReply":
+            said = {"strengths": "As told.", "document": _document(asked)}
+        case _:
+            said = _edits(kind, fields["edits"]["items"]["properties"], fields["edits"]["maxItems"], asked)
+    return said
+
+
+def _edits(kind: str, fields: dict[str, Any], most: int, asked: str) -> dict[str, Any]:
     if kind == "MergeReply":
         proposals = {number: _content(text) for _, number, text in PROPOSAL.findall(asked)}
         return {"edits": [_edit(fields, text, [int(n)]) for n, text in proposals.items()]}
-    names = [TASK.findall(text)[0] for _, text in CASE.findall(asked)]
-    distinct = list(dict.fromkeys(names))
     if kind == "SuccessReply":
-        return {"strengths": "As told.", "edits": [_edit(fields, f"- keep {n}.") for n in distinct[:1]]}
-    lines = ["- hush." if n == "coin" else f"- rule {n}." for n in distinct]
-    patterns = [{"type": n, "count": names.count(n), "description": f"No {n}."} for n in distinct[:3]]
-    return {"patterns": patterns, "edits": [_edit(fields, line) for line in lines[:most]]}
+        keep = [f"- keep {n}." for n in dict.fromkeys(_names(asked))]
+        return {"strengths": "As told.", "edits": [_edit(fields, line) for line in keep[:1][:most]]}
+    edits = [_edit(fields, line) for line in _wanted(asked)[:most]]
+    return {"patterns": _patterns(asked), "edits": edits}
+
+
+def _names(asked: str) -> list[str]:
+    return [TASK.findall(text)[0][0] for _, text in CASE.findall(asked)]
+
+
+def _wanted(asked: str) -> list[str]:
+    return ["- hush." if n == "coin" else f"- rule {n}." for n in dict.fromkeys(_names(asked))]
+
+
+def _patterns(asked: str) -> list[dict[str, Any]]:
+    names = _names(asked)
+    distinct = list(dict.fromkeys(names))[: max(1, min(3, len(names) // 2))]
+    return [{"type": n, "count": names.count(n), "description": f"No {n}."} for n in distinct]
 
 
 def _edit(fields: dict[str, Any], line: str, sources: list[int] | None = None) -> dict[str, Any]:
@@ -83,6 +129,34 @@ def _edit(fields: dict[str, Any], line: str, sources: list[int] | None = None) -
 
 def _content(proposal: str) -> str:
     return proposal.rpartition("content: ")[2]
+
+
+def _within(tag: str, asked: str) -> str:
+    found = re.search(WITHIN.format(tag), asked, re.DOTALL)
+    return found[2] if found else ""
+
+
+def _document(asked: str) -> str:
+    """The document's lines, then those of proposals and drafts, or else those that its cases call for."""
+    proposed = [line for _, _, text in PROPOSAL.findall(asked) for line in _content(text).splitlines()]
+    lines = [*_within("document", asked).splitlines(), *(proposed or _wanted(asked))]
+    return "\n".join(dict.fromkeys(line for line in lines if line.strip()))
+
+
+def _lapses(asked: str) -> list[dict[str, Any]]:
+    rules = _within("document", asked).splitlines()
+    tasks = [TASK.findall(text)[0] for _, text in CASE.findall(asked)]
+    return [
+        {"case": case, "rule": f"- rule {name}.", "reminder": f"Mind {name} {number}."}
+        for case, (name, number) in enumerate(tasks, 1)
+        if f"- rule {name}." in rules
+    ]
+
+
+def _guidance(asked: str) -> str:
+    document = _within("document", asked).splitlines()
+    missing = [f"- rule {n}." for n in RULES if n in _names(asked) and f"- rule {n}." not in document]
+    return missing[0] if missing else f"Take care of {_digits(asked)}."
 
 
 def _digits(sample: str) -> str:

@@ -6,50 +6,31 @@ import json
 import multiprocessing
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import anyio
 import pytest
 
-from reflact.events import Event
-from reflact.records import StepRecord
-from reflact.results import RunSummary, Spend
-from reflact.store.runs import open_store
-from reflact.types import Frozen
+from pure_world import TWINS, Ended, differences, left_by, rows, settings, write_world
+from reflact.records import EpochRecord, StepRecord
 from training_process import train
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
-RUNS = 5
-KILLS_EACH = 4
+RUNS = 4
+KILLS_EACH = 5
 IN_FLIGHT = 16
 SEED = 20260
 LATEST_SECONDS = 0.03
 HERE = Path(__file__).parent
 PRELOADED = ["reflact.llm.client", "reflact.store.runs", "reflact.targets.chat", "training_process"]
-
-RULES = ("alpha", "beta", "gamma", "delta")
-TWINS = ("train-4", "train-9")
-
-
-class Ended(Frozen):
-    """Everything that a run leaves, but for times and what a crash cost."""
-
-    files: dict[str, str]
-    records: tuple[StepRecord, ...]
-    events: tuple[Event, ...]
-    summary: RunSummary
-    spend: tuple[Spend, ...]
 
 
 class Whole(NamedTuple):
@@ -64,36 +45,13 @@ class House:
     """The server, and the processes that train against it."""
 
     def __init__(self, port: int, context: ForkServerContext, folder: Path) -> None:
-        self._root = f"http://127.0.0.1:{port}"
+        self._port = port
         self._context = context
-        self._data = _data(folder / "data")
-
-    def config(self, out_dir: Path) -> dict[str, Any]:
-        """Return the configuration of a run."""
-        return {
-            "out_dir": str(out_dir),
-            "data": {"path": str(self._data)},
-            "environment": {"grader": "exact"},
-            "models": {
-                "target": {
-                    "model": "pure",
-                    "base_url": f"{self._root}/v1",
-                    "api_key_env": None,
-                    "temperature": 1,
-                    "sample_header": "x-sample",
-                },
-                "optimizer": {"sample_header": "x-sample"},
-            },
-            "train": {"num_epochs": 2, "batch_size": 4},
-            "reflect": {"minibatch_size": 1},
-            "aggregate": {"merge_batch_size": 2},
-            "select": {"max_edits": 2, "min_edits": 1},
-            "test": {"placebo": True},
-        }
+        self._world = write_world(folder / "world")
 
     def start(self, out_dir: Path) -> ForkServerProcess:
         """Start a process that trains."""
-        process = self._context.Process(target=train, args=(self.config(out_dir),))
+        process = self._context.Process(target=train, args=(settings(self._world, out_dir), self._port))
         process.start()
         return process
 
@@ -102,44 +60,18 @@ class House:
         process = self.start(out_dir)
         process.join(60)
         assert process.exitcode == 0
-        return anyio.run(_read, out_dir)
+        return left_by(out_dir)
 
     def ask(self, path: str) -> list[tuple[str, str]]:
         """Ask the server something; it answers with its log."""
-        with urllib.request.urlopen(f"{self._root}{path}", timeout=30) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as response:
             return [(body, sample) for body, sample in json.load(response)]
 
 
-def _data(folder: Path) -> Path:
-    twins = dict.fromkeys(TWINS, "coin 5")
-    for number, (split, size) in enumerate([("train", 12), ("val", 6), ("test", 6)]):
-        rows = []
-        for n in range(size):
-            text = twins.get(f"{split}-{n}", f"{RULES[n % len(RULES)]} {100 * number + n}")
-            rows.append({"id": f"{split}-{n}", "input": text, "reference": text.replace(" ", ":")})
-        (folder / split).mkdir(parents=True)
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / split / "items.jsonl").write_text(lines, encoding="utf-8")
-    return folder
-
-
-async def _read(out_dir: Path) -> Ended:
-    summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text(encoding="utf-8"))
-    exported = [*sorted((out_dir / "skills").iterdir()), out_dir / "best_skill.md"]
-    async with open_store(out_dir / "run.db") as store:
-        return Ended(
-            files={path.name: path.read_bytes().decode("utf-8") for path in exported},
-            records=await store.records(summary.run_id),
-            events=await store.events(summary.run_id),
-            summary=summary.model_copy(update={"seconds": 0.0, "config": None, "spend": ()}),
-            spend=tuple(s.model_copy(update={"unsettled": 0}) for s in summary.spend),
-        )
-
-
 def _unsettled(out_dir: Path) -> Counter[str]:
-    with closing(sqlite3.connect(out_dir / "run.db")) as database:
-        rows = database.execute("SELECT sample FROM calls WHERE state = 'unsettled'").fetchall()
-    return Counter(sample for (sample,) in rows)
+    return Counter(
+        sample for (sample,) in rows(out_dir, "SELECT sample FROM calls WHERE state = 'unsettled'")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -165,19 +97,24 @@ def whole(house: House, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 def test_an_unbroken_run_has_every_turn(whole: Whole) -> None:
-    """The run that is to be killed accepts and rejects, asks again, merges, ranks and falls back."""
-    records = whole.ended.records
-    assert {r.verdict.action for r in records} >= {"accept_new_best", "reject"}
+    """The run that is to be killed has every stage, asks again, falls back, and decides in every way."""
+    records = [StepRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "step"]
+    epochs = [EpochRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "epoch"]
+    assert {r.verdict.action for r in records} >= {"accept_new_best", "reject", "inconclusive"}
     purposes = {sample.split("/")[1] for _, sample in whole.seen}
-    assert purposes == {"rollout", "analyst_failure", "analyst_success", "merge", "merge_final", "ranking"}
+    stages = {"rollout", "merge", "merge_final", "ranking", "slow_update", "meta_skill", "consolidate"}
+    analysts = {"analyst_failure", "analyst_success", "lapse_failure", "lapse_success"}
+    assert purposes == stages | analysts
     assert any(sample.endswith("attempt=1") for _, sample in whole.seen)
     assert any(f.label.startswith("merge/") for r in records for f in r.merged.fallbacks)
+    assert {e.slow.action for e in epochs if e.slow is not None} == {"accepted", "kept"}
+    assert [c[1] for c in whole.ended.commits].count("promotion") == 1
 
 
 def test_no_request_is_sent_twice(house: House, whole: Whole) -> None:
     """An unbroken run asks for every body and sample once, and starting it again asks for nothing."""
     assert max(Counter(whole.seen).values()) == 1
-    assert house.finish(whole.folder) == whole.ended
+    assert differences(house.finish(whole.folder), whole.ended) == []
     assert house.ask("/forget") == []
 
 
@@ -187,8 +124,7 @@ def test_equal_texts_are_two_effects(whole: Whole) -> None:
     for body, sample in whole.seen:
         samples.setdefault(body, set()).add(sample)
     assert max(len(found) for found in samples.values()) >= len(TWINS)
-    with closing(sqlite3.connect(whole.folder / "run.db")) as database:
-        rollouts = [json.loads(text) for (text,) in database.execute("SELECT rollout FROM rollouts")]
+    rollouts = [json.loads(text) for (text,) in rows(whole.folder, "SELECT rollout FROM rollouts")]
     told = {r["item_id"]: r["answer"] for r in rollouts if r["item_id"] in TWINS}
     assert len(set(told.values())) == len(TWINS)
 
@@ -214,8 +150,7 @@ def test_a_killed_run_goes_on(
 
     ended = house.finish(tmp_path)
     seen = Counter(house.ask("/forget"))
-    for part in Ended.model_fields:
-        assert getattr(ended, part) == getattr(whole.ended, part)
+    assert differences(ended, whole.ended) == []
     assert seen.keys() == set(whole.seen)
     repeats = Counter({sample: times - 1 for (_, sample), times in seen.items()})
     assert repeats <= _unsettled(tmp_path)

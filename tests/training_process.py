@@ -5,12 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import httpx
 
 from reflact import Trainer
 
 
-def train(config: dict[str, Any]) -> None:
+class ToPort(httpx.AsyncHTTPTransport):
+    """Sends every request to a port of this machine, so that a run's identity does not hold the port."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(limits=httpx.Limits(max_connections=None))
+        self._port = port
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.url = request.url.copy_with(host="127.0.0.1", port=self._port)
+        return await super().handle_async_request(request)
+
+
+def train(config: dict[str, Any], port: int) -> None:
     """Train to the end."""
-    summary = anyio.run(Trainer(config).train)
-    if summary.status != "completed":
-        raise SystemExit(f"{summary.status}: {summary.reason}")
+
+    async def main() -> None:
+        async with ToPort(port) as transport:
+            summary = await Trainer(config, transport=transport).train()
+        if summary.status != "completed":
+            raise SystemExit(f"{summary.status}: {summary.reason}")
+
+    anyio.run(main)
