@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import JsonValue
 
 from reflact.config import EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet, check, load
-from reflact.environments.graders import Grader, ReferenceGrader, grader_from, grader_identity, judge
+from reflact.environments.graders import CheckedGrader, Grader, grader_from, grader_identity, judge
+from reflact.environments.programs import python_grader
 from reflact.environments.sql import SQL, read_tables
 from reflact.errors import ConfigError
 from reflact.ports import Session
@@ -61,7 +61,7 @@ class DatasetEnvironment:
                 "grader": grader_identity(grade),
             }
         )
-        if check_references and isinstance(grade, ReferenceGrader):
+        if check_references and isinstance(grade, CheckedGrader):
             for split in Split:
                 for item in data.items(split):
                     grade.check(item)
@@ -106,7 +106,13 @@ def from_config(config: TrainerConfig) -> DatasetEnvironment:
     )
 
 
-def _grader(config: EnvironmentConfig) -> ReferenceGrader[Any]:
+def _grader(config: EnvironmentConfig) -> Grader:
+    if config.grader == "python":
+        return python_grader(
+            seconds=config.time_limit,
+            mebibytes=config.memory_limit,
+            allow_unconfined=config.allow_unconfined,
+        )
     if config.grader != "sql":
         return grader_from(config)
     if config.tables is None:

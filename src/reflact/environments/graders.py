@@ -39,11 +39,28 @@ MATCH_SECONDS = 0.25
 """How long the ``Regex`` grader lets one pattern work on one answer."""
 
 
-class ReferenceGrader(Frozen, ABC, Generic[E]):
-    """Base of the graders that compare an answer with the item's reference."""
+class CheckedGrader(Frozen, ABC):
+    """Base of the graders that say what they are, and which references they can use."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+
+    @abstractmethod
+    def __call__(self, item: Item, answer: str) -> Awaitable[Outcome] | Outcome:
+        """Judge an answer to an item."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> JsonValue:
+        """Name, version and settings: all that a score depends on beside item and answer."""
+
+    @abstractmethod
+    def check(self, item: Item) -> None:
+        """Raise DataError, naming the item, where its reference is none that this grader can use."""
+
+
+class ReferenceGrader(CheckedGrader, Generic[E]):
+    """Base of the graders that compare an answer with the item's reference."""
 
     def __call__(self, item: Item, answer: str) -> Graded:
         """Judge an answer: soft is the best match among the accepted answers, hard is 0 or 1.
@@ -283,6 +300,8 @@ def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
             return JsonFields()
         case "sql":
             raise ConfigError("the sql grader needs tables: reflact.environments.sql.SQL holds them")
+        case "python":
+            raise ConfigError("the python grader is reflact.environments.programs.Python")
 
 
 def grader_identity(grade: Grader) -> JsonValue:
@@ -291,7 +310,7 @@ def grader_identity(grade: Grader) -> JsonValue:
     Raises:
         ConfigError: It is an object without a name of its own, such as a ``functools.partial``.
     """
-    if isinstance(grade, ReferenceGrader):
+    if isinstance(grade, CheckedGrader):
         return grade.identity
     name = getattr(grade, "__qualname__", None)
     if name is None:

@@ -1,0 +1,263 @@
+"""The process that an answer's code runs in: it locks itself in and then runs it. Started as a script.
+
+What stays out of reach is taken away by the kernel, without privileges, containers or other programs:
+
+* Landlock (Linux 5.13) leaves the interpreter's libraries to be read; nothing else can be opened, listed,
+  made, written or removed.
+* A seccomp filter refuses new processes and programs, sockets, signals to and limits of other processes,
+  changes to a file's owner, mode, times and attributes, objects that outlive the process, and whatever
+  Linux has added since 5.1, for which every program has a fallback.
+* Capabilities are dropped, and resource limits bound processor time, memory and output. The process ends
+  with the one that started it.
+
+The process is one, with as many threads as fit into its memory: to end it is to end everything that it
+began. If any of this fails, the answer is not run.
+
+Source: the kernel's documentation of ``landlock``, ``seccomp_filter`` and ``capset``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import signal
+import struct
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+READY, PASSED = b"r", b"p"
+"""What the process tells its parent: it is locked in; the tests ran to their end."""
+
+SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+"""What an interpreter reads beside its own library."""
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+"""How many access rights each version of Landlock knows; later versions know 16."""
+
+SET_DEATH_SIGNAL, SET_SECCOMP, FILTER, NO_NEW_PRIVILEGES = 1, 22, 2, 38
+NEWER = 424
+"""From here on all machines number their calls alike; the first is of Linux 5.1."""
+
+REFUSED = """
+fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154
+ptrace 101 117  process_vm_readv 310 270  process_vm_writev 311 271  kcmp 312 272
+tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240
+setpriority 141 140  ioprio_set 251 30  migrate_pages 256 238  move_pages 279 239
+sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122  sched_setattr 314 274
+socket 41 198  connect 42 203  bind 49 200  listen 50 201
+truncate 76 45  chmod 90 -  fchmod 91 52  fchmodat 268 53
+chown 92 -  fchown 93 55  lchown 94 -  fchownat 260 54
+utime 132 -  utimes 235 -  futimesat 261 -  utimensat 280 88
+setxattr 188 5  lsetxattr 189 6  fsetxattr 190 7  removexattr 197 14  lremovexattr 198 15  fremovexattr 199 16
+inotify_init 253 -  inotify_init1 294 26  fanotify_init 300 262
+name_to_handle_at 303 264  open_by_handle_at 304 265
+memfd_create 319 279  shmget 29 194  shmat 30 196  shmctl 31 195
+msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187
+semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180  mq_unlink 241 181
+add_key 248 217  request_key 249 218  keyctl 250 219
+unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  chroot 161 51
+bpf 321 280  userfaultfd 323 282  perf_event_open 298 241  personality 135 92  syslog 103 116
+"""
+"""System calls that are refused, each with its numbers on x86_64 and aarch64."""
+
+
+class Machine(NamedTuple):
+    """What is peculiar to a kind of processor: its mark, its column above, and numbers of some calls."""
+
+    mark: int
+    column: int
+    clone: int
+    kill: int
+    tgkill: int
+    prlimit: int
+    prctl: int
+    openat: int
+    open: int | None
+    socketpair: int
+    capset: int
+
+
+MACHINES = {
+    "x86_64": Machine(0xC000003E, 1, 56, 62, 234, 302, 157, 257, 2, 53, 126),
+    "aarch64": Machine(0xC00000B7, 2, 220, 129, 131, 261, 167, 56, None, 199, 91),
+}
+
+CLONE_THREAD = 0x10000
+NOT_A_STREAM = 0b110
+LOAD, EQUAL, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+
+
+def confinable() -> bool:
+    """Whether this system can lock a process in: Linux with Landlock, on a processor that is known here."""
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        return False
+    version: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
+    return version >= 1
+
+
+class Order(NamedTuple):
+    """What a process is asked to do, as it stands in JSON on its command line.
+
+    ``program`` is an open file that holds the answer and its tests (null: none) in JSON, ``told`` one to
+    answer in; ``seconds`` are of processor time, ``memory`` and ``output`` in bytes.
+    """
+
+    parent: int
+    program: int
+    told: int
+    seconds: int
+    memory: int
+    output: int
+    confine: bool
+
+
+def main(order: Order) -> None:
+    """Lock this process in and run an answer, then its tests."""
+    with os.fdopen(order.program, encoding="utf-8") as file:
+        program = json.load(file)
+    limit(order, alone=not order.confine)
+    if order.confine:
+        lock_in(order.parent)
+    os.write(order.told, READY)
+    tests = program["tests"]
+    if tests is None:
+        os.close(order.told)
+    names = _module("__main__" if tests is None else "answer").__dict__
+    exec(compile(program["answer"], "answer.py", "exec"), names)  # noqa: S102 - what this process is for
+    if tests is not None:
+        exec(compile(tests, "tests.py", "exec"), names)  # noqa: S102
+        os.write(order.told, PASSED)
+
+
+def _module(name: str) -> types.ModuleType:
+    """Return a new module, which stands where programs look for the one that was started."""
+    module = sys.modules[name] = types.ModuleType(name)
+    sys.argv = ["answer.py"]
+    return module
+
+
+def limit(order: Order, *, alone: bool) -> None:
+    """Set resource limits; ``alone`` leaves a user other than root no further process."""
+    import resource
+
+    bounds = {
+        resource.RLIMIT_CPU: (order.seconds, order.seconds + 1),
+        resource.RLIMIT_AS: (order.memory, order.memory),
+        resource.RLIMIT_FSIZE: (order.output, order.output),
+        resource.RLIMIT_NOFILE: (64, 64),
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    if alone:
+        bounds[resource.RLIMIT_NPROC] = (0, 0)
+    for name, bound in bounds.items():
+        resource.setrlimit(name, bound)
+
+
+def lock_in(parent: int) -> None:
+    """Take everything away that an answer has no need of, and end with the parent.
+
+    Raises:
+        OSError: The kernel refused a part of it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    machine = MACHINES[platform.machine()]
+    _call(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        raise OSError(errno.ESRCH, "the process that asked for this one has ended")
+    _call(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+    _call(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _leave_to_read(libc, readable())
+    program = b"".join(rules(machine, os.getpid()))
+    text = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("@HP", len(program) // 8, ctypes.addressof(text))
+    _call(libc.prctl, SET_SECCOMP, FILTER, head, 0, 0)
+
+
+def readable() -> list[str]:
+    """Return what an answer may read: the interpreter's libraries, wherever this one keeps them."""
+    homes = tuple(os.path.realpath(home) + os.sep for home in {sys.prefix, sys.base_prefix})
+    own = [path for path in sys.path if path and os.path.realpath(path).startswith(homes)]
+    return [path for path in (*own, *SHARED) if os.path.exists(path)]  # noqa: PTH110 - starts faster
+
+
+def _leave_to_read(libc: Any, paths: Sequence[str]) -> None:
+    version = _call(libc.syscall, CREATE_RULESET, None, 0, 1)
+    every_right = (1 << RIGHTS.get(version, 16)) - 1
+    ruleset = _call(libc.syscall, CREATE_RULESET, struct.pack("=Q", every_right), 8, 0)
+    for path in paths:
+        place = os.open(path, os.O_PATH)
+        rights = READ_FILE | (READ_DIR if os.path.isdir(path) else 0)  # noqa: PTH112
+        _call(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
+        os.close(place)
+    _call(libc.syscall, RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def rules(machine: Machine, process: int) -> Iterator[bytes]:
+    """Yield the filter's instructions; what no rule refuses is allowed."""
+    yield _step(LOAD, 4)
+    yield _step(EQUAL, machine.mark, yes=1)
+    yield _step(RETURN, KILL)
+    yield _step(LOAD, 0)
+    yield from _refuse(NEWER, UNKNOWN, test=AT_LEAST)
+    words = REFUSED.split()
+    for number in words[machine.column :: 3]:
+        if number != "-":
+            yield from _refuse(int(number), DENY)
+    yield from _only(machine.clone, 0, HAS_BITS, CLONE_THREAD)
+    yield from _only(machine.kill, 0, EQUAL, process)
+    yield from _only(machine.tgkill, 0, EQUAL, process)
+    yield from _only(machine.prlimit, 0, EQUAL, 0)
+    yield from _but(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL)
+    yield from _but(machine.openat, 2, HAS_BITS, os.O_TRUNC)
+    yield from _but(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM)
+    if machine.open is not None:
+        yield from _but(machine.open, 1, HAS_BITS, os.O_TRUNC)
+    yield _step(RETURN, ALLOW)
+
+
+def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
+    yield _step(test, number, no=1)
+    yield _step(RETURN, outcome)
+
+
+def _only(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
+    """Allow a call where the test of an argument's lower half holds, and refuse it elsewhere."""
+    yield from _tested(number, argument, test, value, (ALLOW, DENY))
+
+
+def _but(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
+    """Refuse a call where the test of an argument's lower half holds, and allow it elsewhere."""
+    yield from _tested(number, argument, test, value, (DENY, ALLOW))
+
+
+def _tested(number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]) -> Iterator[bytes]:
+    yield _step(EQUAL, number, no=4)
+    yield _step(LOAD, 16 + 8 * argument)
+    yield _step(test, value, no=1)
+    for outcome in outcomes:
+        yield _step(RETURN, outcome)
+
+
+def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, value)
+
+
+def _call(function: Any, *arguments: Any) -> int:
+    done: int = function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    if done < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot lock the process in: {os.strerror(number)}")
+    return done
+
+
+if __name__ == "__main__":
+    main(Order(*json.loads(sys.argv[1])))
