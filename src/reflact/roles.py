@@ -68,7 +68,31 @@ class ModelConfig(Section):
         json_schema_extra=CHANGEABLE,
     )
     timeout: float = Field(120.0, gt=0, description="Seconds for one request.", json_schema_extra=CHANGEABLE)
-    concurrency: int = Field(8, ge=1, description="Requests in flight at most.", json_schema_extra=CHANGEABLE)
+    concurrency: int = Field(
+        8,
+        ge=1,
+        description="Requests in flight at most; of all roles that use one endpoint, the strictest counts "
+        "for all of them, here and in the next three keys.",
+        json_schema_extra=CHANGEABLE,
+    )
+    requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Requests in a minute at most, evenly spaced; null: no limit.",
+        json_schema_extra=CHANGEABLE,
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens in a minute at most, estimated before a request and corrected after; null: no "
+        "limit.",
+        json_schema_extra=CHANGEABLE,
+    )
+    adaptive: bool = Field(
+        True,
+        description="Find the rate that the endpoint sustains once it answers 429 or 503.",
+        json_schema_extra=CHANGEABLE,
+    )
     max_retries: int = Field(
         5,
         ge=0,
