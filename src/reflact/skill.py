@@ -83,6 +83,13 @@ def body(text: str) -> str:
     return "".join(text[start:end] for start, end in _open_spans(text, regions(text)))
 
 
+def same_body(text: str, words: str) -> bool:
+    """Return whether words are what edits may change of a document: white space around it and the kind of
+    line break apart.
+    """
+    return _fitted(words, text).strip() == body(text).strip()
+
+
 def apply(skill: Skill, edits: Sequence[Edit]) -> Candidate:
     """Apply edits in order; one that is rejected leaves the document as it is and the next one is tried.
 
@@ -287,7 +294,7 @@ def _inserted(text: str, content: str, anchor_end: int, protected: Sequence[Regi
 
 def _rewritten(text: str, content: str, protected: Sequence[Region]) -> str:
     content = content.strip("\r\n")
-    if content == body(text).strip("\r\n"):
+    if same_body(text, content):
         return text
     line_break = newline(text)
     front = [r for r in protected if r.name == "front_matter"]

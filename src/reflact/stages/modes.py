@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reflact.config import UpdateConfig
-from reflact.skill import body
+from reflact.skill import same_body
 from reflact.stages.material import show_skill
 from reflact.stages.reflect import Analysis, Minibatch, found_patterns, patching
 from reflact.stages.replies import (
@@ -82,5 +82,5 @@ def _drafted(blank: Report, skill: Skill, reasoning: str, document: str) -> Repo
         source_type=blank.source_type,
         support_count=len(blank.item_ids),
     )
-    edits = () if document.strip() == body(skill.text).strip() else (draft,)
+    edits = () if same_body(skill.text, document) else (draft,)
     return blank.model_copy(update={"patch": Patch(reasoning=reasoning, edits=edits)})

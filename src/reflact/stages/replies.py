@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, create_model
 
 from reflact.calls import ReplyModel
-from reflact.skill import apply, body
+from reflact.skill import apply, body, same_body
 from reflact.types import Edit, EditKind, Operation, Skill
 
 R = TypeVar("R", bound=ReplyModel)
@@ -348,7 +348,7 @@ def whole_document(skill: Skill, document: str) -> None:
     Raises:
         ValueError: Says what stands in the way.
     """
-    if document.strip() == body(skill.text).strip():
+    if same_body(skill.text, document):
         return
     (result,) = apply(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":

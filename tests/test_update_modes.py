@@ -1,0 +1,227 @@
+"""Patch, rewrite, whole drafts: what each asks for, what it never asks for, and what it never touches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.calls import ReplyModel
+from reflact.prompts import load_book
+from reflact.skill import body
+from reflact.stages.replies import AnalystReply, DraftMergeReply, DraftReply, MergeReply
+from reflact.stages.update import RewriteReply, update
+from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, appending
+from reflact.testing.llm import Answer
+from reflact.types import Chosen, Edit, Patch, Skill, Split
+from skill_documents import documents, plain, protected, wild
+from toy_runs import LINES, Actor, Ran, playing, run
+
+pytestmark = pytest.mark.anyio
+
+MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
+GUARDED = (
+    "---\nname: toy\ndescription: Answers --- questions.\n---\n# Toy\n\nHeed the rules.\n\n"
+    "<!-- SLOW_UPDATE_START -->\nTake  your time. \n<!-- SLOW_UPDATE_END -->\n\n"
+    "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n-   Mind it.\n<!-- APPENDIX_END -->\n"
+)
+BOOK = load_book()
+
+
+def asked_for(done: Ran) -> set[str]:
+    """Return the purposes of all calls to the optimizer."""
+    return {call.sample.purpose for call in done.calls}
+
+
+# ------------------------------------------------------------------------------------ protected regions
+
+
+@given(documents(), wild | plain, st.sampled_from(["suggest", "rewrite", "append"]))
+async def test_no_reply_touches_a_protected_region(text: str, reply: str, op: Any) -> None:
+    """Whatever a model writes, the regions of any document come out byte-identical, or nothing changes."""
+    store = MemoryStore()
+    await store.open_run("r0", {}, {})
+    llm = ScriptedLLM(lambda *_: {"summary": "s", "document": reply})
+    chosen = Chosen(patch=Patch(edits=(Edit(op=op, content=reply),)), pool_size=1)
+    candidate = await update(
+        Skill(text=text), chosen, llm=llm, prompts=BOOK, journal=store.journal("r0"), step=1
+    )
+    assert protected(candidate.skill.text) == protected(text)
+    if candidate.fallbacks:
+        assert candidate.skill.text == text
+
+
+@MODES
+@pytest.mark.parametrize("text", [GUARDED, GUARDED.replace("\n", "\r\n")], ids=["LF", "CRLF"])
+async def test_a_run_leaves_protected_regions_as_they_were(tmp_path: Path, mode: str, text: str) -> None:
+    """All versions and candidates of a whole run have the initial document's regions, and the run learns."""
+    done = await run(tmp_path, initial=text, update={"mode": mode}, train={"num_epochs": 2})
+    assert len(done.texts) > 1
+    assert all(protected(each) == protected(text) for each in done.texts.values())
+    assert done.summary.accepts > 0
+    assert done.summary.best is not None
+    assert done.summary.best.score == 1.0
+
+
+@MODES
+async def test_each_region_is_written_by_its_own_stage_alone(tmp_path: Path, mode: str) -> None:
+    """With guidance and reminders on, steps change neither, and front matter never changes."""
+    known = GUARDED.replace("Heed the rules.", LINES["double"])
+    done = await run(
+        tmp_path,
+        initial=known,
+        actor=Actor(lambda skill, message, times: "unknown" if "double" in message else None),
+        update={"mode": mode},
+        train={"num_epochs": 2},
+        slow_update={"enabled": True, "gated": False},
+        appendix={"enabled": True},
+    )
+    front, slow, notes = range(3)
+    initial = protected(known)
+    for record in done.records:
+        before, candidate = done.texts[record.skill_before], done.texts[record.candidate_hash]
+        assert protected(candidate) == protected(before)
+        after = protected(done.texts[record.current.skill_hash])
+        assert after[:notes] == protected(before)[:notes]
+        assert (after[notes] == protected(before)[notes]) == (record.notes is None)
+    for closed in done.epochs:
+        now, last = (protected(done.texts[h]) for h in (closed.current.skill_hash, closed.last_hash))
+        assert (now[front], now[notes]) == (last[front], last[notes])
+    assert protected(done.current)[front] == initial[front]
+    assert protected(done.current)[slow] != initial[slow]
+    assert "Mind the rule double." in protected(done.current)[notes]
+
+
+# ---------------------------------------------------------------------------------------------- rewrite
+
+
+async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path: Path) -> None:
+    """Analysts suggest, the budget cuts the suggestions, and one rewrite a step takes up the rest."""
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        script=playing(edits=2),
+        update={"mode": "rewrite"},
+        reflect={"minibatch_size": 2},
+        select={"max_edits": 2, "min_edits": 1, "scheduler": "linear"},
+    )
+    assert asked_for(done) == {"analyst_failure", "analyst_success", "merge", "ranking", "rewrite"}
+    assert len(done.asked("rewrite")) == sum(a not in {"no_patches"} for a in done.actions)
+    for record in done.records:
+        assert {e.op for r in record.reports for e in r.patch.edits} <= {"suggest"}
+        suggested = [r for r in record.edits if r.edit.op == "suggest"]
+        assert len(suggested) == len(record.chosen.patch.edits) <= (record.chosen.budget or 0)
+    prompt = done.shown("rewrite")[0]
+    assert all(f"<proposal_{n}>" in prompt for n in (1, 2))
+
+
+async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
+    """The step is ``no_rewrite``, costs no evaluation, names the reason, and the next step tries again."""
+    left: list[Answer] = ["no", "no", "no"]
+
+    def write(wanted: type[ReplyModel], shown: str) -> Answer:
+        return left.pop(0) if left else {"summary": "s", "document": LINES["double"]}
+
+    done = await run(tmp_path, script=playing((RewriteReply, write)), update={"mode": "rewrite"})
+    assert done.actions == ["no_rewrite", "accept_new_best"]
+    first = done.records[0]
+    assert [f.label for f in first.fallbacks] == ["rewrite"]
+    assert first.fallbacks[0].reason in first.verdict.reason
+    assert (first.verdict.candidate, first.candidate_hash) == (None, first.skill_before)
+    assert any(e.kind == "fallback_taken" and e.fallback == first.fallbacks[0] for e in done.events)
+    val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
+    assert done.actor.asked[8][1] not in val
+    assert done.summary.skips == 1
+
+
+@pytest.mark.parametrize(
+    ("initial", "reply"),
+    [("Answer.\n", "Answer."), ("Answer.\n", "  Answer.\n\n"), ("One.\r\nTwo.\r\n", "One.\nTwo.\n")],
+)
+async def test_a_rewrite_that_changes_nothing_is_no_candidate(
+    tmp_path: Path, initial: str, reply: str
+) -> None:
+    """The same words cost no evaluation, nor are they refused, whatever white space is around them."""
+    script = playing((RewriteReply, {"summary": "s", "document": reply}))
+    done = await run(tmp_path, initial=initial, script=script, update={"mode": "rewrite"})
+    assert done.actions == ["no_change", "no_change"]
+    assert len(done.asked("rewrite")) == 2
+    assert set(done.texts.values()) == {initial}
+
+
+# ----------------------------------------------------------------------------------------- whole drafts
+
+
+@pytest.mark.parametrize("control", ["fixed", "autonomous", "none"])
+async def test_whole_drafts_are_never_ranked_and_have_no_budget(tmp_path: Path, control: str) -> None:
+    """Each analyst drafts a document, merges combine the drafts, and nobody is asked how many to take."""
+    done = await run(
+        tmp_path,
+        update={"mode": "full_rewrite"},
+        reflect={"minibatch_size": 2},
+        select={"max_edits": 1, "lr_control": control},
+    )
+    assert asked_for(done) <= {"analyst_failure", "analyst_success", "draft_merge", "draft_merge_final"}
+    assert "draft_merge" in asked_for(done)
+    for record in done.records:
+        assert (record.chosen.budget, record.chosen.ranked, record.chosen.decision) == (None, False, None)
+        assert len(record.chosen.patch.edits) <= 1
+    first = done.records[0]
+    assert all(LINES[name] in done.texts[first.candidate_hash] for name in _missed(done))
+
+
+def _missed(done: Ran) -> set[str]:
+    """Return the rules that the first step's cases lacked."""
+    types = {i.id: str(i.task_type) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.train)}
+    return {types[item_id] for item_id in done.records[0].item_ids}
+
+
+async def test_drafts_that_cannot_be_combined_leave_the_first(tmp_path: Path) -> None:
+    """The first draft of the failures stands for all, the fallback is recorded, and the step goes on."""
+    done = await run(
+        tmp_path,
+        script=playing((DraftMergeReply, "no")),
+        update={"mode": "full_rewrite"},
+        reflect={"minibatch_size": 2},
+    )
+    first = done.records[0]
+    assert [f.label for f in first.merged.fallbacks] == ["draft_merge/failure/1/0"]
+    draft = first.reports[0].patch.edits[0].content
+    assert body(done.texts[first.candidate_hash]).strip() == draft.strip()
+    assert first.verdict.action == "accept_new_best"
+
+
+@pytest.mark.parametrize("initial", ["Answer.\n", "\r\nAnswer.\r\n"])
+async def test_a_draft_that_leaves_the_document_proposes_nothing(tmp_path: Path, initial: str) -> None:
+    """Drafts equal to the document are no patches."""
+    pattern: dict[str, Any] = {"type": "t", "count": 1, "description": "d"}
+    script = playing((DraftReply, {"patterns": [pattern], "document": "Answer."}))
+    done = await run(tmp_path, initial=initial, script=script, update={"mode": "full_rewrite"})
+    assert done.actions == ["no_patches", "no_patches"]
+
+
+# ------------------------------------------------------------------------------------------------ merges
+
+
+@pytest.mark.parametrize("mode", ["patch", "rewrite"])
+async def test_a_merge_that_cannot_be_had_joins_the_proposals(tmp_path: Path, mode: str) -> None:
+    """All proposals, equal ones once, are the pool; record and events say that no merge was had."""
+    lines = iter(range(100))
+    done = await run(
+        tmp_path,
+        script=playing(
+            (AnalystReply, lambda wanted, _: appending(wanted, f"- rule {next(lines) % 3}")),
+            (MergeReply, "no"),
+        ),
+        update={"mode": mode},
+        reflect={"minibatch_size": 1},
+        select={"max_edits": 4, "min_edits": 4},
+    )
+    first = done.records[0]
+    assert len(first.merged.patch.edits) == 3
+    assert sum(edit.support_count for edit in first.merged.patch.edits) == 4
+    (fallback,) = first.merged.fallbacks
+    assert any(e.kind == "fallback_taken" and e.fallback == fallback for e in done.events)
