@@ -1,0 +1,127 @@
+"""Approval: who is asked about a candidate, what they see, and what a veto does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from reflact.records import Review
+from reflact.stages.replies import AnalystReply
+from reflact.testing import appending
+from reflact.types import Skill
+from toy_runs import LINES, Part, playing, run
+
+pytestmark = pytest.mark.anyio
+
+DOUBLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, LINES["double"]))
+IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+
+
+class Reviewer:
+    """Answers the same to every review, and keeps what it was shown."""
+
+    def __init__(self, answer: bool | str) -> None:
+        self._answer = answer
+        self.reviews: list[Review] = []
+
+    async def __call__(self, review: Review) -> bool | str:
+        self.reviews.append(review)
+        return self._answer
+
+
+async def test_the_reviewer_sees_candidate_difference_and_evidence(tmp_path: Path) -> None:
+    """Asked only about what the gate would accept, with all that the gate rested on."""
+    reviewer = Reviewer(answer=True)
+    done = await run(tmp_path, initial="Answer.\n", script=playing(DOUBLE), approve=reviewer)
+    assert done.actions == ["accept_new_best", "reject"]
+    (review,) = reviewer.reviews
+    assert (review.step, review.part) == (1, "step")
+    assert review.current == Skill(text="Answer.\n")
+    assert review.candidate.text == done.current == f"Answer.\n\n{LINES['double']}\n"
+    assert f"+{LINES['double']}" in review.diff
+    assert review.verdict == done.records[0].verdict
+    assert review.verdict.evidence is not None
+
+
+async def test_what_is_approved_is_what_would_have_been(tmp_path: Path) -> None:
+    """A reviewer who lets everything pass changes nothing of the run."""
+    asked = await run(tmp_path / "a", approve=Reviewer(answer=True))
+    alone = await run(tmp_path / "b")
+    assert (asked.records, asked.summary.scores) == (alone.records, alone.summary.scores)
+
+
+async def test_a_rejected_candidate_is_not_reviewed(tmp_path: Path) -> None:
+    """Nobody is asked about what the gate turns down."""
+    reviewer = Reviewer(answer=True)
+    done = await run(tmp_path, script=playing(IDLE), approve=reviewer)
+    assert done.actions == ["reject", "no_change"]
+    assert reviewer.reviews == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "veto"),
+    [(False, "no reason was given"), ("Too blunt.", "Too blunt."), ("", "no reason was given")],
+)
+async def test_a_veto_rejects(tmp_path: Path, answer: bool | str, veto: str) -> None:
+    """Skill and best stay, the reason is in the record, and the same document is not reviewed again."""
+    reviewer = Reviewer(answer)
+    done = await run(tmp_path, script=playing(DOUBLE), approve=reviewer)
+    verdict = done.records[0].verdict
+    assert (verdict.action, verdict.veto, verdict.accepted) == ("reject", veto, False)
+    assert f"Vetoed: {veto}" in verdict.reason
+    assert verdict.candidate_score == 0.25
+    assert done.actions == ["reject", "no_change"]
+    assert len(reviewer.reviews) == 1
+    assert (done.current, done.best) == ("", "")
+    assert done.summary.rejects == 1
+
+
+async def test_without_a_gate_there_is_still_a_review(tmp_path: Path) -> None:
+    """What would be accepted without proof may be turned down by the reviewer."""
+    reviewer = Reviewer("No.")
+    done = await run(tmp_path, script=playing(IDLE), approve=reviewer, gate={"enabled": False})
+    assert [review.verdict.action for review in reviewer.reviews] == ["force_accept"]
+    assert done.actions == ["reject", "no_change"]
+
+
+async def test_guidance_and_promotion_are_reviewed(tmp_path: Path) -> None:
+    """All decisions that put a text into force are asked about, each under its own name."""
+    gated: dict[str, Any] = {"slow_update": {"enabled": True}, "train": {"num_epochs": 2}}
+    reviewer = Reviewer("Not that.")
+    done = await run(tmp_path / "a", script=playing(IDLE), approve=reviewer, **gated)
+    assert [(r.part, r.step) for r in reviewer.reviews] == [("slow update", 4)]
+    closed = done.epochs[-1]
+    assert closed.slow is not None
+    assert closed.slow.verdict is not None
+    assert (closed.slow.action, closed.slow.verdict.veto) == ("kept", "Not that.")
+    assert closed.made == ()
+
+    forced = {**gated, "slow_update": {"enabled": True, "gated": False}}
+    reviewer = Reviewer("Nor that.")
+    done = await run(tmp_path / "b", script=playing(IDLE), approve=reviewer, **forced)
+    assert [(r.part, r.step) for r in reviewer.reviews] == [("promotion", 4)]
+    assert (done.promotions[0].verdict.veto, done.promotions[0].best.number) == ("Nor that.", 0)
+
+
+@pytest.mark.parametrize("answer", [True, False, "Too blunt."])
+async def test_an_answer_is_asked_for_once(tmp_path: Path, answer: bool | str) -> None:
+    """A run that stops after an answer and before its step is committed goes on with it, whoever is there."""
+    first = Reviewer(answer)
+
+    with anyio.CancelScope() as scope:
+
+        async def then_stop(review: Review) -> bool | str:
+            said = await first(review)
+            scope.cancel()
+            return said
+
+        await run(tmp_path / "a", script=playing(DOUBLE), approve=then_stop)
+    assert scope.cancelled_caught
+    contrary = Reviewer(answer is not True)
+    done = await run(tmp_path / "a", script=playing(DOUBLE), approve=contrary)
+    whole = await run(tmp_path / "b", script=playing(DOUBLE), approve=Reviewer(answer))
+    assert contrary.reviews == []
+    assert done.records == whole.records
