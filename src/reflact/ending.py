@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed, Unmeasured
@@ -23,6 +23,13 @@ class Measured(Frozen):
     scores: tuple[Scored, ...] = ()
     improvements: tuple[Improvement, ...] = ()
     missing: tuple[str, ...] = ()
+
+    def __add__(self, other: Measured) -> Measured:
+        return Measured(
+            scores=self.scores + other.scores,
+            improvements=self.improvements + other.improvements,
+            missing=self.missing + other.missing,
+        )
 
 
 class Ending:
@@ -78,22 +85,24 @@ class Ending:
         documents = await self._documents(state)
         splits = [Split.val]
         if self._config.test.enabled:
-            await self.open_test(f"best {state.best.skill_hash}, final {state.current.skill_hash}")
+            shown = ", ".join(f"{document.name} {document.skill.hash}" for document in documents)
+            await self.open_test(f"step {state.step}: {shown}")
             splits.append(Split.test)
         measured = Measured()
         for split in splits:
-            measured = await self._on(split, documents, state, measured)
+            measured += await self._on(split, documents, state)
         return measured
 
     async def open_test(self, why: str) -> None:
         """Count an opening of the sealed test split, once for each reason."""
-        number = 1
-        while (noted := await self._journal.recall(0, f"opening/{number}")) not in {None, why}:
-            number += 1
-        if noted is None:
-            await self._journal.note(0, f"opening/{number}", why)
-        self.openings = number
-        await self._tell(events.TestOpened(run_id=self._plan.run_id, count=number))
+        reasons: list[str] = []
+        while (noted := await self._journal.recall(0, f"opening/{len(reasons) + 1}")) is not None:
+            reasons.append(str(noted))
+        if why not in reasons:
+            reasons.append(why)
+            await self._journal.note(0, f"opening/{len(reasons)}", why)
+        self.openings = len(reasons)
+        await self._tell(events.TestOpened(run_id=self._plan.run_id, count=reasons.index(why) + 1))
 
     async def _documents(self, state: RunState) -> tuple[Contender, ...]:
         best = await self._store.skill(state.best.skill_hash)
@@ -104,42 +113,46 @@ class Ending:
             documents.append(Contender(name="placebo", skill=placebo(text, best)))
         return (*documents, Contender(name="best", skill=best), Contender(name="final", skill=last))
 
-    async def _on(
-        self, split: Split, documents: Sequence[Contender], state: RunState, so_far: Measured
-    ) -> Measured:
-        trials = self._trials(split, state)
+    async def _on(self, split: Split, documents: Sequence[Contender], state: RunState) -> Measured:
         rollouts: dict[str, tuple[Rollout, ...]] = {}
-        scores, gains, missing = [], [], []
+        measured = Measured()
         for document in documents:
             try:
-                rolled = [
-                    await self._rolls.split(
-                        split, document.skill, step=state.step, phase="final", trial=trial
-                    )
-                    for trial in trials
-                ]
+                rolled = await self._rolled(split, document, state)
             except (ModelError, EnvironmentFailure, RunFailed) as error:
-                missing.append(f"{document.name} on {split.value}: {error}")
-                break
-            rollouts[document.name] = tuple(rollout for trial in rolled for rollout in trial)
-            score = scored(document, split, rollouts[document.name], self._plan.data.items(split))
-            score = score.model_copy(update={"selected": self._selected(document, split, trials)})
-            scores.append(score)
+                measured += Measured(missing=(f"{document.name} on {split.value}: {error}",))
+                continue
+            rollouts[document.name] = rolled
+            score = scored(document, split, rolled, self._plan.data.items(split))
+            score = score.model_copy(update={"selected": self._selected(document, split)})
+            measured += Measured(scores=(score,))
             await self._tell(events.FinalScore(run_id=self._plan.run_id, step=state.step, score=score))
+        return measured + await self._gains(split, rollouts, state)
+
+    async def _rolled(self, split: Split, document: Contender, state: RunState) -> tuple[Rollout, ...]:
+        trials = [
+            await self._rolls.split(split, document.skill, step=state.step, phase="final", trial=trial)
+            for trial in self._trials(split, state)
+        ]
+        return tuple(rollout for trial in trials for rollout in trial)
+
+    async def _gains(
+        self, split: Split, rollouts: Mapping[str, Sequence[Rollout]], state: RunState
+    ) -> Measured:
+        gained = Measured()
         for name in ("best", "final"):
-            if name in rollouts:
-                gain = improved(name, split, rollouts["baseline"], rollouts[name])
-                if gain is None:
-                    continue
-                gains.append(gain)
-                await self._tell(
-                    events.ImprovementMeasured(run_id=self._plan.run_id, step=state.step, improvement=gain)
-                )
-        return Measured(
-            scores=(*so_far.scores, *scores),
-            improvements=(*so_far.improvements, *gains),
-            missing=(*so_far.missing, *missing),
-        )
+            if name not in rollouts:
+                continue
+            gain = improved(name, split, rollouts.get("baseline", ()), rollouts[name])
+            if gain is None:
+                missed = f"improvement of {name} on {split.value}: the baseline has no score on its items"
+                gained += Measured(missing=(missed,))
+                continue
+            gained += Measured(improvements=(gain,))
+            await self._tell(
+                events.ImprovementMeasured(run_id=self._plan.run_id, step=state.step, improvement=gain)
+            )
+        return gained
 
     def _trials(self, split: Split, state: RunState) -> tuple[int, ...]:
         gate = self._config.gate
@@ -148,7 +161,11 @@ class Ending:
             return tuple(range(REPORTED, REPORTED + gate.report_trials))
         return (0,)
 
-    def _selected(self, document: Contender, split: Split, trials: Sequence[int]) -> bool:
-        gate = self._config.gate
-        chosen = document.name in {"best", "final"} and document.skill.hash != self._plan.initial.hash
-        return chosen and split is Split.val and gate.policy == "strict" and trials == (0,)
+    def _selected(self, document: Contender, split: Split) -> bool:
+        """Whether the document was chosen by the very trials that are reported."""
+        gate, reused = self._config.gate, self._config.train.reuse_rollouts
+        if split is not Split.val or not reused or document.skill.hash == self._plan.initial.hash:
+            return False
+        if not gate.enabled:
+            return document.name == "best"
+        return gate.policy == "strict" and document.name in {"best", "final"}

@@ -1,0 +1,357 @@
+"""The end of a run: promotion, fresh trials, the sealed split, and what is said of what could not be had."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflact.errors import ProviderDown
+from reflact.records import Review
+from reflact.rolling import REPORTED
+from reflact.stages.replies import AnalystReply
+from reflact.stages.slow_update import GuidanceReply
+from reflact.store.runs import open_store
+from reflact.testing import ScriptedLLM, ToyEnvironment, appending, toy_optimizer
+from reflact.trainer import evaluate_skill
+from reflact.types import Rollout, Skill, Split
+from reflact.wiring import Passed
+from toy_runs import LINES, Actor, Part, Ran, playing, right, run, settings
+
+pytestmark = pytest.mark.anyio
+
+TEST: dict[str, Any] = {"test": {"enabled": True}}
+IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+HARM: Part = (GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance": "HARM"})
+HELP: Part = (GuidanceReply, {"reasoning": "r", "helped": "none", "guidance": LINES["double"]})
+DIVIDED: dict[str, Any] = {
+    "environment": ToyEnvironment(train=4, val=4, test=4),
+    "train": {"num_epochs": 2},
+    "slow_update": {"enabled": True, "gated": False},
+    **TEST,
+}
+"""A run whose last skill is not its best one, where the guidance does harm."""
+
+WORLD = ToyEnvironment(train=8, val=4, test=4)
+
+
+def inputs(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
+    """Return the messages of a split."""
+    return {str(item.input) for item in world.items(split)}
+
+
+def harmed(skill: Skill, message: str, times: int) -> str | None:
+    """Answer wrongly wherever the guidance is harmful."""
+    return "unknown" if "HARM" in skill.text else None
+
+
+async def rollouts_in(folder: Path) -> list[Rollout]:
+    """Return all rollouts that a run stored."""
+    async with open_store(folder / "run.db") as store:
+        rows = await store._database.rows("SELECT rollout FROM rollouts", ())
+    return [Rollout.model_validate_json(text) for (text,) in rows]
+
+
+# ------------------------------------------------------------------------------------------- promotion
+
+
+async def test_the_best_skill_needs_no_promotion(tmp_path: Path) -> None:
+    """Where the last skill is the best one nothing is compared and nothing more is rolled out."""
+    done = await run(tmp_path)
+    assert done.promotions == ()
+    assert done.summary.best == done.summary.final
+    assert not any(e.kind == "promoted" for e in done.events)
+
+
+async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) -> None:
+    """A last text that was never measured is, and takes the place of the best only if it wins."""
+    script = playing(IDLE, HELP)
+    done = await run(tmp_path / "a", script=script, **{**DIVIDED, "test": {"enabled": False}})
+    (promotion,) = done.promotions
+    assert promotion.verdict.action == "accept_new_best"
+    assert promotion.verdict.evidence is not None
+    assert promotion.verdict.evidence.policy == "paired"
+    assert done.summary.best == done.summary.final == promotion.current
+    assert (promotion.current.score, promotion.current.inherited) == (0.25, False)
+
+    done = await run(tmp_path / "b", actor=Actor(harmed), script=playing(HARM), **DIVIDED)
+    (promotion,) = done.promotions
+    assert promotion.verdict.action == "reject"
+    assert done.summary.best != done.summary.final
+    assert (tmp_path / "b" / "best_skill.md").read_text("utf-8") == done.best
+
+
+async def test_without_a_gate_the_better_score_is_promoted(tmp_path: Path) -> None:
+    """The rule of a gate that is off is the bare score, also at the end, and for guidance before it."""
+    off = {"gate": {"enabled": False}}
+    forced = await run(tmp_path / "a", script=playing(IDLE, HELP), **{**DIVIDED, **off})
+    assert forced.promotions[0].verdict.action == "force_accept"
+    assert forced.best == forced.current
+    gated = {**DIVIDED, **off, "slow_update": {"enabled": True, "gated": True}}
+    measured = await run(tmp_path / "b", script=playing(IDLE, HELP), **gated)
+    closed = measured.epochs[-1]
+    assert (closed.best, closed.best.score) == (closed.current, 0.25)
+
+
+async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
+    """A provider that is down while the last skill is measured costs a repetition, not the run."""
+    val, lost = inputs(Split.val, DIVIDED["environment"]), Counter[str]()
+
+    def down(skill: Skill, message: str, times: int) -> str | None:
+        if "HARM" in skill.text and message in val and lost[message] < 2:
+            lost[message] += 1
+            raise ProviderDown("models.target: no answer")
+        return harmed(skill, message, times)
+
+    done = await run(tmp_path / "a", actor=Actor(down), script=playing(HARM), **DIVIDED)
+    whole = await run(tmp_path / "b", actor=Actor(harmed), script=playing(HARM), **DIVIDED)
+    assert set(lost.values()) == {2}
+    assert done.summary.status == "completed"
+    assert done.promotions == whole.promotions
+
+
+# ----------------------------------------------------------------------------------------- fresh trials
+
+
+async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_path: Path) -> None:
+    """A skill that was lucky in all of the gate's trials is reported by what it does in fresh ones."""
+
+    def lucky(skill: Skill, message: str, times: int) -> str | None:
+        return right(message) if skill.text and times < 2 else "unknown"
+
+    gate = {"max_trials": 4, "early_stop": False, "report_trials": 3}
+    done = await run(tmp_path, actor=Actor(lucky), target={"deterministic": False}, gate=gate)
+    assert "accept_new_best" in done.actions
+    assert done.summary.best is not None
+    assert done.summary.best.score == 1.0
+    for name in ("baseline", "best", "final"):
+        score = done.summary.score(name, Split.val)
+        assert score is not None
+        assert (score.trials, score.n, score.selected, score.hard) == (3, 12, False, 0.0)
+    val = {item.id for item in WORLD.items(Split.val)}
+    trials = {r.trial for r in await rollouts_in(tmp_path) if r.item_id in val}
+    assert {t for t in trials if t >= REPORTED} == {REPORTED, REPORTED + 1, REPORTED + 2}
+    asked = {e.trial for e in done.events if e.kind == "gate_looked"}
+    assert asked == {t for t in trials if t < REPORTED}
+
+
+async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -> None:
+    """However many steps there are, no decision's own trials are those of the report."""
+    gate = {"interleave": True, "max_trials": 2, "early_stop": False}
+    environment = ToyEnvironment(train=1, val=1, test=1, rules=1)
+    number = iter(range(1000))
+    script = playing((AnalystReply, lambda wanted, _: appending(wanted, f"- nonsense {next(number)}")))
+    done = await run(
+        tmp_path,
+        environment=environment,
+        script=script,
+        train={"batch_size": 1, "num_epochs": 101},
+        gate=gate,
+    )
+    assert set(done.actions) == {"reject"}
+    used = {r.trial for r in await rollouts_in(tmp_path) if r.item_id == "val-000"}
+    assert max(used) > 1_000_000
+    assert max(used) < REPORTED
+
+
+@pytest.mark.parametrize(
+    ("gate", "train", "selected"),
+    [
+        ({"policy": "strict"}, {}, {"best", "final"}),
+        ({"policy": "strict"}, {"reuse_rollouts": False}, set()),
+        ({"enabled": False}, {}, {"best"}),
+        ({}, {}, set()),
+    ],
+)
+async def test_scores_that_chose_the_skill_are_marked(
+    tmp_path: Path, gate: dict[str, Any], train: dict[str, Any], selected: set[str]
+) -> None:
+    """A validation score of the trials that the document was chosen by says so; test scores never do."""
+    done = await run(tmp_path, gate=gate, train=train, **TEST)
+    marked = {(s.name, s.split) for s in done.summary.scores if s.selected}
+    assert marked == {(name, Split.val) for name in selected}
+
+
+# --------------------------------------------------------------------------------------- what is reported
+
+
+async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) -> None:
+    """Each document on each split: mean, count, interval, task types; and what was gained item by item."""
+    done = await run(tmp_path, environment=ToyEnvironment(train=4, val=4, test=8), **TEST)
+    assert [(s.name, s.split.value) for s in done.summary.scores] == [
+        (name, split) for split in ("val", "test") for name in ("baseline", "best", "final")
+    ]
+    test = done.summary.score("best", Split.test)
+    assert test is not None
+    learned = next(name for name, line in LINES.items() if line in done.best)
+    assert (test.n, test.hard, test.successes, test.unmeasured) == (8, 0.25, 2.0, 0)
+    assert test.skill_hash == Skill(text=done.best).hash
+    assert test.low is not None
+    assert test.high is not None
+    assert test.low < 0.25 < test.high
+    assert {b.task_type: (b.n, b.hard) for b in test.buckets} == {
+        name: (2, float(name == learned)) for name in ("double", "square", "negate", "parity")
+    }
+    gains = {(g.name, g.split.value): g for g in done.summary.improvements}
+    assert set(gains) == {(name, split) for split in ("val", "test") for name in ("best", "final")}
+    gain = gains["best", "test"]
+    assert (gain.n, gain.mean) == (8, 0.25)
+    assert gain.low < gain.mean < gain.high
+    assert [e.improvement for e in done.events if e.kind == "improvement_measured"] == list(
+        done.summary.improvements
+    )
+
+
+async def test_identical_texts_are_measured_once(tmp_path: Path) -> None:
+    """Baseline, best and last skill of a run that learned nothing are one document on the test split."""
+    done = await run(tmp_path, script=playing(IDLE), **TEST)
+    asked = Counter(message for _, message in done.actor.asked if message in inputs(Split.test))
+    assert set(asked.values()) == {1}
+    assert len({(s.hard, s.n) for s in done.summary.scores if s.split is Split.test}) == 1
+    assert {g.mean for g in done.summary.improvements} == {0.0}
+
+
+async def test_a_placebo_has_the_length_of_the_best(tmp_path: Path) -> None:
+    """On request a document about something else is measured beside the others, on both splits."""
+    done = await run(tmp_path, test={"enabled": True, "placebo": True})
+    shown = {text for text, message in done.actor.asked if message in inputs(Split.test)}
+    (other,) = shown - {"", done.best}
+    assert len(other) == len(done.best) > 0
+    assert {s.name for s in done.summary.scores} == {"baseline", "placebo", "best", "final"}
+    assert {g.name for g in done.summary.improvements} == {"best", "final"}
+
+
+async def test_the_summary_counts_by_epoch_and_action(tmp_path: Path) -> None:
+    """Per-epoch statistics and totals are those of the committed history."""
+    done = await run(tmp_path, train={"num_epochs": 3}, slow_update={"enabled": True})
+    summary = done.summary
+    assert [(e.epoch, e.steps) for e in summary.epochs] == [(1, 2), (2, 2), (3, 2)]
+    for stats in summary.epochs:
+        records = [r for r in done.records if r.epoch == stats.epoch]
+        assert stats.accepts == sum(r.verdict.accepted for r in records)
+        assert stats.rejects == sum(r.verdict.action == "reject" for r in records)
+        end = next(e for e in done.epochs if e.epoch == stats.epoch)
+        assert (stats.current_score, stats.best_score) == (end.current.score, end.best.score)
+        assert stats.slow_update == (None if end.slow is None else end.slow.action)
+    assert {a.action: a.count for a in summary.actions} == Counter(done.actions)
+    assert summary.steps == sum(e.steps for e in summary.epochs) == 6
+    assert (summary.best, summary.final) == (done.state.best, done.state.current)
+    stages = {"baseline", "rollout and reflect", "aggregate", "select", "update", "evaluate", "epoch end"}
+    assert stages <= {s.stage for s in summary.stages}
+
+
+# --------------------------------------------------------------------------------------- what is missing
+
+
+async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path) -> None:
+    """What can be measured is, the rest is named with its reason, and a later start measures it."""
+    test = inputs(Split.test, DIVIDED["environment"])
+
+    def down(skill: Skill, message: str, times: int) -> str | None:
+        if message in test and skill.text and "HARM" not in skill.text:
+            raise ProviderDown("models.target: no answer")
+        return harmed(skill, message, times)
+
+    done = await run(tmp_path, actor=Actor(down), script=playing(HARM), **DIVIDED)
+    assert done.summary.status == "completed"
+    measured = {(s.name, s.split.value) for s in done.summary.scores}
+    assert measured == {
+        *((name, "val") for name in ("baseline", "best", "final")),
+        *((name, "test") for name in ("baseline", "final")),
+    }
+    (missing,) = done.summary.missing
+    assert missing.startswith("best on test: only 0 of 4 rollouts could be measured")
+    assert "no answer" in missing
+    healthy = await run(tmp_path, actor=Actor(harmed), script=playing(HARM), **DIVIDED)
+    assert healthy.summary.missing == ()
+    assert len(healthy.summary.scores) == 6
+    assert healthy.summary.test_openings == 1
+    assert healthy.records == done.records
+
+
+async def test_without_a_baseline_there_is_no_improvement_and_it_is_said(tmp_path: Path) -> None:
+    """Best and last skill are measured all the same."""
+    test = inputs(Split.test)
+
+    def down(skill: Skill, message: str, times: int) -> None:
+        if message in test and not skill.text:
+            raise ProviderDown("models.target: no answer")
+
+    done = await run(tmp_path, actor=Actor(down), **TEST)
+    assert {s.name for s in done.summary.scores if s.split is Split.test} == {"best", "final"}
+    assert [line.partition(":")[0] for line in done.summary.missing] == [
+        "baseline on test",
+        "improvement of best on test",
+        "improvement of final on test",
+    ]
+    assert {g.split for g in done.summary.improvements} == {Split.val}
+
+
+async def test_a_dead_end_loses_nothing_of_the_run(tmp_path: Path) -> None:
+    """If no test item can be measured the run is complete, with its history and its validation scores."""
+    test = inputs(Split.test)
+
+    def down(skill: Skill, message: str, times: int) -> None:
+        if message in test:
+            raise ProviderDown("models.target: no answer")
+
+    done = await run(tmp_path, actor=Actor(down), **TEST)
+    whole = await run(tmp_path / "whole", **TEST)
+    assert done.summary.status == "completed"
+    assert done.records == whole.records
+    assert [s for s in whole.summary.scores if s.split is Split.val] == list(done.summary.scores)
+    assert len(done.summary.missing) == 3
+
+
+# ---------------------------------------------------------------------------------------- the sealed split
+
+
+async def test_every_opening_is_counted(tmp_path: Path) -> None:
+    """An extension that learned nothing opens the split again; the same end, started again, does not."""
+    counts = []
+    for epochs in (1, 1, 2, 2):
+        done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": epochs}, **TEST)
+        counts.append(done.summary.test_openings)
+    assert counts == [1, 1, 2, 2]
+    assert [e.count for e in done.events if e.kind == "test_opened"] == [1, 2]
+    placebo: dict[str, Any] = {"test": {"enabled": True, "placebo": True}}
+    done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": 2}, **placebo)
+    assert done.summary.test_openings == 3
+
+
+async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
+    """Evaluating a document on the test split counts, and a later start of the run still says so."""
+    first = await run(tmp_path, **TEST)
+    assert first.summary.test_openings == 1
+    passed = Passed(WORLD, Actor(), ScriptedLLM(toy_optimizer()))
+    await evaluate_skill(settings(tmp_path, **TEST), Skill(text="x"), Split.test, passed=passed)
+    assert (await run(tmp_path, **TEST)).summary.test_openings == 2
+
+
+async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
+    """Before the last step is committed no test item is asked, and no opening counted."""
+    train = inputs(Split.train)
+
+    def down(skill: Skill, message: str, times: int) -> None:
+        if message in train and skill.text:
+            raise ProviderDown("models.target: no answer")
+
+    done = await run(tmp_path, actor=Actor(down), **TEST)
+    assert (done.summary.status, done.summary.steps) == ("failed", 1)
+    assert done.summary.test_openings == 0
+    assert not inputs(Split.test) & {message for _, message in done.actor.asked}
+
+
+async def test_a_veto_of_the_promotion_leaves_the_best(tmp_path: Path) -> None:
+    """The reviewer's last word holds for the end as well."""
+
+    async def veto(review: Review) -> str:
+        return "Not that one."
+
+    script = playing(IDLE, HELP)
+    done: Ran = await run(tmp_path, script=script, approve=veto, **DIVIDED)
+    assert done.promotions[0].verdict.veto == "Not that one."
+    assert done.best == ""
+    assert LINES["double"] in done.current
