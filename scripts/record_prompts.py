@@ -1,6 +1,7 @@
-"""Record one answer to each prompt from the small model; the test of the prompts replays them.
+"""Record one answer to each version of each prompt from the small model; a test replays them.
 
-Needs a server as ``scripts/local_server.py`` starts it. Run it whenever a prompt gets a new version::
+Needs a server as ``scripts/local_server.py`` starts it. Run it whenever a prompt gets a new version; what is
+recorded already is not asked again::
 
     python scripts/record_prompts.py
 """

@@ -1,32 +1,52 @@
-"""One fixed use of each prompt: what the recording script asks and the test replays."""
+"""A fixed use of each version of each prompt: what the recording script asks and the test replays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+from pydantic import JsonValue
 
-from reflact.calls import Rendered, ReplyModel, Sample
-from reflact.config import ModelConfig
+from reflact.calls import Rendered, Reply, ReplyModel, Sample
+from reflact.config import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.cassette import open_cassette
 from reflact.llm.client import Client
-from reflact.prompts import PromptBook, load_book
-from reflact.stages.material import show_cases, show_edits, show_skill
-from reflact.stages.replies import (
-    analysing,
-    analyst_check,
-    merge_check,
-    merging,
-    praising,
-    rank_check,
-    ranking,
-    success_check,
-)
+from reflact.ports import R
+from reflact.prompts import load_book
+from reflact.records import BufferEntry
+from reflact.roles import ModelConfig
+from reflact.stages.aggregate import aggregate
+from reflact.stages.appendix import remind
+from reflact.stages.compare import categorised, show_comparison
+from reflact.stages.lapses import Triage
+from reflact.stages.material import show_buffer, show_edits, show_meta
+from reflact.stages.meta_skill import meta_skill
+from reflact.stages.modes import analyses
+from reflact.stages.reflect import Analyst, Minibatch
+from reflact.stages.replies import merge_check, merging, rank_check, ranking
+from reflact.stages.select import select, step_size
+from reflact.stages.slow_update import slow_update
+from reflact.stages.update import update
+from reflact.tail import with_notes
 from reflact.testing import MemoryStore
-from reflact.types import Edit, Item, Rollout, Score, Skill, Turn
+from reflact.types import (
+    Chosen,
+    Edit,
+    EditKind,
+    Item,
+    Merged,
+    Patch,
+    Report,
+    Rollout,
+    Score,
+    Skill,
+    Source,
+    Turn,
+)
 
 CASSETTE = Path(__file__).parents[1] / "fixtures" / "prompts" / "cassette.jsonl"
 
@@ -43,6 +63,7 @@ MODEL = ModelConfig(
 )
 
 SKILL = Skill(text="Answer with one query and nothing else.\n")
+LATER = Skill(text="Answer with one query and nothing else.\n\nWrite a state as two letters: Ohio is 'OH'.\n")
 TABLE = "Table: airports(iata, name, city, state, latitude, longitude)\nQuestion: "
 TASKS = (f"{TABLE}How many airports are in Ohio?", f"{TABLE}How many airports are in Iowa?")
 RIGHT = (
@@ -53,11 +74,46 @@ WRONG = (
     "SELECT COUNT(*) FROM airports WHERE state = 'Ohio'",
     "SELECT COUNT(*) FROM airports WHERE city = 'Iowa'",
 )
-PROPOSALS = (
-    Edit(op="append", content=RIGHT[0], support_count=3),
-    Edit(op="append", content=RIGHT[1], support_count=2),
-    Edit(
-        op="append", content="SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'", support_count=1
+ITEMS = tuple(Item(id=str(n), input=task, reference=RIGHT[n]) for n, task in enumerate(TASKS))
+
+QUERIES = (
+    RIGHT[0],
+    RIGHT[1],
+    "SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'",
+)
+RULES = (
+    "Write a state as two capital letters, such as 'OH' for Ohio.",
+    "The column state holds two letters: write 'IA', not 'Iowa'.",
+    "Find the days of a month with LIKE, such as date LIKE '2014-06%'.",
+    "Where a question asks how many, count rows with COUNT(*).",
+)
+LIST = Skill(text="- Answer with one query and nothing else.\n")
+DRAFTS = (
+    f"{LIST.text}- Write states as two letters.",
+    f"{LIST.text}- Compare names without regard to case.\n- Write states as two letters.",
+    f"{LIST.text}- Give temperatures in degrees Celsius.",
+    f"{LIST.text}- Count rows with COUNT(*).",
+)
+SUGGESTIONS = (
+    "Add a rule: Write states as two letters.",
+    "Add a rule: Give temperatures in degrees Celsius.",
+)
+NOTES = (
+    "Write states as two letters.",
+    "Do not explain the query.",
+    "A state is two letters: 'OH', not 'Ohio'.",
+    "Give the query alone.",
+)
+MEMORY = "Rules with an example of a right value helped. Long explanations did not help."
+ATTEMPTS = (
+    BufferEntry(
+        step=1,
+        action="reject",
+        n_failures=3,
+        n_total=4,
+        rejected_edits=(Edit(op="append", content="Compare states without regard to case."),),
+        score_before=0.25,
+        score_after=0.25,
     ),
 )
 
@@ -68,73 +124,189 @@ class Example:
 
     prompt: Rendered
     reply_type: type[ReplyModel]
-    check: Callable[..., None]
+    check: Callable[[Any], None] | None
+
+    @property
+    def name(self) -> str:
+        """The prompt's name and version, as its file is called."""
+        return f"{self.prompt.name}/v{self.prompt.version}"
 
 
-def examples(book: PromptBook) -> dict[str, Example]:
-    """Return an example of each prompt that a model answers, by the prompt's name."""
-    items = [Item(id=str(n), input=task, reference=RIGHT[n]) for n, task in enumerate(TASKS)]
-    proposals = {"document": show_skill(Skill(text="")), "proposals": show_edits(PROPOSALS)}
+class Listener:
+    """An optimizer that gives no answer to anything and keeps what it was asked; a journal that forgets."""
+
+    identity = "listener"
+
+    def __init__(self) -> None:
+        self.heard: dict[str, Example] = {}
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Keep the question.
+
+        Raises:
+            ReplyError: Always; stages go on without an answer.
+        """
+        example = Example(prompt, reply_type, check)
+        self.heard[example.name] = example
+        raise ReplyError(f"{sample.label} is not answered here")
+
+    async def recall(self, step: int, label: str) -> None:
+        """Return that nothing was noted."""
+
+    async def note(self, step: int, label: str, value: JsonValue) -> None:
+        """Forget it."""
+
+
+async def examples() -> dict[str, Example]:
+    """Return an example of each version of each prompt that a model answers, by ``NAME/vN``.
+
+    The newest versions are what the stages ask; the older ones of prompts that have since been given
+    another hole are rendered as the stages did then.
+    """
+    listener = Listener()
+    asked: dict[str, Any] = {"llm": listener, "prompts": load_book(), "journal": listener}
+    await _reflect(asked)
+    await _merge(asked, SKILL, "append", RULES)
+    await _merge(asked, LIST, "rewrite", DRAFTS)
+    await _decide(asked)
+    await _close(asked)
+    return _older() | listener.heard
+
+
+def _older() -> dict[str, Example]:
+    book = load_book({"merge": 1, "merge_final": 1, "ranking": 1})
+    edits = [Edit(op="append", content=q, support_count=3 - n) for n, q in enumerate(QUERIES)]
+    proposals = {"document": "", "proposals": show_edits(edits)}
+    sizes = {"count": "3", "budget": "2"}
     merge = (merging(("append",), proposals=3), merge_check(SKILL, proposals=3))
-    return {
-        "analyst_failure": Example(
-            book.render("analyst_failure", _reading(items, WRONG, hard=0)),
-            analysing(("append",), cases=2, most=1),
-            analyst_check(SKILL, cases=2, max_edits=1),
-        ),
-        "analyst_success": Example(
-            book.render("analyst_success", _reading(items, RIGHT, hard=1)),
-            praising(("append",), most=1),
-            success_check(SKILL, max_edits=1),
-        ),
-        "merge": Example(book.render("merge", proposals), *merge),
-        "merge_final": Example(book.render("merge_final", proposals), *merge),
-        "ranking": Example(
-            book.render("ranking", {**proposals, "count": "3", "budget": "2"}),
-            ranking(proposals=3, budget=2),
-            rank_check(proposals=3, budget=2),
-        ),
-    }
+    rank = (ranking(proposals=3, budget=2), rank_check(proposals=3, budget=2))
+    older = (
+        Example(book.render("merge", proposals), *merge),
+        Example(book.render("merge_final", proposals), *merge),
+        Example(book.render("ranking", {**proposals, **sizes}), *rank),
+    )
+    return {example.name: example for example in older}
 
 
-async def ask(name: str, transport: httpx.AsyncBaseTransport) -> ReplyModel:
+async def _reflect(asked: dict[str, Any]) -> None:
+    batches = (_batch("failure", WRONG), _batch("success", RIGHT))
+    for update_config in (
+        UpdateConfig(operations=("append",)),
+        UpdateConfig(mode="rewrite"),
+        UpdateConfig(mode="full_rewrite"),
+    ):
+        analyst = Analyst(
+            **asked,
+            step=1,
+            tokens=1000,
+            analysis=analyses(update_config, SKILL, max_edits=1),
+            notes=lambda batch: "",
+        )
+        for batch in batches:
+            await analyst.report(batch)
+    triage = Triage(LATER, _unread, successes=True, **asked, step=1, tokens=1000)
+    for batch in batches:
+        await triage.report(batch)
+
+
+async def _merge(asked: dict[str, Any], skill: Skill, kind: EditKind, texts: Sequence[str]) -> None:
+    sources: tuple[Source, ...] = ("failure", "failure", "failure", "success")
+    reports = [
+        Report(
+            source_type=source,
+            index=n,
+            item_ids=("0",),
+            patch=Patch(edits=(_edit(kind, text, source, 4 - n),)),
+        )
+        for n, (source, text) in enumerate(zip(sources, texts, strict=True))
+    ]
+    await aggregate(
+        reports,
+        skill,
+        **asked,
+        config=AggregateConfig(),
+        operations=("append",),
+        notes=show_meta(MEMORY),
+        step=1,
+    )
+
+
+async def _decide(asked: dict[str, Any]) -> None:
+    edits = tuple(_edit("append", rule, "failure", 3 - n) for n, rule in enumerate(RULES[:3]))
+    merged = Merged(patch=Patch(edits=edits))
+    await step_size(merged, SKILL, notes=show_buffer(ATTEMPTS), **asked, step=1, otherwise=1)
+    await select(merged, SKILL, budget=2, notes=show_meta(MEMORY), **asked, step=1)
+    suggestions = tuple(_edit("suggest", text, "failure", 2) for text in SUGGESTIONS)
+    await update(LIST, Chosen(patch=Patch(edits=suggestions), pool_size=2), **asked, step=1)
+    reports = [Report(source_type="failure", index=0, item_ids=("0",), reminders=NOTES[3:])]
+    await remind(with_notes(SKILL, NOTES[:3]), reports, threshold=2, **asked, step=1)
+
+
+async def _close(asked: dict[str, Any]) -> None:
+    before = _rollouts(SKILL, WRONG, hard=0)
+    after = (*_rollouts(LATER, RIGHT[:1], hard=1), *_rollouts(LATER, WRONG, hard=0)[1:])
+    comparison = show_comparison(categorised(ITEMS, before, after, None), tokens=1000)
+    place = {**asked, "comparison": comparison, "step": 2, "epoch": 2}
+    await slow_update(SKILL, LATER, guidance="Read the question twice.", **place)
+    await meta_skill(SKILL, LATER, attempts=show_buffer(ATTEMPTS), memory=MEMORY, **place)
+
+
+async def _unread(batch: Minibatch) -> Report:
+    return batch.blank
+
+
+def _edit(kind: EditKind, text: str, source: Source, support: int) -> Edit:
+    return Edit(op=kind, content=text, source_type=source, support_count=support)
+
+
+def _batch(source: Source, answers: Sequence[str]) -> Minibatch:
+    rollouts = _rollouts(SKILL, answers, hard=0 if source == "failure" else 1)
+    return Minibatch(source=source, index=0, items=ITEMS, rollouts=rollouts)
+
+
+def _rollouts(skill: Skill, answers: Sequence[str], *, hard: float) -> tuple[Rollout, ...]:
+    return tuple(
+        Rollout(
+            key=item.id,
+            item_id=item.id,
+            skill_hash=skill.hash,
+            turns=(Turn(role="user", content=str(item.input)), Turn(role="assistant", content=answer)),
+            answer=answer,
+            score=Score.of(hard),
+        )
+        for item, answer in zip(ITEMS, answers, strict=False)
+    )
+
+
+async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyModel:
     """Ask one example's question and return the validated reply."""
-    example = examples(load_book())[name]
     store = MemoryStore()
     client = Client(
         MODEL, role="optimizer", run_id="r", effects=store, journal=store.journal("r"), transport=transport
     )
+    prompt = example.prompt
     async with client:
-        sample = Sample(role="optimizer", purpose=name, step=0, part=f"v{example.prompt.version}")
-        reply = await client.ask(example.prompt, example.reply_type, sample=sample, check=example.check)
+        sample = Sample(role="optimizer", purpose=prompt.name, step=0, part=f"v{prompt.version}")
+        reply = await client.ask(prompt, example.reply_type, sample=sample, check=example.check)
     return reply.value
 
 
-async def outcome(name: str, transport: httpx.AsyncBaseTransport) -> ReplyModel | ReplyError:
+async def outcome(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyModel | ReplyError:
     """Return the validated reply, or the typed refusal where the model gave none in all its attempts."""
     try:
-        return await ask(name, transport)
+        return await ask(example, transport)
     except ReplyError as refusal:
         return refusal
 
 
 async def record() -> dict[str, ReplyModel | ReplyError]:
-    """Ask all examples of the live endpoint and write the cassette."""
+    """Ask all examples of the live endpoint and write the cassette; what it holds is not asked again."""
     async with open_cassette(CASSETTE, mode="record") as transport:
-        return {name: await outcome(name, transport) for name in examples(load_book())}
-
-
-def _reading(items: list[Item], answers: tuple[str, ...], *, hard: float) -> dict[str, str]:
-    rollouts = [
-        Rollout(
-            key=item.id,
-            item_id=item.id,
-            skill_hash=SKILL.hash,
-            turns=(Turn(role="user", content=str(item.input)), Turn(role="assistant", content=answer)),
-            answer=answer,
-            score=Score.of(hard),
-        )
-        for item, answer in zip(items, answers, strict=True)
-    ]
-    cases = show_cases(rollouts, items, chars=1000)
-    return {"max_edits": "1", "document": show_skill(SKILL), "cases": cases, "attempts": ""}
+        return {name: await outcome(example, transport) for name, example in (await examples()).items()}

@@ -96,6 +96,16 @@ def test_what_is_put_in_is_not_read_again(value: str) -> None:
     assert filled(prompt, marked).count(marked) >= len(prompt.header.holes)
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"analyst_failure", "analyst_success", "consolidate"}))
+def test_notes_that_are_empty_leave_no_gap(name: str) -> None:
+    """A prompt without attempts, notes or memory reads as if it had no place for them."""
+    prompt = load_book().prompts[name]
+    values = {
+        hole: "" if hole in {"attempts", "notes", "memory"} else "VALUE" for hole in prompt.header.holes
+    }
+    assert all("\n\n\n" not in message.content for message in prompt.render(values).messages)
+
+
 @pytest.mark.parametrize(("values", "named"), [({}, "document"), ({"document": "d", "extra": "e"}, "extra")])
 def test_holes_and_values_must_match(tmp_path: Path, values: dict[str, str], named: str) -> None:
     """A hole without a value and a value without a hole are refused by name."""
