@@ -136,6 +136,7 @@ async def run(
     approve: Approve | None = None,
     store: Path | None = None,
     seed: int | None = None,
+    preset: str = "default",
     **sections: Mapping[str, Any],
 ) -> Ran:
     """Train in the toy world and return what became of it.
@@ -149,9 +150,10 @@ async def run(
         approve: Asked about candidates.
         store: A database to be shared with other runs.
         seed: Another seed than the usual one.
+        preset: Defaults to start from.
         sections: Parts of the configuration that differ from ``settings``.
     """
-    config = settings(folder, **sections)
+    config = {**settings(folder, **sections), "preset": preset}
     if initial is not None:
         config["skill"] = written(folder / "initial.md", initial)
     if store is not None:

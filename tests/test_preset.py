@@ -1,0 +1,62 @@
+"""``preset: skillopt``: a whole run decides as the older tool did, where a switch exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflact.stages.replies import AnalystReply
+from reflact.tail import guidance
+from reflact.testing import ToyEnvironment, appending
+from reflact.types import Skill, Split
+from toy_runs import Actor, Part, playing, right, run
+
+pytestmark = pytest.mark.anyio
+
+OLDER: dict[str, Any] = {
+    "preset": "skillopt",
+    "slow_update": {"enabled": True},
+    "meta_skill": {"enabled": True},
+    "train": {"batch_size": 4, "num_epochs": 2},
+}
+IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense about the missing rule"))
+WORLD = ToyEnvironment(train=8, val=4, test=4)
+VAL = {str(item.input) for item in WORLD.items(Split.val)}
+
+
+async def test_one_pass_decides(tmp_path: Path) -> None:
+    """Each document is measured once on the whole split, and a strictly greater mean is accepted."""
+
+    def lucky(skill: Skill, message: str, times: int) -> str | None:
+        return right(message) if "nonsense" in skill.text and message == "double 18" else None
+
+    done = await run(tmp_path, actor=Actor(lucky), script=playing(IDLE), **OLDER)
+    first = done.records[0].verdict
+    assert first.action == "accept_new_best"
+    assert first.evidence is not None
+    assert (first.evidence.policy, first.evidence.pairs, first.evidence.bound) == ("strict", 4, False)
+    asked = [(text, message) for text, message in done.actor.asked if message in VAL]
+    assert len(asked) == len(set(asked))
+
+
+async def test_guidance_is_forced_into_the_current_skill(tmp_path: Path) -> None:
+    """The first epoch reserves the region, the second writes into it unmeasured, and the end may promote."""
+    done = await run(tmp_path, script=playing(IDLE), **OLDER)
+    assert [e.slow.action for e in done.epochs if e.slow] == ["reserved", "forced"]
+    assert [e.current.inherited for e in done.epochs] == [True, True]
+    assert done.epochs[-1].best.number == 0
+    assert done.promotions[0].verdict.evidence is not None
+    assert done.promotions[0].verdict.evidence.policy == "strict"
+    assert guidance(done.best) != ""
+
+
+async def test_there_are_no_cards_and_no_appendix(tmp_path: Path) -> None:
+    """Rejected edits are told within their epoch alone, and lapses are not asked about."""
+    done = await run(tmp_path, script=playing(IDLE), **OLDER)
+    prompts = ["\n".join(m.content for m in call.prompt.messages) for call in done.calls]
+    assert any("Earlier attempts in this round" in prompt for prompt in prompts)
+    assert not any("Edits tried before that did not help" in prompt for prompt in prompts)
+    assert not any(call.sample.purpose.startswith("lapse") for call in done.calls)
+    assert done.state.meta != ""
