@@ -178,14 +178,18 @@ def completion(body: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 class Server:
-    """Counts what arrives and answers it; ``GET /wait/N`` waits for N requests, ``GET /forget`` begins anew.
+    """Counts what arrives and answers it.
 
-    Both answer with the requests so far.
+    ``GET /wait/N`` waits for N requests and ``GET /forget`` begins anew; both answer with the requests so
+    far. After ``GET /break/WORDS`` everything is refused from the first request on whose sample begins with
+    the words, until ``GET /mend``.
     """
 
     def __init__(self) -> None:
         self._log: list[Logged] = []
         self._arrived = asyncio.Condition()
+        self._until: str | None = None
+        self._broken = False
 
     async def serve(self) -> None:
         """Listen on a free port, print it, and answer until the process is ended."""
@@ -199,8 +203,9 @@ class Server:
                 method, path, _ = line.split(" ", 2)
                 headers = await _headers(reader)
                 sent = await reader.readexactly(int(headers.get("content-length", "0")))
-                text = json.dumps(await self._answered(method, path, headers, sent)).encode()
-                head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
+                status, value = await self._answered(method, path, headers, sent)
+                text = json.dumps(value).encode()
+                head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"
                 writer.write(head.encode() + b"\r\n\r\n" + text)
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -208,25 +213,35 @@ class Server:
         finally:
             writer.close()
 
-    async def _answered(self, method: str, path: str, headers: dict[str, str], sent: bytes) -> Any:
+    async def _answered(
+        self, method: str, path: str, headers: dict[str, str], sent: bytes
+    ) -> tuple[str, Any]:
         if method == "POST":
             return await self._chat(json.loads(sent), headers["x-sample"])
-        if path == "/forget":
-            forgotten, self._log = self._log, []
-            return forgotten
-        if path.startswith("/wait/"):
-            async with self._arrived:
-                await self._arrived.wait_for(lambda: len(self._log) >= int(path.rpartition("/")[2]))
-        return self._log
+        match path.split("/", 2)[1:]:
+            case ["forget"]:
+                forgotten, self._log = self._log, []
+                return "200 OK", forgotten
+            case ["wait", number]:
+                async with self._arrived:
+                    await self._arrived.wait_for(lambda: len(self._log) >= int(number))
+            case ["break", words]:
+                self._until = words
+            case ["mend"]:
+                self._until, self._broken = None, False
+        return "200 OK", self._log
 
-    async def _chat(self, body: dict[str, Any], sample: str) -> dict[str, Any]:
+    async def _chat(self, body: dict[str, Any], sample: str) -> tuple[str, Any]:
+        self._broken |= self._until is not None and sample.startswith(self._until)
+        if self._broken:
+            return "503 Service Unavailable", {"error": {"message": "gone for good"}}
         fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         async with self._arrived:
             self._log.append(Logged(fingerprint, sample))
             self._arrived.notify_all()
         share = int(hashlib.sha256((fingerprint + sample).encode()).hexdigest()[:4], 16) / 0xFFFF
         await asyncio.sleep(share * SLOWEST_SECONDS)
-        return completion(body, answer(body, sample))
+        return "200 OK", completion(body, answer(body, sample))
 
 
 async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:

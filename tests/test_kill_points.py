@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from shutil import copyfile, copytree
@@ -25,7 +25,6 @@ import pure_server
 from pure_world import Ended, PureNetwork, differences, left_by, rows, settings, write_world
 from reflact import Trainer, events, loading, wiring
 from reflact.calls import Intent, StoredReply
-from reflact.llm.client import Client
 from reflact.ports import Committed
 from reflact.records import Review, RunState, StepRecord
 from reflact.run import Run
@@ -33,7 +32,6 @@ from reflact.store.database import Database
 from reflact.store.migrations import MIGRATIONS
 from reflact.store.runs import SQLiteJournal, SQLiteStore
 from reflact.store.writing import KINDS
-from reflact.targets.chat import ChatTarget
 from reflact.types import Rollout, Skill
 
 Wrote = Callable[[str], None]
@@ -67,7 +65,7 @@ class Watched(SQLiteStore):
 
     async def keep_rollout(self, rollout: Rollout) -> None:
         await super().keep_rollout(rollout)
-        self._wrote(f"rollout {rollout.key}")
+        self._wrote(f"rollout {rollout.trial} {rollout.key}")
 
     async def commit(
         self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
@@ -79,8 +77,7 @@ class Watched(SQLiteStore):
     async def append(self, event: events.Event) -> bool:
         is_new = await super().append(event)
         if is_new:
-            detail = f"{event.part} {event.trial}" if isinstance(event, events.GateLooked) else event.id
-            self._wrote(f"event {event.kind} {event.step} {detail}")
+            self._wrote(f"event {event.kind} {event.id}")
         return is_new
 
 
@@ -100,28 +97,12 @@ async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     """Train to the end over a watched store, and return the samples that were asked for."""
     network = PureNetwork()
     plan = wiring.plan(loading.load(config), wiring.Passed(transport=network))
-    async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(Database(plan.config.out_dir / "run.db", MIGRATIONS))
+    async with Database(plan.config.out_dir / "run.db", MIGRATIONS) as database:
         store = Watched(database, wrote)
-        target, optimizer = [
-            await stack.enter_async_context(
-                Client(
-                    model,
-                    role=role,
-                    run_id=plan.run_id,
-                    effects=store,
-                    journal=store.journal(plan.run_id),
-                    transport=network,
-                )
-            )
-            for role, model in (
-                ("target", plan.config.models.target),
-                ("optimizer", plan.config.models.optimizer),
-            )
-        ]
-        run = Run(wiring.House(plan, store, ChatTarget(target), optimizer), _unheard, Approver())
-        await run.open()
-        await run.complete()
+        async with wiring.furnished(plan, wiring.Passed(), store, network) as house:
+            run = Run(house, _unheard, Approver())
+            await run.open()
+            await run.complete()
     return network.samples
 
 
@@ -165,7 +146,10 @@ def unbroken(world: Path, out_dir: Path, **sections: Any) -> Whole:
 
 
 def killed_at(whole: Whole, writes: Collection[str], folder: Path) -> dict[str, Path]:
-    """Train once more and return, for each of the writes, the folder as it was right after it."""
+    """Train once more and return, for each of the writes, the folder as it was right after it.
+
+    A rollout that an early decision cuts off in one run and not in the other leaves no folder.
+    """
     out_dir = folder / "run"
     copies = {write: folder / f"{n}" for n, write in enumerate(writes)}
 
@@ -174,7 +158,6 @@ def killed_at(whole: Whole, writes: Collection[str], folder: Path) -> dict[str, 
             _copy(out_dir, copies[write])
 
     anyio.run(watched, {**whole.config, "out_dir": str(out_dir)}, copy)
-    assert not [write for write, copied in copies.items() if not copied.exists()]
     return copies
 
 
@@ -221,8 +204,8 @@ def refused_merges(writes: Sequence[str]) -> str:
 
 
 def longer_gate(writes: Sequence[str]) -> str:
-    """The gate had asked for more trials of a step's candidate and got some."""
-    return _third_rollout(writes, "step", after=2)
+    """The gate had asked for a third trial of a step's candidate and got some of it."""
+    return _third_rollout(writes, "commit first 0", "commit step 1", trial=2)
 
 
 def guidance_had(writes: Sequence[str]) -> str:
@@ -231,13 +214,13 @@ def guidance_had(writes: Sequence[str]) -> str:
 
 
 def guidance_judged(writes: Sequence[str]) -> str:
-    """The gate had asked for more trials of the guidance and got some."""
-    return _third_rollout(writes, "slow update", after=1)
+    """The gate had asked for a second trial of the guidance and got some of it."""
+    return _third_rollout(writes, guidance_had(writes), "commit epoch 4", trial=1)
 
 
-def _third_rollout(writes: Sequence[str], part: str, *, after: int) -> str:
-    looks = [n for n, w in enumerate(writes) if w.startswith("event gate_looked") and f" {part} {after}" in w]
-    return [w for w in writes[looks[0] :] if w.startswith("rollout ")][2]
+def _third_rollout(writes: Sequence[str], after: str, before: str, *, trial: int) -> str:
+    between = writes[writes.index(after) : writes.index(before)]
+    return [write for write in between if write.startswith(f"rollout {trial} ")][2]
 
 
 def approved(writes: Sequence[str]) -> str:
@@ -376,11 +359,11 @@ def test_a_killed_run_ends_as_the_unbroken_one(
 
 @pytest.fixture(scope="module")
 def early(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """What was killed of a run whose evaluations stop early."""
+    """What was killed of a run whose evaluations stop early, within evaluations."""
     whole = unbroken(world, tmp_path_factory.mktemp("early"), gate={"early_stop": True})
-    looks = [n for n, write in enumerate(whole.writes) if write.startswith("event gate_looked")]
-    points = evenly([whole.writes[n] for n in looks], EARLY_POINTS)
-    return Killed(whole, points, killed_at(whole, points, tmp_path_factory.mktemp("killed_early")))
+    trials = [write for write in whole.writes if write.startswith(("rollout 1 ", "rollout 2 "))]
+    folders = killed_at(whole, evenly(trials, 2 * EARLY_POINTS), tmp_path_factory.mktemp("killed_early"))
+    return Killed(whole, [write for write, copied in folders.items() if copied.exists()], folders)
 
 
 @pytest.mark.parametrize("number", range(EARLY_POINTS))

@@ -1,0 +1,247 @@
+"""Providers that fail, in passing or for good: no failure is a score, and no run ends as "no improvement"."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import httpx
+import pytest
+
+from pure_world import URL, Ended, PureNetwork, differences, left_by, rows, settings, write_world
+from reflact import Trainer, events
+from reflact.results import RunSummary
+from reflact.testing import Fault, FaultyTransport, Refused, TimedOut
+
+HURRY = 50
+NEVER = 1e6
+HERE = Path(__file__).parent
+REFLACT = (sys.executable, "-c", "from reflact.cli import main; main()")
+
+
+def impatient(world: Path, out_dir: Path, *, url: str = URL) -> dict[str, Any]:
+    """Return the configuration of a run of two epochs that repeats no request."""
+    config = settings(world, out_dir, url=url, train={"num_epochs": 2})
+    for role in config["models"].values():
+        role["max_retries"] = 0
+    return config
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of all runs."""
+    return write_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def clean(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """What a run leaves whose provider never fails."""
+    folder = tmp_path_factory.mktemp("clean")
+    anyio.run(Trainer(impatient(world, folder), transport=PureNetwork()).train)
+    return left_by(folder)
+
+
+# ------------------------------------------------------------------------------------------- in passing
+
+
+class HurriedLoop(asyncio.SelectorEventLoop):
+    """An event loop on which waits are short."""
+
+    def __init__(self) -> None:
+        super().__init__(_Hurried())
+
+    def time(self) -> float:
+        """Return a time that passes faster."""
+        return super().time() * HURRY
+
+
+class _Hurried(selectors.DefaultSelector):
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(None if timeout is None else timeout / HURRY)
+
+
+class Passing:
+    """Fails the first time for every tenth rollout: half of them are refused, half get no answer."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    def __call__(self, request: httpx.Request, number: int) -> Fault | None:
+        sample = request.headers["x-sample"]
+        share = int(sample.split("=")[1][:4], 16) if sample.startswith("target/") else 1
+        if share % 10 or sample in self.failed:
+            return None
+        self.failed.append(sample)
+        return Refused(status=429, headers=(("retry-after", "0"),)) if len(self.failed) % 2 else TimedOut()
+
+
+def test_failures_in_passing_change_nothing(world: Path, clean: Ended, tmp_path: Path) -> None:
+    """With 10% of the rollouts refused with 429 or without an answer at first, a run leaves what it would."""
+    config = impatient(world, tmp_path)
+    for role in config["models"].values():
+        role |= {"max_retries": 3, "timeout": NEVER}
+    passing = Passing()
+    trainer = Trainer(config, transport=FaultyTransport(PureNetwork(), passing))
+    summary = anyio.run(trainer.train, backend_options={"loop_factory": HurriedLoop})
+    assert summary.status == "completed"
+    assert differences(left_by(tmp_path), clean) == []
+    assert len(passing.failed) > len(clean.rollouts) / 20
+
+
+# --------------------------------------------------------------------------------------------- for good
+
+
+class Server(NamedTuple):
+    """The pure server in its own process."""
+
+    url: str
+
+    def ask(self, path: str) -> None:
+        """Tell it to break or to mend."""
+        with urllib.request.urlopen(f"{self.url}/{path}", timeout=30) as response:
+            response.read()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A provider that can break."""
+    command = [sys.executable, str(HERE / "pure_server.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}")
+        finally:
+            process.kill()
+
+
+def commanded(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Train in a process of its own, as at a terminal."""
+    (folder / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
+    command = [*REFLACT, "train", str(folder / "run.yaml")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def assert_failed(ended: subprocess.CompletedProcess[str], out_dir: Path, *, steps: int) -> None:
+    """Check that a command says that the run failed and why, and that its folder says so too."""
+    assert ended.returncode != 0
+    assert ended.stderr.startswith("error: the run ended as failed: ")
+    assert "gone for good" in ended.stderr
+    summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text("utf-8"))
+    assert "gone for good" in str(summary.reason)
+    assert (summary.status, summary.steps, summary.rejects, summary.skips) == ("failed", steps, 0, 0)
+
+
+def test_a_provider_that_never_answers_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
+    """A dead provider ends a run as failed, with a reason and an exit code, before its first step."""
+    server.ask("break/target")
+    config = impatient(world, tmp_path / "run", url=server.url)
+    assert_failed(commanded(config, tmp_path), tmp_path / "run", steps=0)
+    server.ask("mend")
+
+
+def test_a_provider_that_dies_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
+    """A provider that dies ends a run as failed; once it is back, the command goes on to the unbroken end."""
+    server.ask("break/optimizer/merge/step=2")
+    config = impatient(world, tmp_path / "broken", url=server.url)
+    assert_failed(commanded(config, tmp_path), tmp_path / "broken", steps=1)
+    server.ask("mend")
+    assert commanded(config, tmp_path).returncode == 0
+    anyio.run(Trainer(impatient(world, tmp_path / "whole", url=server.url)).train)
+    assert differences(left_by(tmp_path / "broken"), left_by(tmp_path / "whole")) == []
+
+
+# -------------------------------------------------------------------------------------- for one decision
+
+
+class Outage(PureNetwork):
+    """Loses every rollout of a validation item from the first request on whose sample begins with words."""
+
+    def __init__(self, world: Path, words: str) -> None:
+        super().__init__()
+        lines = (world / "val" / "items.jsonl").read_text(encoding="utf-8").splitlines()
+        self._val = {json.loads(line)["input"] for line in lines}
+        self._words = words
+        self.over = False
+        self._begun = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(await request.aread())
+        self._begun |= request.headers["x-sample"].startswith(self._words)
+        if self._begun and not self.over and body["messages"][-1]["content"] in self._val:
+            raise httpx.ConnectError("the line is dead", request=request)
+        return await super().handle_async_request(request)
+
+
+Heard = Callable[[events.Event], None]
+
+
+async def _told(trainer: Trainer, hear: Heard) -> RunSummary:
+    async for event in trainer.stream():
+        hear(event)
+    assert isinstance(event, events.Finished)
+    return event.summary
+
+
+class Decision(NamedTuple):
+    """A decision: the sample from which on nothing of it is measured, its commit, what it is called."""
+
+    words: str
+    commit: tuple[str, int]
+    name: str
+
+
+DECISIONS = pytest.mark.parametrize(
+    "decision",
+    [
+        Decision("optimizer/merge/step=2", ("step", 2), "step 2 is unmeasured"),
+        Decision("optimizer/slow_update/step=4", ("epoch", 4), "the slow update of epoch 2"),
+    ],
+)
+
+
+@DECISIONS
+def test_an_unmeasured_decision_stops_the_run(
+    world: Path, clean: Ended, tmp_path: Path, decision: Decision
+) -> None:
+    """Below coverage a decision is tried once more, then the run fails with nothing of it committed."""
+    heard: list[events.Event] = []
+    trainer = Trainer(impatient(world, tmp_path), transport=Outage(world, decision.words))
+    summary = anyio.run(_told, trainer, heard.append)
+    repeated = [event for event in heard if isinstance(event, events.Repeated)]
+    assert [event.reason[: len(decision.name)] for event in repeated] == [decision.name]
+    assert summary.status == "failed"
+    assert str(summary.reason).startswith(decision.name)
+    commits = rows(tmp_path, "SELECT number, kind, step, record, state FROM commits ORDER BY number")
+    assert commits == clean.commits[: len(commits)]
+    assert clean.commits[len(commits)][1:3] == decision.commit
+    assert not rows(tmp_path, "SELECT 1 FROM journal WHERE label LIKE 'unmeasured/%'")
+
+    anyio.run(Trainer(impatient(world, tmp_path), transport=PureNetwork()).train)
+    assert differences(left_by(tmp_path), clean) == []
+
+
+@DECISIONS
+def test_a_decision_is_measured_the_second_time(
+    world: Path, clean: Ended, tmp_path: Path, decision: Decision
+) -> None:
+    """Where the provider is back when an unmeasured decision is repeated, the run leaves what it would."""
+    network = Outage(world, decision.words)
+    repeated: list[events.Repeated] = []
+
+    def hear(event: events.Event) -> None:
+        if isinstance(event, events.Repeated):
+            repeated.append(event)
+            network.over = True
+
+    summary = anyio.run(_told, Trainer(impatient(world, tmp_path), transport=network), hear)
+    assert summary.status == "completed"
+    assert len(repeated) == 1
+    assert differences(left_by(tmp_path), clean) == []
