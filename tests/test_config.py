@@ -115,7 +115,7 @@ def test_overrides_apply_to_a_ready_configuration() -> None:
     [
         ("train.num_epochs", "--set takes section.key=value"),
         ("=3", "--set takes section.key=value"),
-        ("seed=[1", "--set seed: '.1' is not a YAML value"),
+        ("seed=[1", "--set seed: its value is not YAML"),
         ("train.epochs=3", "unknown key train.epochs"),
         ("seed.deep=3", "seed: "),
     ],

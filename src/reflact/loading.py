@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, Any]:
         else:
             raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is malformed: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is malformed: {_place(error)}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(value).__name__}")
     return value
@@ -171,7 +171,7 @@ def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
     try:
         value: Any = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"--set {key}: {text!r} is not a YAML value; quote it") from None
+        raise ConfigError(f"--set {key}: its value is not YAML; quote it") from None
     nested: Any = value
     for part in reversed(key.strip().split(".")):
         nested = {part: nested}
@@ -230,8 +230,21 @@ def _sentence(problem: ErrorDetails) -> str:
             given, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
         )
         message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
-    shown = "" if isinstance(given, Mapping | Section) else f" (got {given!r})"
+    shown = "" if isinstance(given, Mapping | Section) or _may_be_secret(path) else f" (got {given!r})"
     return f"{where}: {message}{shown}"
+
+
+def _may_be_secret(path: Sequence[str]) -> bool:
+    """Whether what was given may be a key in the wrong place, which no message repeats."""
+    return path[:1] == ["models"]
+
+
+def _place(error: Exception) -> str:
+    """Return what is wrong with a text and where, without the text: a line of it may hold a key."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} (at line {mark.line + 1}, column {mark.column + 1})"
+    return " ".join(str(error).split())
 
 
 def _known(path: Sequence[str]) -> list[str]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 KeySource = Callable[[], Awaitable[str]]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
+
+SECRETIVE = re.compile(
+    r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
+    r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
+)
+"""What names of secrets look like, in lower case and without dashes and underscores."""
 
 
 class Section(BaseModel):
     """Base of all sections: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
+    )
 
 
 class ModelConfig(Section):
@@ -32,12 +42,14 @@ class ModelConfig(Section):
     api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
     api_key_env: str | None = Field(
         "OPENAI_API_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Name of the environment variable that holds the key; null for endpoints without keys.",
         json_schema_extra=CHANGEABLE,
     )
     key: KeySource | None = Field(
         None,
         exclude=True,
+        repr=False,
         description="In Python only: an async function that returns the key; wins over `api_key_env`.",
         json_schema_extra=CHANGEABLE,
     )
@@ -100,6 +112,53 @@ class ModelConfig(Section):
         json_schema_extra=CHANGEABLE,
     )
     reasks: int = Field(2, ge=0, description="Times an invalid reply is sent back with the reason.")
+
+    @field_validator("base_url")
+    @classmethod
+    def _bare(cls, value: str) -> str:
+        try:
+            address = urlsplit(value)
+            bare = address.hostname and not (address.query or address.fragment or "@" in address.netloc)
+        except ValueError:
+            bare = False
+        if not bare or set("?#") & set(value):
+            raise ValueError(
+                "an address is scheme, host, port and path alone; a key belongs in the variable that "
+                "api_key_env names, and Azure's version in api_version"
+            )
+        return value
+
+    @field_validator("sample_header")
+    @classmethod
+    def _no_header_of_keys(cls, value: str | None) -> str | None:
+        if value is not None and names_secret(value):
+            raise ValueError("this header is for keys, which come from the variable that api_key_env names")
+        return value
+
+    @field_validator("extra_body")
+    @classmethod
+    def _no_secrets(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        secrets = sorted(secret_names(value))
+        if secrets:
+            raise ValueError(
+                f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with the "
+                "run: keys come from the variable that api_key_env names"
+            )
+        return value
+
+
+def names_secret(name: str) -> bool:
+    """Whether a name is one that secrets go by."""
+    return SECRETIVE.search(re.sub("[-_]", "", name.lower())) is not None
+
+
+def secret_names(value: JsonValue) -> set[str]:
+    """Return the names of secrets in a value, at any depth."""
+    if isinstance(value, list):
+        return {name for part in value for name in secret_names(part)}
+    if not isinstance(value, dict):
+        return set()
+    return {name for name in value if names_secret(name)} | secret_names(list(value.values()))
 
 
 CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")

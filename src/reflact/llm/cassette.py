@@ -20,6 +20,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
 from reflact.llm.retries import Pieces, kept_headers
+from reflact.llm.secrets import ScrubTransport
 from reflact.types import Frozen, canonical, digest
 
 
@@ -55,10 +56,10 @@ async def open_cassette(
     file, known = _to_write(path)
     with file:
         if inner is not None:
-            yield RecordTransport(inner, file, known)
+            yield RecordTransport(ScrubTransport(inner), file, known)
             return
         async with httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)) as network:
-            yield RecordTransport(network, file, known)
+            yield RecordTransport(ScrubTransport(network), file, known)
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:

@@ -28,11 +28,12 @@ from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
 from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
 from reflact.llm.retries import RetryTransport
+from reflact.llm.secrets import ScrubTransport, own_headers, refuse_key_in, unlogged
 from reflact.llm.translate import translated, unusable
 from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore, Journal
 from reflact.results import Usage
-from reflact.roles import ModelConfig
+from reflact.roles import KeySource, ModelConfig
 from reflact.tasks import SingleFlight
 from reflact.types import canonical
 
@@ -101,6 +102,9 @@ class Client:
         if self._config.api == "azure" and self._config.api_version is None:
             raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
         self._secret = await self._key()
+        if self._secret is not None:
+            refuse_key_in(self._config, self._role, self._secret)
+            self._stack.enter_context(unlogged(self._secret))
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
@@ -108,7 +112,7 @@ class Client:
                 httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
             )
         retrying = RetryTransport(
-            network,
+            ScrubTransport(network),
             retries=self._config.max_retries,
             slots=anyio.CapacityLimiter(self._config.concurrency),
             seconds=self._config.timeout,
@@ -122,7 +126,12 @@ class Client:
             model=self._config.model,
             forward=self._config.sample_header,
         )
-        http = httpx.AsyncClient(transport=effects, timeout=self._config.timeout, follow_redirects=True)
+        http = httpx.AsyncClient(
+            transport=effects,
+            timeout=self._config.timeout,
+            follow_redirects=True,
+            event_hooks={"request": [own_headers(self._config, self._secret)]},
+        )
         self._stack.push_async_callback(http.aclose)
         self._openai = self._connect(http)
         return self
@@ -225,14 +234,16 @@ class Client:
                 },
             )
         except openai.OpenAIError as error:
-            raise translated(error, self._config, self._role, self._secret) from error
+            failure = translated(error, self._config, self._role, self._secret)
         except JSONDecodeError as error:
-            raise unusable(error.doc, self._config, self._role, self._secret) from None
+            failure = unusable(error.doc, self._config, self._role, self._secret)
         except RecursionError:
-            raise unusable("too deeply nested JSON", self._config, self._role, self._secret) from None
-        if not _usable(completion):
-            raise unusable(completion, self._config, self._role, self._secret)
-        return completion
+            failure = unusable("too deeply nested JSON", self._config, self._role, self._secret)
+        else:
+            if _usable(completion):
+                return completion
+            failure = unusable(completion, self._config, self._role, self._secret)
+        raise failure  # out here it carries no error of the client library, which may hold the key
 
     async def _settle(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
         """Return the first mode that the endpoint accepts; decided once, journalled before it is used."""
@@ -279,7 +290,7 @@ class Client:
     async def _key(self) -> str | None:
         config = self._config
         if config.key is not None:
-            source, key = "the function passed as `key`", await config.key()
+            source, key = "the function passed as `key`", await self._called(config.key)
         elif config.api_key_env is not None:
             source = f"the environment variable {config.api_key_env}"
             key = os.environ.get(config.api_key_env, "")
@@ -296,6 +307,16 @@ class Client:
                 f"character that no key has; remove it"
             )
         return key
+
+    async def _called(self, source: KeySource) -> str:
+        try:
+            return await source()
+        except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key
+            kind = type(error).__name__
+        raise ConfigError(
+            f"models.{self._role}: the function passed as `key` failed with {kind}; its words are not "
+            "repeated, since they may hold the key"
+        )
 
     def _connect(self, http: Any) -> openai.AsyncOpenAI:
         """Make the client. It is typed for httpx2 and takes httpx as well, which a test pins."""

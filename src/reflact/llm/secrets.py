@@ -1,0 +1,163 @@
+"""Keys go out with requests, and nowhere else: what comes back, and what is logged of it, is freed of them.
+
+Some servers send back what they were sent, in headers, in the words of an error, or in an answer. A key is
+taken out of all that where it comes in, so that nothing further up can store, record, log or show it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import httpx
+
+from reflact.errors import ConfigError
+from reflact.llm.keys import endpoint_of
+from reflact.roles import ModelConfig
+
+MARK = "[key]"
+"""What stands where a key was."""
+
+HEADERS = ("authorization", "api-key")
+"""The headers that carry keys."""
+
+SENT = {"host", "connection", "accept", "accept-encoding", "content-type", "content-length", "user-agent"}
+"""The headers that every request has."""
+
+LEAST = 12
+"""A key has at least so many characters, and a digit; what has not is a placeholder and may be a word."""
+
+LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
+"""The loggers of httpcore; at their lowest level they write down what a server sent, as it came."""
+
+
+class ScrubTransport(httpx.AsyncBaseTransport):
+    """Takes the key that a request carries out of the answer's headers and body.
+
+    Args:
+        inner: Sends a request.
+    """
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return its answer without the key, decoded."""
+        response = await self._inner.handle_async_request(request)
+        keys = keys_of(request)
+        if not keys:
+            return response
+        coded = {"content-encoding", "content-length", "transfer-encoding"}
+        headers = [
+            (name, without(keys, value)) for name, value in response.headers.items() if name not in coded
+        ]
+        return httpx.Response(
+            response.status_code,
+            headers=headers,
+            stream=_Scrubbed(response, keys),
+            extensions=response.extensions,
+        )
+
+    async def aclose(self) -> None:
+        """Close what sends."""
+        await self._inner.aclose()
+
+
+class _Scrubbed(httpx.AsyncByteStream):
+    def __init__(self, response: httpx.Response, keys: Sequence[str]) -> None:
+        self._response = response
+        self._keys = [key.encode() for key in keys]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        held = b""
+        async for piece in self._response.aiter_bytes():
+            text = held + piece
+            for key in self._keys:
+                text = text.replace(key, MARK.encode())
+            ready = len(text) - max(_begun(key, text) for key in self._keys)
+            held = text[ready:]
+            if ready:
+                yield text[:ready]
+        if held:
+            yield held
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _begun(key: bytes, text: bytes) -> int:
+    """Return how many bytes at the end of a text may be the beginning of a key."""
+    return next((n for n in range(min(len(key) - 1, len(text)), 0, -1) if text.endswith(key[:n])), 0)
+
+
+def keys_of(request: httpx.Request) -> tuple[str, ...]:
+    """Return the keys that a request carries."""
+    values = [request.headers[name] for name in HEADERS if name in request.headers]
+    return tuple(key for key in (value.removeprefix("Bearer ") for value in values) if is_key(key))
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a real key, and not a placeholder that an answer may hold as a word of its own."""
+    return len(text) >= LEAST and any(character.isdigit() for character in text)
+
+
+def without(keys: Sequence[str], text: str) -> str:
+    """Return a text with a mark in the place of each key."""
+    for key in keys:
+        text = text.replace(key, MARK)
+    return text
+
+
+def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
+    """Refuse settings that hold the key itself.
+
+    Raises:
+        ConfigError: Names the settings, and where the key belongs.
+    """
+    if not is_key(key):
+        return
+    plain = {name: config.model_dump_json(include={name}) for name in type(config).model_fields}
+    held = [f"models.{role}.{name}" for name, text in plain.items() if key in text]
+    if held:
+        raise ConfigError(
+            f"the key itself stands in {', '.join(held)}, and settings are stored with the run: take it out "
+            "there; keys come from the variable that api_key_env names, or from a function"
+        )
+
+
+def own_headers(config: ModelConfig, key: str | None) -> Callable[[httpx.Request], Awaitable[None]]:
+    """Return a hook that sends the configured key, and nothing that a client library found elsewhere.
+
+    The openai client adds what it finds in variables such as AZURE_OPENAI_AD_TOKEN, which would take the
+    key's place, or OPENAI_CUSTOM_HEADERS. The key goes to the configured host alone, wherever an answer may
+    redirect a request.
+    """
+    home = endpoint_of(config.base_url)
+    name, value = ("api-key", key) if config.api == "azure" else ("authorization", f"Bearer {key}")
+
+    async def check(request: httpx.Request) -> None:
+        headers = {n: v for n, v in request.headers.items() if n in SENT or n.startswith("x-reflact-")}
+        if key is not None and value is not None and endpoint_of(str(request.url)) == home:
+            headers[name] = value
+        request.headers = httpx.Headers(headers)
+
+    return check
+
+
+@contextmanager
+def unlogged(key: str) -> Iterator[None]:
+    """Keep a key out of what the network's own loggers write, as long as the block lasts."""
+
+    def free(record: logging.LogRecord) -> bool:
+        words = record.getMessage()
+        if key in words:
+            record.msg, record.args = words.replace(key, MARK), ()
+        return True
+
+    with ExitStack() as stack:
+        for name in LOGGERS if is_key(key) else ():
+            logger = logging.getLogger(f"httpcore.{name}")
+            logger.addFilter(free)
+            stack.callback(logger.removeFilter, free)
+        yield
