@@ -234,12 +234,19 @@ async def test_the_summary_counts_by_epoch_and_action(tmp_path: Path) -> None:
         assert stats.rejects == sum(r.verdict.action == "reject" for r in records)
         end = next(e for e in done.epochs if e.epoch == stats.epoch)
         assert (stats.current_score, stats.best_score) == (end.current.score, end.best.score)
+        assert not end.current.inherited
         assert stats.slow_update == (None if end.slow is None else end.slow.action)
     assert {a.action: a.count for a in summary.actions} == Counter(done.actions)
     assert summary.steps == sum(e.steps for e in summary.epochs) == 6
     assert (summary.best, summary.final) == (done.state.best, done.state.current)
     stages = {"baseline", "rollout and reflect", "aggregate", "select", "update", "evaluate", "epoch end"}
     assert stages <= {s.stage for s in summary.stages}
+
+
+async def test_a_text_that_was_not_measured_has_no_score_in_the_statistics(tmp_path: Path) -> None:
+    """An inherited score is no score of the epoch's end; the best skill's stands."""
+    done = await run(tmp_path, script=playing(IDLE), **DIVIDED)
+    assert [(e.current_score, e.best_score) for e in done.summary.epochs] == [(None, 0.0), (None, 0.0)]
 
 
 # --------------------------------------------------------------------------------------- what is missing

@@ -16,9 +16,10 @@ from reflact.errors import ProviderDown
 from reflact.paired import REPEATS, Ask, Setting
 from reflact.stages.evaluate import Duels, Evaluated, Scale, Until, evaluate, forced, unevaluated
 from reflact.stages.replies import AnalystReply
+from reflact.stages.update import RewriteReply
 from reflact.testing import ToyEnvironment, appending
 from reflact.types import Candidate, Edit, Fallback, Merged, Patch, Rollout, Score, Skill, Split
-from toy_runs import LINES, Actor, document, playing, right, run
+from toy_runs import Actor, document, playing, right, run
 
 pytestmark = pytest.mark.anyio
 
@@ -547,16 +548,43 @@ async def test_unmeasured_pairs_are_tried_again_first(tmp_path: Path) -> None:
     assert not [e for e in broken.events if isinstance(e, events.Repeated)]
 
 
-async def test_the_step_after_new_notes_costs_no_acceptance(tmp_path: Path) -> None:
-    """A proposal that changes nothing is no candidate, also after an epoch's end gave the text a new hash."""
-    script = playing((AnalystReply, lambda wanted, _: appending(wanted, LINES["double"])))
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"slow_update": {"enabled": True, "gated": False}},
+        {"slow_update": {"enabled": True}},
+        {"appendix": {"enabled": True}},
+    ],
+    ids=["reservation", "guidance", "notes"],
+)
+async def test_a_new_hash_gives_an_equal_candidate_no_second_chance(
+    tmp_path: Path, ends: dict[str, Any]
+) -> None:
+    """Proposals that change nothing cost no evaluation, also after a region gave the text another hash."""
+
+    def deaf(skill: Skill, message: str, times: int) -> str | None:
+        return "unknown" if message.startswith("double") else None
+
+    known = document("double")
+    script = playing((RewriteReply, {"summary": "s", "document": known}))
     done = await run(
         tmp_path,
+        initial=known,
+        actor=Actor(deaf),
         script=script,
-        initial=document("double"),
-        train={"num_epochs": 2},
-        slow_update={"enabled": True, "gated": False},
+        train={"num_epochs": 3},
+        update={"mode": "rewrite"},
+        **ends,
     )
-    assert done.texts[done.records[2].skill_before] != document("double")
-    assert set(done.actions) <= {"no_change", "no_patches", "reject"}
+    assert len({record.skill_before for record in done.records}) > 1
+    assert set(done.actions) <= {"no_change", "no_patches"}
     assert done.summary.accepts == 0
+    assert not [e for e in done.events if e.kind == "gate_looked" and e.part == "step"]
+
+
+async def test_the_least_improvement_is_the_paired_policys(tmp_path: Path) -> None:
+    """A gain that is too small for the paired gate is still strictly greater for the strict one."""
+    gate = {"min_improvement": 0.5}
+    assert (await run(tmp_path / "a", gate=gate)).actions[0] == "reject"
+    strict = await run(tmp_path / "b", gate={**gate, "policy": "strict"})
+    assert strict.actions[0] == "accept_new_best"

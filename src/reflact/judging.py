@@ -147,7 +147,7 @@ class Judge:
             planned=None if before is None else before.planned,
             planned_level=None if before is None else before.level,
             effect=gate.effect,
-            min_improvement=gate.min_improvement,
+            min_improvement=gate.min_improvement if gate.policy == "paired" else 0.0,
             coverage=gate.coverage,
             no_regression=gate.no_regression,
             early_stop=gate.early_stop,

@@ -123,7 +123,7 @@ class Reuse(Frozen):
 
 
 class EpochStats(Frozen):
-    """Counts of one epoch's decisions and the gate scores at its end."""
+    """Counts of one epoch's decisions, and the gate scores at its end; None for an unmeasured text."""
 
     epoch: int
     steps: int

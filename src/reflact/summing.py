@@ -52,6 +52,6 @@ def _epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats
         skips=sum(r.verdict.action in UNCHANGED for r in records),
         inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
         slow_update=None if end is None or end.slow is None else end.slow.action,
-        current_score=last.current.score,
+        current_score=None if last.current.inherited else last.current.score,
         best_score=last.best.score,
     )
