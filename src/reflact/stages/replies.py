@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -13,6 +14,9 @@ from reflact.skill import apply, body, same_body
 from reflact.types import Edit, EditKind, Operation, Skill
 
 R = TypeVar("R", bound=ReplyModel)
+
+TAG = re.compile(r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes)_*>")
+"""The tags that fence material in prompts."""
 
 
 class PatternReply(ReplyModel):
@@ -343,13 +347,17 @@ def known_counts(patterns: Sequence[PatternReply], cases: int) -> None:
 def whole_document(skill: Skill, document: str) -> None:
     """Refuse a text that cannot take the place of the document's unprotected text.
 
-    The same text is no mistake: it changes nothing, and the step says so.
+    The same text is no mistake: it changes nothing, and the step says so. Tags that fence material in prompts
+    are one: small models copy them along with the text.
 
     Raises:
         ValueError: Says what stands in the way.
     """
     if same_body(skill.text, document):
         return
+    copied = sorted({tag for tag in TAG.findall(document) if tag not in skill.text})
+    if copied:
+        raise ValueError(f"the document holds {', '.join(copied)}, which only marks the material; leave it out")
     (result,) = apply(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":
         raise ValueError(f"the new document cannot be used: {result.reason}")
