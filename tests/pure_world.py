@@ -13,16 +13,16 @@ import httpx
 from anyio.lowlevel import checkpoint
 
 import pure_server
-from reflact.results import Reuse, RunSummary, Spend
+from reflact.results import Reuse, RunSummary, Spend, Usage
 from reflact.types import Frozen
 
 TWINS = ("train-4", "train-9")
 """Two items of one text, each answered in its own way."""
 
-ODD = dict.fromkeys(TWINS, "coin 5") | {"train-2": "flip 2", "train-7": "flip 7", "val-3": "flip 103"}
-"""Items beside the learnable ones. Flips make the target noisy; when they fail, their rule was there."""
+ODD = dict.fromkeys(TWINS, "coin 5") | {"train-2": "slip 2", "train-7": "slip 7", "val-3": "flip 103"}
+"""Items beside the learnable ones: slips are lapses, since their rule stands there, and flips are noise."""
 
-INITIAL = "- rule flip.\n"
+INITIAL = "- rule slip.\n"
 URL = "http://pure.test"
 
 Rows = tuple[tuple[Any, ...], ...]
@@ -75,7 +75,9 @@ def left_by(out_dir: Path) -> Ended:
         skills=rows(out_dir, "SELECT hash FROM skills ORDER BY hash"),
         replies=rows(out_dir, "SELECT key FROM replies ORDER BY key"),
         rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),
-        spend=tuple(s.model_copy(update={"unsettled": 0}) for s in summary.spend if s.usage.calls),
+        spend=tuple(
+            s.model_copy(update={"unsettled": 0, "worst": Usage()}) for s in summary.spend if s.usage.calls
+        ),
     )
 
 
@@ -121,12 +123,11 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
             },
             "optimizer": {"sample_header": "x-sample"},
         },
-        "seed": 8,
         "train": {"num_epochs": 3, "batch_size": 3, "accumulation": 2},
         "reflect": {"minibatch_size": 1},
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
-        "gate": {"alpha": 0.5, "max_trials": 4, "early_stop": False, "report_trials": 1},
+        "gate": {"alpha": 0.9, "max_trials": 6, "early_stop": False, "report_trials": 1},
         "slow_update": {"samples": 4, "gated": True},
         "meta_skill": {"enabled": True},
         "appendix": {"enabled": True, "consolidate_threshold": 1},

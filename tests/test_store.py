@@ -152,7 +152,8 @@ async def test_spend_is_summed_by_role_and_purpose(store: SQLiteStore) -> None:
 def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: int) -> None:
     """The sum of the prices is the same to the last bit in whatever order the answers came."""
     tables = Tables(memory=True)
-    tables.executescript(MIGRATIONS[0].sql)
+    for migration in MIGRATIONS:
+        tables.executescript(migration.sql)
     for run_id in ("one", "two"):
         for price in prices:
             _settle(tables, intent("k", run_id), Usage(calls=1, usd=price))
@@ -163,15 +164,31 @@ def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed
 
 
 async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteStore) -> None:
-    """Only the reopened run's open calls turn unsettled, and a later success does not erase them."""
+    """A later success does not erase the reopened run's open calls, and settles those of other runs."""
     await store.intend(intent("k"))
     await store.intend(intent("k", "other"))
-    assert await store.spend("r") == ()
     await store.open_run("r", IDENTITY, {})
-    await pay(store, "k")
+    for run_id, unsettled in (("r", 1), ("other", 0)):
+        await store.keep_reply(reply("k"), intent("k", run_id))
+        (spend,) = await store.spend(run_id)
+        assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
+
+
+async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteStore) -> None:
+    """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
+    worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)
+    calls = [intent(key).model_copy(update={"worst": worst}) for key in ("a", "b", "c", "d")]
+    for call in calls:
+        await store.intend(call)
+    await store.settle(calls[0], Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03))
+    await store.settle(calls[1], Usage(calls=1, uncounted=1))
+    await store.drop_intent(calls[2])
     (spend,) = await store.spend("r")
-    assert (spend.unsettled, spend.usage.calls) == (1, 1)
-    assert await store.spend("other") == ()
+    assert spend.usage == Usage(calls=2, input_tokens=10, output_tokens=5, usd=0.03, uncounted=1)
+    assert spend.unsettled == 1
+    assert spend.worst == Usage(calls=1, input_tokens=200, output_tokens=100, usd=0.5)
+    await store.open_run("r", IDENTITY, {})
+    assert await store.spend("r") == (spend,)
 
 
 async def test_a_reply_settles_one_intent_only(store: SQLiteStore) -> None:
@@ -255,7 +272,9 @@ async def test_a_refused_start_changes_nothing(store: SQLiteStore) -> None:
         await store.open_run("r", {}, {"changed": True})
     (row,) = await store.runs()
     assert (row.config, row.status) == ({"seed": 42}, "budget")
-    assert await store.spend("r") == ()
+    await store.keep_reply(reply("k"), intent("k"))
+    (spend,) = await store.spend("r")
+    assert spend.unsettled == 0
 
 
 async def test_the_order_of_identity_keys_is_no_change(store: SQLiteStore) -> None:

@@ -58,6 +58,7 @@ THIRD_PARTY = {
     "rich": ("report/", "cli/"),
     "typer": ("cli/",),
     "sqlite_utils": ("store/database.py", "store/migrations.py"),
+    "genai_prices": ("llm/prices.py",),
 }
 STARTERS = {
     "create_task_group",

@@ -13,6 +13,7 @@ from reflact.results import Usage
 COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
 CACHED: dict[str, Any] = COUNTED | {"prompt_tokens_details": {"cached_tokens": 4}}
 ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
+SILENT = Usage(calls=1, uncounted=1)
 
 
 @pytest.mark.parametrize(
@@ -21,20 +22,28 @@ ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
         ({"choices": [], "usage": COUNTED}, ONE),
         ({"choices": [], "usage": CACHED}, ONE.model_copy(update={"cached_tokens": 4})),
         ({"choices": [], "usage": COUNTED | {"prompt_tokens_details": None}}, ONE),
-        ({"choices": [], "usage": None}, Usage(calls=1)),
-        ({"choices": []}, Usage(calls=1)),
-        ([1], Usage(calls=1)),
+        ({"choices": [], "usage": None}, SILENT),
+        ({"choices": []}, SILENT),
+        ({"choices": [], "usage": {"prompt_tokens": 10}}, SILENT),
+        ([1], SILENT),
     ],
 )
 def test_whole_answers(body: object, usage: Usage) -> None:
-    """One call, with the tokens that the body names and zeros for a silent provider."""
+    """One call, with the tokens that the body names; uncounted where it does not name them all."""
     assert usage_of("application/json", [json.dumps(body)]) == usage
 
 
 @pytest.mark.parametrize("count", [-1, True, "7", 1.5, None, 10**30])
 def test_what_is_no_count_counts_nothing(count: object) -> None:
     """A provider's nonsense neither fails nor reaches the ledger."""
-    assert usage_of("application/json", [json.dumps({"usage": {"prompt_tokens": count}})]) == Usage(calls=1)
+    counted = COUNTED | {"prompt_tokens": count}
+    assert usage_of("application/json", [json.dumps({"usage": counted})]) == SILENT
+
+
+def test_no_more_is_cached_than_was_read() -> None:
+    """Cached tokens are part of the input; what goes beyond it is no count of them."""
+    body = {"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}}
+    assert usage_of("application/json", [json.dumps(body)]).cached_tokens == 10
 
 
 def test_streamed_answers_count_in_their_last_chunk() -> None:
@@ -48,4 +57,4 @@ def test_streamed_answers_count_in_their_last_chunk() -> None:
 
 def test_a_body_that_is_no_json_is_a_call_without_tokens() -> None:
     """Nothing is guessed."""
-    assert usage_of("text/html", ["<html>"]) == Usage(calls=1)
+    assert usage_of("text/html", ["<html>"]) == SILENT

@@ -80,7 +80,7 @@ class Reply(Frozen, Generic[R_co]):
 
 
 class Intent(Frozen):
-    """A call about to be sent: booked at its worst case if the process dies before the answer."""
+    """A call about to be sent: booked at its worst case until its answer says what it consumed."""
 
     key: str
     run_id: str
@@ -89,6 +89,7 @@ class Intent(Frozen):
     purpose: str
     endpoint: str
     model: str
+    worst: Usage = Usage(calls=1)
 
 
 class StoredReply(Frozen):

@@ -79,6 +79,20 @@ class TargetConfig(Section):
         None,
         description="true: the gate takes repeats of a rollout to agree; null: it finds out by itself.",
     )
+    max_calls_per_rollout: int | None = Field(
+        None,
+        ge=1,
+        description="The most calls that a rollout of a target passed in Python makes; `budget.max_calls` "
+        "needs it, since such calls are not seen.",
+        json_schema_extra=CHANGEABLE,
+    )
+    max_tokens_per_rollout: int | None = Field(
+        None,
+        ge=1,
+        description="The most tokens that such a rollout takes, input and output together; "
+        "`budget.max_tokens` and `budget.max_usd` need it.",
+        json_schema_extra=CHANGEABLE,
+    )
 
 
 class TrainConfig(Section):
@@ -255,6 +269,39 @@ class AppendixConfig(Section):
     )
 
 
+class BudgetConfig(Section):
+    """What a run may take at most, over all its starts.
+
+    Calls that were cut off in flight count at their worst case.
+    """
+
+    max_usd: float | None = Field(
+        None,
+        ge=0,
+        description="Money, in dollars. Needs `max_tokens` and a known price for each role, see "
+        "`models.target.price`.",
+        json_schema_extra=CHANGEABLE,
+    )
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Input and output tokens together. Needs `max_tokens` for each role.",
+        json_schema_extra=CHANGEABLE,
+    )
+    max_calls: int | None = Field(
+        None,
+        ge=0,
+        description="Requests that were answered or may have been charged.",
+        json_schema_extra=CHANGEABLE,
+    )
+    max_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="Active time; what is in flight then is cut off.",
+        json_schema_extra=CHANGEABLE,
+    )
+
+
 class TestConfig(Section):
     """The sealed test split."""
 
@@ -331,5 +378,10 @@ class TrainerConfig(Section):
     meta_skill: MetaSkillConfig = Field(default_factory=MetaSkillConfig, description="Meta skill.")
     appendix: AppendixConfig = Field(default_factory=AppendixConfig, description="Skill-aware reflection.")
     test: TestConfig = Field(default_factory=TestConfig, description="Sealed test.")
+    budget: BudgetConfig = Field(
+        default_factory=BudgetConfig,
+        description="What a run may take at most, over all its starts; null: no limit. Reaching one ends the "
+        "run as `budget`, and a larger one lets it go on.",
+    )
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")

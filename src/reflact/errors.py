@@ -15,11 +15,13 @@
     │   └── ProviderError        the provider refused, failed or could not be reached
     │       ├── AccessDenied     401 or 403: the key is missing, wrong or not allowed
     │       ├── BadRequest       400, 404, 422: the endpoint will not serve this request, ever
+    │       │   └── UnknownModel the endpoint does not know the model
     │       └── ProviderDown     retries are used up: connection, time-out, 408, 409, 429, 5xx
     ├── CassetteError            a recording is missing, malformed, or holds no answer
     │   └── CassetteMiss         a request that was not recorded
     ├── EnvironmentFailure       an environment broke; its items stay unmeasured
     ├── StoreError               the database cannot be opened, read or written
+    ├── BudgetSpent              a limit of `budget` leaves no room for the next call
     └── RunFailed                a run ended without completing, and why
         └── Unmeasured           too few rollouts could be measured to decide on
 
@@ -99,6 +101,10 @@ class BadRequest(ProviderError):
     """400, 404 or 422: the endpoint will never serve this request."""
 
 
+class UnknownModel(BadRequest):
+    """The endpoint does not know the model; it will serve none of this role's requests."""
+
+
 class ProviderDown(ProviderError):
     """Retries are used up: connection errors, time-outs, 408, 409, 429 or 5xx."""
 
@@ -117,6 +123,14 @@ class EnvironmentFailure(ReflactError):
 
 class StoreError(ReflactError):
     """The database cannot be opened, read or written."""
+
+
+class BudgetSpent(ReflactError):
+    """A limit of ``budget`` leaves no room for the next call, or a provider went beyond a cap.
+
+    Nothing is decided on what it left out: the open step commits nothing, and a start with a larger
+    budget goes on from there.
+    """
 
 
 class RunFailed(ReflactError):

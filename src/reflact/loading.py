@@ -124,7 +124,7 @@ def _type_name(kind: Any) -> str:
         return "null"
     if arguments and all(isinstance(a, str | int) for a in arguments):
         return " or ".join(f"`{a}`" for a in arguments)
-    if arguments and getattr(kind, "__origin__", None) in {dict, Mapping}:
+    if _section(kind) is kind or (arguments and getattr(kind, "__origin__", None) in {dict, Mapping}):
         return "mapping"
     if (arguments and callable(kind) is False) or (
         arguments and hasattr(kind, "__args__") and "|" in str(kind)
@@ -250,8 +250,14 @@ def _place(error: Exception) -> str:
 def _known(path: Sequence[str]) -> list[str]:
     section: type[Section] = TrainerConfig
     for part in path:
-        kind = section.model_fields[part].annotation if part in section.model_fields else None
-        if not (isinstance(kind, type) and issubclass(kind, Section)):
+        below = _section(section.model_fields[part].annotation) if part in section.model_fields else None
+        if below is None:
             return []
-        section = kind
+        section = below
     return list(section.model_fields)
+
+
+def _section(kind: Any) -> type[Section] | None:
+    """Return the section that a type is, or is beside null."""
+    kinds = (kind, *get_args(kind))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)

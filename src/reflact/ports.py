@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from reflact.calls import Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
 from reflact.events import Event
 from reflact.records import EpochRecord, Promotion, Review, RunState, StepRecord
-from reflact.results import Reuse, Spend, StageTime, Status
+from reflact.results import Reuse, Spend, StageTime, Status, Usage
 from reflact.types import Graded, Item, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
@@ -121,6 +121,10 @@ class EffectStore(Protocol):
         """Store an answer and settle its intent in one transaction; on disk when this returns."""
         ...
 
+    async def settle(self, intent: Intent, usage: Usage) -> None:
+        """Settle an intent that has no answer to be stored."""
+        ...
+
     async def drop_intent(self, intent: Intent) -> None:
         """Close an intent whose call is known to have given nothing that is charged."""
         ...
@@ -219,7 +223,7 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         ...
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return what the run has paid for, by role and purpose, sorted."""
+        """Return what the run has paid for, by role and purpose, sorted; calls in flight as unsettled."""
         ...
 
     async def add_seconds(

@@ -27,6 +27,16 @@ class Section(BaseModel):
     )
 
 
+class Price(Section):
+    """What a model's tokens cost, in dollars for a million."""
+
+    input: float = Field(ge=0, description="Input tokens.")
+    cached_input: float | None = Field(
+        None, ge=0, description="Input tokens that the provider had cached; null: as the others."
+    )
+    output: float = Field(ge=0, description="Output tokens.")
+
+
 class ModelConfig(Section):
     """One role's model and how to reach it."""
 
@@ -111,6 +121,17 @@ class ModelConfig(Section):
         description="Repeats after connection errors, time-outs, 408, 409, 429 and 5xx.",
         json_schema_extra=CHANGEABLE,
     )
+    price: Price | None = Field(
+        None,
+        description="`input`, `output` and, if it differs, `cached_input`, in dollars for a million tokens; "
+        "null: the list price of this model at this `base_url`, where there is one.",
+        json_schema_extra=CHANGEABLE,
+    )
+    unpriced: bool = Field(
+        False,
+        description="Let calls without a known price cost nothing against `budget.max_usd`.",
+        json_schema_extra=CHANGEABLE,
+    )
     reasks: int = Field(2, ge=0, description="Times an invalid reply is sent back with the reason.")
 
     @field_validator("base_url")
@@ -162,6 +183,8 @@ def secret_names(value: JsonValue) -> set[str]:
 
 
 CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
+PRICING = ("price", "unpriced")
+"""Shared by roles that ask the same model at the same place."""
 
 
 class ModelsConfig(Section):
@@ -180,5 +203,7 @@ class ModelsConfig(Section):
         own = value.get("optimizer")
         if own is not None and not isinstance(own, Mapping):
             return value
-        shared = {k: v for k, v in value["target"].items() if k in CONNECTION}
-        return {**value, "optimizer": {**shared, **(own or {})}}
+        given, own = value["target"], own or {}
+        same = all(own.get(k, given.get(k)) == given.get(k) for k in ("model", "base_url"))
+        names = (*CONNECTION, *PRICING) if same else CONNECTION
+        return {**value, "optimizer": {**{k: v for k, v in given.items() if k in names}, **own}}

@@ -10,7 +10,7 @@ from reflact.results import Usage
 
 
 def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
-    """Return what one answer consumed, as the provider counted it; a silent provider gives zeros.
+    """Return what one answer consumed, as the provider counted it; a silent provider gives zeros, uncounted.
 
     Args:
         content_type: ``application/json``, or ``text/event-stream`` for a streamed body.
@@ -22,7 +22,7 @@ def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
         found = document.get("usage")
         if isinstance(found, dict):
             usage = _read(found)
-    return usage or Usage(calls=1)
+    return usage or Usage(calls=1, uncounted=1)
 
 
 def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
@@ -39,15 +39,14 @@ def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
 
 
 def _read(usage: dict[str, Any]) -> Usage:
+    given, written = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    if given is None or written is None:
+        return Usage(calls=1, uncounted=1)
     details = usage.get("prompt_tokens_details")
-    return Usage(
-        calls=1,
-        input_tokens=_count(usage.get("prompt_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else 0,
-        output_tokens=_count(usage.get("completion_tokens")),
-    )
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    return Usage(calls=1, input_tokens=given, cached_tokens=min(cached or 0, given), output_tokens=written)
 
 
-def _count(value: Any) -> int:
-    """A count as it was given; what cannot be one (negative, no number, beyond any ledger) is 0."""
-    return value if type(value) is int and 0 < value < 2**53 else 0
+def _count(value: Any) -> int | None:
+    """A count as it was given; None for what cannot be one: negative, no number, beyond any ledger."""
+    return value if type(value) is int and 0 <= value < 2**53 else None

@@ -1,8 +1,9 @@
 """What was paid for: replies and rollouts by their content keys, and the ledger of calls.
 
-A row of the ledger is one call that was sent: *open* while its answer is awaited, *settled* with what it
-consumed, or *unsettled* where the process ended first. Replies and rollouts are shared by all runs of a
-store; the ledger says which run paid.
+A row of the ledger is one call that was sent: *settled* with what it consumed, or else counted at its worst
+case: *open* while its answer is awaited, and for good where none came that says what it cost; *unsettled*
+from the next start of the run on. Replies and rollouts are shared by all runs of a store; the ledger says
+which run paid.
 """
 
 from __future__ import annotations
@@ -21,6 +22,21 @@ from reflact.store.reading import read_back
 from reflact.types import Rollout
 
 NEWEST_OPEN = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
+
+SUMS = """
+SELECT
+    role, purpose, sum(state <> 'settled'),
+    sum(calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(uncounted),
+    sum(iif(state <> 'settled', worst_calls, 0)),
+    sum(iif(state <> 'settled' OR uncounted > 0, worst_input_tokens, 0)),
+    sum(iif(state <> 'settled' OR uncounted > 0, worst_output_tokens, 0))
+FROM calls WHERE run_id = ? GROUP BY role, purpose ORDER BY role, purpose
+"""
+PAID = "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL"
+RISKED = """
+SELECT role, purpose, worst_usd FROM calls
+WHERE run_id = ? AND worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)
+"""
 
 
 class SQLiteEffects:
@@ -61,6 +77,10 @@ class SQLiteEffects:
                 )
 
         await self._database.write(keep)
+
+    async def settle(self, intent: Intent, usage: Usage) -> None:
+        """Settle an intent that has no answer to be stored."""
+        await self._database.write(lambda tables: _settle(tables, intent, usage))
 
     async def drop_intent(self, intent: Intent) -> None:
         """Close an intent whose call is known to have given nothing that is charged."""
@@ -103,8 +123,8 @@ class SQLiteEffects:
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return what the run has paid for, by role and purpose, sorted.
 
-        ``unsettled`` counts calls that were in flight when an earlier process ended, also where the same
-        call succeeded later. Sums do not depend on the order in which answers came.
+        ``unsettled`` counts calls that were cut off, also where the same call succeeded later, and calls
+        that are in flight. Sums do not depend on the order in which answers came.
         """
         return await self._database.read(lambda tables: _spend(tables, run_id))
 
@@ -125,10 +145,13 @@ def _find_reply(tables: Tables, key: str) -> StoredReply | None:
 
 
 def _book(tables: Tables, intent: Intent) -> int:
+    worst = {f"worst_{name}": value for name, value in intent.worst.model_dump().items()}
     booked = tables.execute(
-        "INSERT INTO calls (run_id, key, sample, role, purpose, endpoint, model)"
-        " VALUES (:run_id, :key, :sample, :role, :purpose, :endpoint, :model)",
-        intent.model_dump(),
+        "INSERT INTO calls (run_id, key, sample, role, purpose, endpoint, model,"
+        " worst_calls, worst_input_tokens, worst_output_tokens, worst_usd)"
+        " VALUES (:run_id, :key, :sample, :role, :purpose, :endpoint, :model,"
+        " :worst_calls, :worst_input_tokens, :worst_output_tokens, :worst_usd)",
+        {**intent.model_dump(exclude={"worst"}), **worst},
     )
     assert booked.lastrowid is not None
     return booked.lastrowid
@@ -138,35 +161,38 @@ def _settle(tables: Tables, intent: Intent, usage: Usage) -> None:
     (booked,) = tables.execute(f"SELECT {NEWEST_OPEN}", (intent.run_id, intent.key)).fetchone()
     tables.execute(
         "UPDATE calls SET state = 'settled', calls = :calls, input_tokens = :input_tokens,"
-        " cached_tokens = :cached_tokens, output_tokens = :output_tokens, usd = :usd WHERE id = :id",
+        " cached_tokens = :cached_tokens, output_tokens = :output_tokens, usd = :usd,"
+        " uncounted = :uncounted WHERE id = :id",
         {**usage.model_dump(), "id": _book(tables, intent) if booked is None else booked},
     )
 
 
 def _spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
-    sums = tables.execute(
-        "SELECT role, purpose, sum(calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens),"
-        " sum(state = 'unsettled') FROM calls WHERE run_id = ? AND state <> 'open'"
-        " GROUP BY role, purpose ORDER BY role, purpose",
-        (run_id,),
-    ).fetchall()
-    prices: dict[tuple[str, str], list[float]] = {}
-    for role, purpose, usd in tables.execute(
-        "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL", (run_id,)
-    ):
-        prices.setdefault((role, purpose), []).append(usd)
-    return tuple(
-        Spend(
-            role=role,
-            purpose=purpose,
-            usage=Usage(
-                calls=calls,
-                input_tokens=given,
-                cached_tokens=cached,
-                output_tokens=written,
-                usd=math.fsum(prices[role, purpose]) if (role, purpose) in prices else None,
-            ),
-            unsettled=unsettled,
+    usd, worst_usd = _prices(tables, PAID, run_id), _prices(tables, RISKED, run_id)
+    spend = []
+    for role, purpose, unsettled, *sums in tables.execute(SUMS, (run_id,)).fetchall():
+        calls, given, cached, written, uncounted, worst_calls, worst_given, worst_written = sums
+        usage = Usage(
+            calls=calls,
+            input_tokens=given,
+            cached_tokens=cached,
+            output_tokens=written,
+            usd=usd.get((role, purpose)),
+            uncounted=uncounted,
         )
-        for role, purpose, calls, given, cached, written, unsettled in sums
-    )
+        worst = Usage(
+            calls=worst_calls,
+            input_tokens=worst_given,
+            output_tokens=worst_written,
+            usd=worst_usd.get((role, purpose)),
+        )
+        spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst=worst))
+    return tuple(spend)
+
+
+def _prices(tables: Tables, query: str, run_id: str) -> dict[tuple[str, str], float]:
+    """Return sums of prices by role and purpose, exact whatever their order."""
+    prices: dict[tuple[str, str], list[float]] = {}
+    for role, purpose, usd in tables.execute(query, (run_id,)):
+        prices.setdefault((role, purpose), []).append(usd)
+    return {place: math.fsum(values) for place, values in prices.items()}

@@ -135,4 +135,16 @@ CREATE TABLE stage_times (
 );
 """
 
-MIGRATIONS = (Migration("0001_runs_and_effects", FIRST), Migration("0002_commits", COMMITS))
+WORST_CASES = """
+ALTER TABLE calls ADD COLUMN uncounted INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE calls ADD COLUMN worst_calls INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE calls ADD COLUMN worst_input_tokens INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE calls ADD COLUMN worst_output_tokens INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE calls ADD COLUMN worst_usd REAL;
+"""
+
+MIGRATIONS = (
+    Migration("0001_runs_and_effects", FIRST),
+    Migration("0002_commits", COMMITS),
+    Migration("0003_worst_cases", WORST_CASES),
+)

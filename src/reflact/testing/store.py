@@ -68,12 +68,16 @@ class MemoryStore:
 
     async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
         """Store an answer, the first under its key, and settle its intent."""
+        await self.settle(intent, reply.usage)
+        self._replies.setdefault(reply.key, reply)
+
+    async def settle(self, intent: Intent, usage: Usage) -> None:
+        """Settle an intent that has no answer to be stored."""
         booked = self._open_call(intent)
         if booked is None:
             booked = _Booked(intent)
             self._calls.append(booked)
-        booked.state, booked.usage = "settled", reply.usage
-        self._replies.setdefault(reply.key, reply)
+        booked.state, booked.usage = "settled", usage
 
     async def drop_intent(self, intent: Intent) -> None:
         """Forget a call that is known to have given nothing that is charged."""
@@ -171,8 +175,8 @@ class MemoryStore:
         return tuple(self._runs[run_id].events.values()) if run_id in self._runs else ()
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return what the run has paid for, by role and purpose, sorted."""
-        paid = [call for call in self._calls if call.intent.run_id == run_id and call.state != "open"]
+        """Return what the run has paid for, by role and purpose, sorted; calls in flight as unsettled."""
+        paid = [call for call in self._calls if call.intent.run_id == run_id]
         places = sorted({(call.intent.role, call.intent.purpose) for call in paid})
         return tuple(
             _spend(place, [call for call in paid if (call.intent.role, call.intent.purpose) == place])
@@ -229,8 +233,17 @@ def _known(runs: Mapping[str, _Run], run_id: str) -> _Run:
 
 
 def _spend(place: tuple[str, str], calls: Sequence[_Booked]) -> Spend:
-    usages = [call.usage for call in calls]
+    lost = [call.intent.worst for call in calls if call.state != "settled"]
+    silent = [call.intent.worst for call in calls if call.state == "settled" and call.usage.uncounted]
+    return Spend(
+        role=place[0],
+        purpose=place[1],
+        usage=_sum([call.usage for call in calls]),
+        unsettled=len(lost),
+        worst=_sum([*lost, *(worst.model_copy(update={"calls": 0}) for worst in silent)]),
+    )
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
     prices = [usage.usd for usage in usages if usage.usd is not None]
-    total = sum(usages, Usage()).model_copy(update={"usd": math.fsum(prices) if prices else None})
-    unsettled = sum(call.state == "unsettled" for call in calls)
-    return Spend(role=place[0], purpose=place[1], usage=total, unsettled=unsettled)
+    return sum(usages, Usage()).model_copy(update={"usd": math.fsum(prices) if prices else None})

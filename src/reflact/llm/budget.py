@@ -1,0 +1,219 @@
+"""Hard limits of a run: each call holds its worst case before it is sent, and settles for what it cost.
+
+What a call may cost at most is taken from what is left before it goes out, so that no limit is exceeded
+however many calls are in flight. A call that does not fit waits while others are, since they may settle
+below what they hold; when none are, the budget is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+
+import anyio
+
+from reflact.config import BudgetConfig
+from reflact.errors import BudgetSpent
+from reflact.llm.prices import BILLION
+from reflact.results import Spend, Usage
+
+MORE = "set a larger one to go on"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What budgets count: calls, tokens in and out together, and billionths of a dollar."""
+
+    calls: int = 0
+    tokens: int = 0
+    billionths: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            self.calls + other.calls, self.tokens + other.tokens, self.billionths + other.billionths
+        )
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(
+            self.calls - other.calls, self.tokens - other.tokens, self.billionths - other.billionths
+        )
+
+
+def amount_of(usage: Usage) -> Amount:
+    """Return what a usage takes from a budget; no price takes no money."""
+    billionths = 0 if usage.usd is None else round(usage.usd * BILLION)
+    return Amount(usage.calls, usage.input_tokens + usage.output_tokens, billionths)
+
+
+def lacking(limits: BudgetConfig, taken: Amount, most: Amount) -> str | None:
+    """Return which limit has no room for a call beside what is taken, as a sentence; None where it fits."""
+    money = None if limits.max_usd is None else math.floor(Decimal(str(limits.max_usd)) * BILLION)
+    for key, limit, so_far, wanted in (
+        ("max_calls", limits.max_calls, taken.calls, most.calls),
+        ("max_tokens", limits.max_tokens, taken.tokens, most.tokens),
+        ("max_usd", money, taken.billionths, most.billionths),
+    ):
+        if limit is not None and so_far + wanted > limit:
+            numbers = (
+                f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}" for n in (limit, so_far, wanted)
+            )
+            return _sentence(key, *numbers)
+    return None
+
+
+def _sentence(key: str, limit: str, so_far: str, wanted: str) -> str:
+    return f"budget.{key} is {limit}: {so_far} are taken, and the next call may take {wanted}; {MORE}"
+
+
+def overrun(usage: Usage, worst: Usage) -> str | None:
+    """Return how an answer went beyond what was reserved for its call, as a sentence; None if it did not."""
+    for what, used, most in (
+        ("read", usage.input_tokens, worst.input_tokens),
+        ("wrote", usage.output_tokens, worst.output_tokens),
+    ):
+        if used > most:
+            return (
+                f"the provider does not keep to caps: it {what} {used:,} tokens where {most:,} were the most "
+                "that the request allowed, so no budget of tokens or money can hold; ask a model that does, "
+                "or set budget.max_tokens and budget.max_usd to null"
+            )
+    return None
+
+
+class Hold:
+    """What one call holds of a budget, from before it is sent until it is known what it cost.
+
+    It counts as nothing until ``sent``, from then on as its worst case, and as what it cost once it is
+    ``settled``.
+    """
+
+    def __init__(self, worst: Usage, *, strict: bool) -> None:
+        self._worst = worst
+        self._strict = strict
+        self.most = amount_of(worst)
+        self.cost = Amount()
+        self.broken: str | None = None
+        self.decided = anyio.Event()
+        self.admitted = False
+
+    def sent(self) -> None:
+        """From now on the call may be charged."""
+        self.cost = self.most
+
+    def settle(self, usage: Usage | None) -> None:
+        """Note what the call cost: nothing for None, and its worst case where that was not counted."""
+        if usage is None:
+            self.cost = Amount()
+        elif not usage.uncounted:
+            self.cost = amount_of(usage)
+            self.broken = overrun(usage, self._worst) if self._strict else None
+
+
+class Budget:
+    """What a run may still take; for one event loop.
+
+    Calls are admitted in the order in which they ask; none overtakes. Once one is refused all are, until
+    the run is started again.
+
+    Args:
+        limits: The limits.
+    """
+
+    def __init__(self, limits: BudgetConfig) -> None:
+        self._limits = limits
+        self._strict = limits.max_tokens is not None or limits.max_usd is not None
+        self._taken = Amount()
+        self._held = Amount()
+        self._in_flight = 0
+        self._waiting: deque[Hold] = deque()
+        self._broken: str | None = None
+        self._reason: str | None = None
+        self._late = False
+        self._deadline = math.inf
+
+    def begin(self, spent: Iterable[Spend], seconds: float) -> None:
+        """Take off what earlier starts took, unsettled calls at their worst case, and start the time.
+
+        Args:
+            spent: What the run has paid for and may have paid for.
+            seconds: The run's active time so far.
+        """
+        self._taken = sum((amount_of(s.usage) + amount_of(s.worst) for s in spent), Amount())
+        if self._limits.max_seconds is not None:
+            left = self._limits.max_seconds - seconds
+            self._late = left <= 0
+            self._deadline = math.inf if self._late else anyio.current_time() + left
+
+    @property
+    def deadline(self) -> float:
+        """When what is in flight has to end, on the event loop's clock.
+
+        Infinite where the time was over at the beginning: then no call is admitted, and what is stored can
+        still be looked at.
+        """
+        return self._deadline
+
+    @asynccontextmanager
+    async def hold(self, worst: Usage) -> AsyncIterator[Hold]:
+        """Wait until a call fits at its worst case, and hold that until the block ends.
+
+        Raises:
+            BudgetSpent: It does not fit, and nothing is in flight that might leave room for it.
+        """
+        self.check()
+        if self._late or anyio.current_time() >= self._deadline:
+            raise self.out_of_time()
+        hold = Hold(worst, strict=self._strict)
+        self._waiting.append(hold)
+        self._admit()
+        try:
+            await hold.decided.wait()
+            self.check()
+            yield hold
+        finally:
+            self._leave(hold)
+
+    def check(self) -> None:
+        """Raise BudgetSpent where a call was refused since the beginning."""
+        if self._reason is not None:
+            raise BudgetSpent(self._reason)
+
+    def out_of_time(self) -> BudgetSpent:
+        """Refuse all further calls, since the time is over, and return the error that says so."""
+        return self._refuse(
+            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; {MORE}"
+        )
+
+    def _admit(self) -> None:
+        while self._waiting:
+            first = self._waiting[0]
+            reason = self._broken or lacking(self._limits, self._taken + self._held, first.most)
+            if reason is None:
+                self._held += first.most
+                self._in_flight += 1
+                first.admitted = True
+                self._waiting.popleft().decided.set()
+            elif self._in_flight:
+                return
+            else:
+                self._refuse(reason)
+
+    def _refuse(self, reason: str) -> BudgetSpent:
+        self._reason = self._reason or reason
+        while self._waiting:
+            self._waiting.popleft().decided.set()
+        return BudgetSpent(self._reason)
+
+    def _leave(self, hold: Hold) -> None:
+        if hold.admitted:
+            self._in_flight -= 1
+            self._held -= hold.most
+            self._taken += hold.cost
+            self._broken = self._broken or hold.broken
+        elif hold in self._waiting:
+            self._waiting.remove(hold)
+        self._admit()

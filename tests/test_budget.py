@@ -1,0 +1,386 @@
+"""Budgets: no limit is exceeded whatever is in flight, and nothing is refused that would fit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import virtual_time
+from reflact.config import BudgetConfig
+from reflact.errors import BudgetSpent
+from reflact.llm.budget import Amount, Budget, amount_of, lacking, overrun
+from reflact.llm.prices import BILLION
+from reflact.results import Spend, Usage
+from reflact.tasks import group
+
+WORST = Usage(calls=1, input_tokens=80, output_tokens=20, usd=0.1)
+USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)
+
+
+def budget(**limits: Any) -> Budget:
+    """Return a budget with limits."""
+    return Budget(BudgetConfig(**limits))
+
+
+async def refused(held: Budget, worst: Usage = WORST) -> str:
+    """Return why a call is refused."""
+    with pytest.raises(BudgetSpent) as error:
+        async with held.hold(worst):
+            pass
+    return str(error.value)
+
+
+Main = Callable[[], Awaitable[None]]
+
+
+def on_virtual_time(main: Main) -> Callable[[], None]:
+    """Run a test on an event loop on which nothing is waited for."""
+
+    def test() -> None:
+        virtual_time.run(main)
+
+    test.__name__, test.__doc__ = main.__name__, main.__doc__
+    return test
+
+
+# ---------------------------------------------------------------------------------------------- arithmetic
+
+
+AMOUNTS = st.builds(Amount, *(st.integers(0, 100) for _ in range(3)))
+LIMITS = st.none() | st.integers(0, 100)
+
+
+@given(taken=AMOUNTS, most=AMOUNTS, calls=LIMITS, tokens=LIMITS, billionths=LIMITS)
+def test_a_call_fits_where_no_sum_is_above_its_limit(
+    taken: Amount, most: Amount, calls: int | None, tokens: int | None, billionths: int | None
+) -> None:
+    """To the call, the token and the billionth of a dollar."""
+    usd = None if billionths is None else billionths / BILLION
+    limits = BudgetConfig(max_calls=calls, max_tokens=tokens, max_usd=usd)
+    after = taken + most
+    pairs = ((calls, after.calls), (tokens, after.tokens), (billionths, after.billionths))
+    fits = all(limit is None or total <= limit for limit, total in pairs)
+    assert (lacking(limits, taken, most) is None) is fits
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"max_calls": 5}, "budget.max_calls is 5: 5 are taken, and the next call may take 1;"),
+        (
+            {"max_tokens": 1500},
+            "budget.max_tokens is 1,500: 1,450 are taken, and the next call may take 100;",
+        ),
+        ({"max_usd": 0.5}, "budget.max_usd is 0.500000: 0.450000 are taken, and the next call may take 0.1"),
+    ],
+)
+def test_a_refusal_names_the_key_and_the_numbers(limits: dict[str, Any], sentence: str) -> None:
+    """Whoever reads it knows which key to raise, and how far it went."""
+    taken = Amount(5, 1450, 450_000_000)
+    reason = lacking(BudgetConfig(**limits), taken, amount_of(WORST))
+    assert reason is not None
+    assert reason.startswith(sentence)
+    assert reason.endswith("set a larger one to go on")
+
+
+def test_sums_of_prices_are_exact() -> None:
+    """Ten times ten cents are a dollar, and fit it."""
+    taken = sum((amount_of(Usage(calls=1, usd=0.1)) for _ in range(9)), Amount())
+    assert lacking(BudgetConfig(max_usd=1.0), taken, amount_of(Usage(usd=0.1))) is None
+    assert lacking(BudgetConfig(max_usd=0.999999999), taken, amount_of(Usage(usd=0.1))) is not None
+
+
+@pytest.mark.parametrize(
+    ("usage", "word"),
+    [
+        (USED, None),
+        (WORST, None),
+        (USED.model_copy(update={"output_tokens": 21}), "wrote 21 tokens where 20"),
+        (USED.model_copy(update={"input_tokens": 81}), "read 81 tokens where 80"),
+    ],
+)
+def test_an_overrun_is_told_by_what_went_beyond(usage: Usage, word: str | None) -> None:
+    """Each of input and output is held against its own bound."""
+    reason = overrun(usage, WORST)
+    assert reason is None if word is None else reason is not None and word in reason
+
+
+# ------------------------------------------------------------------------------------------------- holding
+
+
+@on_virtual_time
+async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
+    """It goes as soon as one in flight settles far enough below what it held."""
+    held, order = budget(max_tokens=200), []
+
+    async def call(name: str, seconds: float) -> None:
+        async with held.hold(WORST) as hold:
+            hold.sent()
+            order.append((name, anyio.current_time()))
+            await anyio.sleep(seconds)
+            hold.settle(USED)
+
+    async with group() as tasks:
+        for name, seconds in (("a", 5), ("b", 3), ("c", 1)):
+            tasks.start_soon(call, name, seconds)
+    assert order == [("a", 0), ("b", 0), ("c", 5)]
+
+
+@on_virtual_time
+async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
+    """All who wait are refused with the same reason, and so is whoever comes later, even if it would fit."""
+    held, reasons = budget(max_tokens=250), []
+
+    async def call() -> None:
+        async with held.hold(WORST) as hold:
+            hold.sent()
+            await anyio.sleep(1)
+            hold.settle(WORST)
+
+    async def late() -> None:
+        reasons.append(await refused(held))
+
+    async with group() as tasks:
+        for work in (call, call, late, late):
+            tasks.start_soon(work)
+    assert len(set(reasons)) == 1
+    assert "200 are taken" in reasons[0]
+    assert await refused(held, Usage(calls=1, input_tokens=1)) == reasons[0]
+    with pytest.raises(BudgetSpent):
+        held.check()
+
+
+@on_virtual_time
+async def test_nobody_overtakes() -> None:
+    """A small call that would fit waits behind a large one, so that the large one's turn comes."""
+    held, order = budget(max_tokens=150), []
+
+    async def call(name: str, tokens: int) -> None:
+        async with held.hold(Usage(calls=1, output_tokens=tokens)) as hold:
+            order.append(name)
+            await anyio.sleep(1)
+            hold.settle(None)
+
+    async with group() as tasks:
+        for name, tokens in (("first", 100), ("large", 100), ("small", 10)):
+            tasks.start_soon(call, name, tokens)
+    assert order == ["first", "large", "small"]
+
+
+@on_virtual_time
+async def test_a_call_counts_as_nothing_before_it_is_sent() -> None:
+    """Cancelled or failed before that, it gives back what it held."""
+    held = budget(max_calls=1)
+    with anyio.move_on_after(1):
+        async with held.hold(WORST):
+            await anyio.sleep(9)
+    with pytest.raises(ZeroDivisionError):
+        async with held.hold(WORST) as hold:
+            raise ZeroDivisionError
+    async with held.hold(WORST) as hold:
+        hold.sent()
+        hold.settle(None)
+    async with held.hold(WORST) as hold:
+        hold.sent()
+    assert "1 are taken" in await refused(held)
+
+
+@on_virtual_time
+async def test_a_call_that_was_cut_off_counts_at_its_worst_case() -> None:
+    """Once it was sent it may be charged, whatever became of it here."""
+    held = budget(max_tokens=300)
+    with anyio.move_on_after(1):
+        async with held.hold(WORST) as hold:
+            hold.sent()
+            await anyio.sleep(9)
+    async with held.hold(WORST) as hold:
+        hold.sent()
+        hold.settle(Usage(calls=1, uncounted=1))
+    assert "200 are taken" in await refused(held, Usage(calls=1, output_tokens=101))
+
+
+@on_virtual_time
+async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
+    """The place at the head of the queue is not kept for whoever was cancelled there."""
+    held, order = budget(max_tokens=150), []
+
+    async def call(name: str, tokens: int, patience: float) -> None:
+        with anyio.move_on_after(patience):
+            async with held.hold(Usage(calls=1, output_tokens=tokens)) as hold:
+                hold.sent()
+                order.append((name, anyio.current_time()))
+                await anyio.sleep(5)
+
+    async with group() as tasks:
+        for name, tokens, patience in (("first", 100, 9), ("leaves", 100, 1), ("small", 10, 9)):
+            tasks.start_soon(call, name, tokens, patience)
+    assert order == [("first", 0), ("small", 1)]
+
+
+@on_virtual_time
+async def test_who_is_cancelled_when_its_turn_comes_holds_nothing() -> None:
+    """Between being let in and waking up a task may be cancelled: what it was given goes to the next."""
+    held, went = budget(max_calls=2), []
+    both = Usage(calls=2)
+
+    async def second() -> None:
+        async with held.hold(WORST):
+            went.append("second")
+
+    async with held.hold(both):
+        task = asyncio.create_task(second())
+        await anyio.sleep(1)
+    task.cancel()
+    await asyncio.wait({task})
+    async with held.hold(both):
+        went.append("third")
+    assert went == ["third"]
+
+
+# ----------------------------------------------------------------------------------------------- beginnings
+
+
+@on_virtual_time
+async def test_earlier_starts_count() -> None:
+    """What was settled counts as it was, what was cut off or not counted at its worst case."""
+    held = budget(max_calls=10, max_tokens=1000)
+    spent = [
+        Spend(role="a", purpose="b", usage=Usage(calls=3, input_tokens=100, uncounted=1), unsettled=2),
+        Spend(role="a", purpose="c", usage=Usage(), unsettled=2, worst=Usage(calls=2, output_tokens=850)),
+    ]
+    held.begin(spent, 0.0)
+    assert "950 are taken" in await refused(held)
+
+
+@on_virtual_time
+async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
+    """Nothing more is sent, what was sent is awaited, and the reason says whose fault it is."""
+    held, ended = budget(max_tokens=10_000), []
+
+    async def call(seconds: float, usage: Usage) -> None:
+        async with held.hold(WORST) as hold:
+            hold.sent()
+            await anyio.sleep(seconds)
+            hold.settle(usage)
+            ended.append(anyio.current_time())
+
+    async def late() -> None:
+        await anyio.sleep(2)
+        assert "does not keep to caps" in await refused(held)
+        ended.append(anyio.current_time())
+
+    async with group() as tasks:
+        tasks.start_soon(call, 1, USED.model_copy(update={"output_tokens": 99}))
+        tasks.start_soon(call, 5, USED)
+        tasks.start_soon(late)
+    assert ended == [1, 5, 5]
+
+
+@on_virtual_time
+async def test_caps_matter_only_where_something_rests_on_them() -> None:
+    """A provider that ignores caps does not stop a run without limits of tokens or money."""
+    held = budget(max_calls=5)
+    for _ in range(2):
+        async with held.hold(WORST) as hold:
+            hold.sent()
+            hold.settle(Usage(calls=1, output_tokens=1000))
+
+
+@on_virtual_time
+async def test_time_is_a_limit_over_all_starts() -> None:
+    """The deadline is what earlier starts left; after it nothing is admitted."""
+    held = budget(max_seconds=10)
+    held.begin([], 7.5)
+    assert held.deadline == 2.5
+    async with held.hold(WORST):
+        pass
+    await anyio.sleep(2.5)
+    assert "budget.max_seconds is 10" in await refused(held)
+
+
+@on_virtual_time
+async def test_a_start_without_time_may_look_but_not_ask() -> None:
+    """There is no deadline then, and no call."""
+    held = budget(max_seconds=10)
+    held.begin([], 10.0)
+    assert held.deadline == math.inf
+    assert "the time is over" in await refused(held)
+
+
+# --------------------------------------------------------------------------------------------------- random
+
+
+class World:
+    """Calls of random sizes, of which some fail, are cancelled or are cut off.
+
+    Args:
+        seed: Of everything random.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.taken = self.in_flight = self.started = self.refused = 0
+
+    async def call(self, held: Budget, limit: int) -> None:
+        """Make one call."""
+        most = self.chance.randint(1, 100)
+        worst = Usage(calls=1, output_tokens=most)
+        await anyio.sleep(self.chance.random())
+        with anyio.move_on_after(self.chance.choice((0.5, 3, math.inf))):
+            try:
+                async with held.hold(worst) as hold:
+                    await anyio.sleep(self.chance.choice((0, 0.1)))
+                    hold.sent()
+                    await self._answered(hold, most, limit)
+            except BudgetSpent:
+                self.refused += 1
+                assert self.in_flight == 0
+
+    async def _answered(self, hold: Any, most: int, limit: int) -> None:
+        self.started += 1
+        self.in_flight += most
+        cost = most
+        try:
+            await anyio.sleep(self.chance.random() * 3)
+            match self.chance.randrange(4):
+                case 0:
+                    hold.settle(None)
+                    cost = 0
+                case 1:
+                    hold.settle(Usage(calls=1, uncounted=1))
+                case _:
+                    cost = self.chance.randint(0, most)
+                    hold.settle(Usage(calls=1, output_tokens=cost))
+        finally:
+            self.in_flight -= most
+            self.taken += cost
+            assert self.taken + self.in_flight <= limit
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10**6), limit=st.integers(0, 4000))
+def test_no_limit_is_exceeded_and_none_is_left_unused(seed: int, limit: int) -> None:
+    """64 calls at once: never too much, always an end, and a refusal only when nothing is under way."""
+    world = World(seed)
+
+    async def main() -> None:
+        held = budget(max_tokens=limit)
+        async with group() as tasks:
+            for _ in range(64):
+                tasks.start_soon(world.call, held, limit)
+        assert world.taken <= limit
+        left = limit - world.taken
+        if not world.refused:
+            async with held.hold(Usage(calls=1, output_tokens=left)):
+                pass
+            assert f"{world.taken:,} are taken" in await refused(held, Usage(calls=1, output_tokens=left + 1))
+
+    virtual_time.run(main)
