@@ -438,6 +438,18 @@ async def test_noise_that_was_seen_once_is_remembered(tmp_path: Path) -> None:
     assert all(r.verdict.evidence and r.verdict.evidence.value is not None for r in done.records)
 
 
+async def test_steps_without_a_decision_forget_no_noise(tmp_path: Path) -> None:
+    """A target that once disagreed stays noisy through steps that measure nothing."""
+
+    def once(skill: Skill, message: str, times: int) -> str | None:
+        return right(message) if skill.text == "" and message == "double 18" and times == 0 else None
+
+    script = playing((AnalystReply, "nothing"))
+    done = await run(tmp_path, actor=Actor(once), script=script)
+    assert done.actions == ["no_patches", "no_patches"]
+    assert not done.state.deterministic
+
+
 @pytest.mark.parametrize(
     ("declared", "baselines", "noisy"), [(None, 2, False), (True, 1, False), (False, 1, True)]
 )

@@ -160,6 +160,15 @@ async def test_memory_reaches_other_runs_of_the_environment(
     assert (TRIED in first_step(done)) == told
 
 
+async def test_an_edit_that_several_runs_tried_is_one_card(tmp_path: Path) -> None:
+    """A run's own rejection takes the place of the pinned card of the same edit."""
+    shared = tmp_path / "shared.db"
+    await run(tmp_path / "a", script=playing(trying(TRIED)), store=shared)
+    sections: dict[str, Any] = {"reflect": {"memory": "environment"}, **TWO}
+    done = await run(tmp_path / "b", script=playing(trying(TRIED)), store=shared, seed=1, **sections)
+    assert [cards(analysed(done, step)).count("nonsense") for step in (1, 3)] == [1, 1]
+
+
 async def test_a_run_pins_the_cards_of_others_when_it_starts(tmp_path: Path) -> None:
     """What other runs reject while it is stopped does not reach it; it goes on as if never stopped."""
     shared = tmp_path / "shared.db"
