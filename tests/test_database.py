@@ -331,6 +331,50 @@ async def test_a_lock_that_is_not_given_up(path: Path) -> None:
         assert await texts(database) == ["again"]
 
 
+async def test_a_lock_is_waited_for(path: Path) -> None:
+    """A write that meets another process's lock goes through once that is given up."""
+    async with Database(path, NOTES) as database:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        async with group() as tasks:
+            tasks.start_soon(put, database, "patient")
+            await anyio.wait_all_tasks_blocked()
+            other.execute("ROLLBACK")
+        other.close()
+        assert await texts(database) == ["patient"]
+
+
+async def test_leaving_does_not_wait_for_a_lock(path: Path) -> None:
+    """Cancelled while another process holds the lock, it is left within its grace, and its threads end."""
+    before = set(threading.enumerate())
+    async with Database(path, NOTES):
+        pass
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with anyio.fail_after(5):
+        async with group() as tasks, Database(path, NOTES, patience=600, grace=0.01) as database:
+            tasks.start_soon(put, database, "too late")
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        await until(lambda: set(threading.enumerate()) == before)
+    other.execute("ROLLBACK")
+    other.close()
+    async with Database(path, NOTES) as again:
+        assert await texts(again) == []
+
+
+async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
+    """A page that was overwritten is found by the check, also where reads do not come by."""
+    async with Database(path, NOTES) as database:
+        await fan_out(lambda n: put(database, f"{n}" * 500), range(200))
+        await database.check()
+    overwrite(path, b"\xff" * 4096, at=len(overwrite(path, b"")) // 4096 // 2 * 4096)
+    async with Database(path, NOTES) as database:
+        assert await database.rows("SELECT text FROM notes WHERE id = 1") == [("0" * 500,)]
+        with pytest.raises(StoreError, match="damaged"):
+            await database.check()
+
+
 READ_ONLY = """
     import os, sys, anyio
     from pathlib import Path

@@ -19,6 +19,7 @@ from reflact.records import RunState, StepRecord, Version
 from reflact.results import RunSummary, Spend, Usage
 from reflact.store.database import Tables
 from reflact.store.effects import _settle, _spend
+from reflact.store.lock import run_lock
 from reflact.store.migrations import MIGRATIONS
 from reflact.store.runs import SQLiteStore, open_store
 from reflact.types import Candidate, Chosen, Measurement, Merged, Rollout, Score, Skill, Split, Verdict
@@ -242,6 +243,36 @@ async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
         assert await store.records("r") == (record(1),)
         assert await store.skill(SECOND.hash) == SECOND
         assert await store.versions("r") == (initial().current, after(1, SECOND).current)
+
+
+async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
+    """A folder that has seen more commits than its database holds says so, and goes on with the right file.
+
+    Left behind without its write-ahead log, a database is whole, older and silent.
+    """
+    path, log = tmp_path / "run.db", tmp_path / "run.db-wal"
+    with run_lock(tmp_path) as lease:
+        async with open_store(path, lease=lease) as store:
+            assert await store.open_run("r", IDENTITY, None) is None
+            await store.commit("r", None, initial(), [FIRST])
+            older, parts = path.read_bytes(), log.read_bytes()
+            await store.commit("r", record(1), after(1, SECOND), [SECOND])
+            newer = (path.read_bytes(), log.read_bytes())
+        for old in (older, b""):
+            path.write_bytes(old)
+            log.write_bytes(parts if old else b"")
+            async with open_store(path, lease=lease) as store:
+                with pytest.raises(
+                    StoreError, match=r"holds \d commits of run r, which has made 2: .*run.db-wal"
+                ):
+                    await store.open_run("r", IDENTITY, None)
+        path.write_bytes(newer[0])
+        log.write_bytes(newer[1])
+        async with open_store(path, lease=lease) as store:
+            assert await store.open_run("r", IDENTITY, None) == after(1, SECOND)
+        path.unlink()
+        async with open_store(path, lease=lease) as store:
+            assert await store.open_run("r", IDENTITY, None) is None
 
 
 async def test_versions_carry_their_latest_score(store: SQLiteStore) -> None:

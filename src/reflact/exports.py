@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from reflact.errors import StoreError
@@ -49,18 +50,21 @@ def write(path: Path, text: str) -> Path:
     Raises:
         StoreError: The file cannot be written.
     """
+    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.read_bytes() == text.encode("utf-8"):
             return path
-        part = path.with_name(f".{path.name}.part")
         with part.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}; the database holds its content"
+            f"cannot write {path}: {error.strerror or error}; the database holds its content, so mend that "
+            "and start again"
         ) from None
     return path

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +32,11 @@ T = TypeVar("T")
 
 READERS = 2
 
+PATIENCE_SECONDS = 30.0
+
+SLICE_SECONDS = 0.1
+"""How long the writer waits for another process's lock before it looks whether the database is closing."""
+
 REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
     sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
@@ -37,8 +44,9 @@ REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
     sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
-    sqlite3.SQLITE_IOERR: "the disk failed to read or write; check it and start again",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a copy or choose another out_dir",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
+    "mend that and start again, what was stored is kept",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or choose another out_dir",
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; choose another out_dir",
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
 }
@@ -57,7 +65,8 @@ class Database:
         path: The file; it and its folder are made where missing.
         migrations: All schema steps, in order; pending ones are applied on opening.
         patience: Seconds to wait for another process's lock.
-        grace: Seconds that closing waits for writes under way; they complete even if it leaves earlier.
+        grace: Seconds that closing waits for writes under way where it is cancelled; they complete even if
+            it leaves earlier, unless another process's lock keeps them from beginning.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -70,14 +79,15 @@ class Database:
         path: Path,
         migrations: Sequence[Migration],
         *,
-        patience: float = 30.0,
-        grace: float = 5.0,
+        patience: float = PATIENCE_SECONDS,
+        grace: float = 0.4,
     ) -> None:
         self.path = path
         self._schema = migrations
         self._patience = patience
         self._grace = grace
         self._open = False
+        self._leaving = threading.Event()
         self._transactions = 0
         self._pending: deque[_Request[Any]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="reflact-store-writer")
@@ -93,8 +103,8 @@ class Database:
     async def __aenter__(self) -> Self:
         try:
             await _outcome(self._writer.submit(self._set_up))
-        except BaseException:
-            await self._shut()
+        except BaseException as error:
+            await self._shut(cancelled=_is_cancellation(type(error)))
             raise
         self._open = True
         return self
@@ -103,7 +113,18 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        await self._shut()
+        await self._shut(cancelled=kind is not None and _is_cancellation(kind))
+
+    async def check(self) -> None:
+        """Read the whole file and make sure that its structure is sound.
+
+        Raises:
+            StoreError: It is damaged.
+        """
+        ((found, *_), *_) = await self.rows("PRAGMA quick_check(1)")
+        if found != "ok":
+            shown = " ".join(str(found).split())
+            raise StoreError(f"database {self.path}: {REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")
 
     async def write(self, work: Callable[[Tables], T]) -> T:
         """Run a function in a write transaction and return its result once that is on disk.
@@ -134,12 +155,17 @@ class Database:
         if not self._open:
             raise StoreError(f"database {self.path}: it is not open; use it inside `async with`")
 
-    async def _shut(self) -> None:
+    async def _shut(self, *, cancelled: bool) -> None:
         self._readers.shutdown(wait=False)
         closing = self._writer.submit(self._tear_down)
-        with anyio.move_on_after(self._grace, shield=True):
-            await _outcome(closing)
-        self._writer.shutdown(wait=closing.done())
+        try:
+            if not cancelled:
+                await _outcome(closing)
+        finally:
+            with anyio.move_on_after(self._grace, shield=True):
+                await _outcome(closing)
+            self._leaving.set()
+            self._writer.shutdown(wait=closing.done())
 
     # ------------------------------------------------------------------ on the writer's thread
 
@@ -150,21 +176,24 @@ class Database:
             reason = error.strerror or error
             raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
         try:
-            self._tables = self._connect("rwc")
-            self._tables.execute("PRAGMA journal_mode = WAL")
-            self._tables.execute("PRAGMA synchronous = FULL")
-            self._tables.execute("PRAGMA foreign_keys = ON")
-            self._migrate()
+            self._tables = self._connect("rwc", min(self._patience, SLICE_SECONDS))
+            self._patiently(self._prepare)
             for _ in range(READERS):
-                self._idle.put(self._connect("ro"))
+                self._idle.put(self._connect("ro", self._patience))
         except sqlite3.Error as error:
             raise self._renamed(error) from error
 
-    def _connect(self, mode: str) -> Tables:
+    def _prepare(self) -> None:
+        self._tables.execute("PRAGMA journal_mode = WAL")
+        self._tables.execute("PRAGMA synchronous = FULL")
+        self._tables.execute("PRAGMA foreign_keys = ON")
+        self._migrate()
+
+    def _connect(self, mode: str, patience: float) -> Tables:
         connection = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={mode}",
             uri=True,
-            timeout=self._patience,
+            timeout=patience,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -191,7 +220,9 @@ class Database:
         if not batch:
             return
         try:
-            outcomes = self._transact(lambda: [self._attempt(request.work) for request in batch])
+            outcomes = self._patiently(
+                lambda: self._transact(lambda: [self._attempt(request.work) for request in batch])
+            )
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             for request in batch:
                 request.future.set_exception(self._renamed(error))
@@ -202,6 +233,17 @@ class Database:
                 request.future.set_result(value)
             else:
                 request.future.set_exception(self._renamed(failure))
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return work()
+            except sqlite3.OperationalError as error:
+                locked = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+                if not locked or time.monotonic() >= end or self._leaving.wait(SLICE_SECONDS / 10):
+                    raise
 
     def _transact(self, work: Callable[[], T]) -> T:
         self._tables.execute("BEGIN IMMEDIATE")
@@ -248,6 +290,10 @@ class Database:
         renamed = StoreError(f"database {self.path}: {known}")
         renamed.__cause__ = error
         return renamed
+
+
+def _is_cancellation(kind: type[BaseException]) -> bool:
+    return issubclass(kind, anyio.get_cancelled_exc_class())
 
 
 def _applying(sql: str) -> Callable[[Tables], None]:

@@ -1,7 +1,8 @@
 """One process for each run: an operating-system lock on a file in the run's folder.
 
-The system releases it when the process ends, however it ends; the file stays, and its text serves only
-to word the message that a second process gets.
+The system releases it when the process ends, however it ends; the file stays. Its first line words the
+message that a second process gets. The second says how far the run had come, which betrays a database that
+was replaced by an older copy, or that lost its write-ahead log.
 """
 
 from __future__ import annotations
@@ -10,29 +11,64 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 from reflact.errors import RunConflict, StoreError
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(file: IO[str]) -> None:
-        file.seek(1 << 30)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    def _lock(file: int) -> None:
+        os.lseek(file, 1 << 30, os.SEEK_SET)
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _lock(file: IO[str]) -> None:
+    def _lock(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+MOST_BYTES = 4096
+FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+
+
+class Lease:
+    """A run's folder while it is held."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        self._holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+        self._reached = _text(file).partition("\n")[2].strip()
+        self._write()
+
+    def reached(self, run_id: str) -> int:
+        """Return how many commits of a run this folder has seen, as far as it remembers."""
+        known, _, number = self._reached.partition(" ")
+        return int(number) if known == run_id and number.isdecimal() else 0
+
+    def reach(self, run_id: str, commits: int) -> None:
+        """Remember how many commits of a run were made."""
+        self._reached = f"{run_id} {commits}"
+        self._write()
+
+    def forget(self) -> None:
+        """Remember nothing: the run starts anew."""
+        self._reached = ""
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(OSError):  # a full disk: the text only helps people, the lock holds without it
+            os.ftruncate(self._file, 0)
+            os.lseek(self._file, 0, os.SEEK_SET)
+            os.write(self._file, f"{self._holder}\n{self._reached}\n".encode())
+
+
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[Lease]:
     """Hold a run's folder, which is made where missing, for as long as the block lasts.
 
     Raises:
@@ -42,13 +78,13 @@ def run_lock(folder: Path) -> Iterator[None]:
     path = folder / "run.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = os.open(path, FLAGS, 0o644)
     except OSError as error:
         raise StoreError(
             f"cannot make the lock file {path}: {error.strerror or error}; "
-            "make the folder writable or choose another out_dir"
+            "make room there and the folder writable, or choose another out_dir"
         ) from error
-    with file:
+    try:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
@@ -57,18 +93,16 @@ def run_lock(folder: Path) -> Iterator[None]:
             raise StoreError(
                 f"cannot lock {path}: {error.strerror or error}; choose an out_dir on a disk with file locks"
             ) from error
-        _sign(file)
-        yield
+        yield Lease(file)
+    finally:
+        os.close(file)
 
 
-def _sign(file: IO[str]) -> None:
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
-    file.flush()
-
-
-def _taken(folder: Path, file: IO[str]) -> str:
-    file.seek(0)
-    holder = file.read().strip() or "another process"
+def _taken(folder: Path, file: int) -> str:
+    holder = _text(file).partition("\n")[0].strip() or "another process"
     return f"{folder} is in use by {holder}; wait until it has ended, or choose another out_dir"
+
+
+def _text(file: int) -> str:
+    os.lseek(file, 0, os.SEEK_SET)
+    return os.read(file, MOST_BYTES).decode("utf-8", "replace")

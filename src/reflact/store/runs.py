@@ -19,8 +19,9 @@ from reflact.events import EVENT, Event
 from reflact.ports import Committed
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord, Version
 from reflact.results import RunSummary, StageTime, Status
-from reflact.store.database import Database, Tables
+from reflact.store.database import PATIENCE_SECONDS, Database, Tables
 from reflact.store.effects import SQLiteEffects
+from reflact.store.lock import Lease
 from reflact.store.migrations import MIGRATIONS
 from reflact.store.reading import read_back
 from reflact.store.writing import IDENTITY, changes, column, commit, conflict, imported, open_run
@@ -47,18 +48,49 @@ class RunRow(Frozen):
 
 
 @asynccontextmanager
-async def open_store(path: Path) -> AsyncIterator[SQLiteStore]:
+async def open_store(
+    path: Path, *, lease: Lease | None = None, patience: float = PATIENCE_SECONDS
+) -> AsyncIterator[SQLiteStore]:
     """Open a store for the length of the block; the file is made where missing.
+
+    Args:
+        path: The database.
+        lease: Remembers what is committed, where the database belongs to one folder.
+        patience: Seconds to wait for another process's lock.
 
     Raises:
         StoreError: It cannot be opened: no folder, read-only, not a database, or of a newer version.
     """
-    async with Database(path, MIGRATIONS) as database:
-        yield SQLiteStore(database)
+    if lease is not None:
+        _forget_what_is_gone(path, lease)
+    async with Database(path, MIGRATIONS, patience=patience) as database:
+        yield SQLiteStore(database, lease)
+
+
+def _forget_what_is_gone(path: Path, lease: Lease) -> None:
+    if not path.exists():
+        lease.forget()
 
 
 class SQLiteStore(SQLiteEffects):
-    """Implements ``ports.RunStore`` on a database that many runs and processes may share."""
+    """Implements ``ports.RunStore`` on a database that many runs and processes may share.
+
+    Args:
+        database: The database, open.
+        lease: See ``open_store``.
+    """
+
+    def __init__(self, database: Database, lease: Lease | None = None) -> None:
+        super().__init__(database)
+        self._lease = lease
+
+    async def check(self) -> None:
+        """Make sure that the file is sound: what is done on a damaged one may be lost.
+
+        Raises:
+            StoreError: It is damaged.
+        """
+        await self._database.check()
 
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
@@ -70,10 +102,14 @@ class SQLiteStore(SQLiteEffects):
 
         Raises:
             RunConflict: The run was started with another identity; names each key that differs.
+            StoreError: The run's folder has seen more commits than the database holds.
         """
         path = self._database.path
+        reached = 0 if self._lease is None else self._lease.reached(run_id)
         return await self._database.write(
-            lambda tables: open_run(tables, path, run_id, dict(identity), config, goes_on=goes_on)
+            lambda tables: open_run(
+                tables, path, run_id, dict(identity), config, goes_on=goes_on, reached=reached
+            )
         )
 
     async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
@@ -106,6 +142,8 @@ class SQLiteStore(SQLiteEffects):
             StoreError: Something else is committed in its place, or a skill it names is not stored.
         """
         await self._database.write(lambda tables: commit(tables, run_id, record, state, skills))
+        if self._lease is not None:
+            self._lease.reach(run_id, state.commits)
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""

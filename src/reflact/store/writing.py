@@ -29,8 +29,12 @@ def open_run(
     config: JsonValue,
     *,
     goes_on: bool,
+    reached: int,
 ) -> RunState | None:
-    """Start or go on with a run; see ``SQLiteStore.open_run``."""
+    """Start or go on with a run that has ``reached`` commits; see ``SQLiteStore.open_run``."""
+    stored = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()[0] or 0
+    if stored < reached:
+        raise lost(run_id, path, stored, reached)
     known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     if known is None:
         tables.execute(
@@ -61,6 +65,15 @@ def conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict
     return RunConflict(
         f"run {run_id} in {path} was started with other settings: {'; '.join(differences)}; "
         "put the old values back, or start the changed run beside it with fork: true, or in another out_dir"
+    )
+
+
+def lost(run_id: str, path: Path, stored: int, reached: int) -> StoreError:
+    """Return the error for a database that holds less of a run than its folder has seen."""
+    return StoreError(
+        f"database {path}: it holds {stored} commits of run {run_id}, which has made {reached}: this is an "
+        f"older copy, or {path.name}-wal, which belongs to it, was left behind; put the right files back, or "
+        f"delete {path.parent / 'run.lock'} to go on from what is there"
     )
 
 
