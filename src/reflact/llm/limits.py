@@ -50,14 +50,7 @@ class Refused(Exception):
 
     def __init__(self, said: Said) -> None:
         super().__init__("the endpoint refused this role before")
-        self._said = said
-
-    def again(self) -> httpx.Response:
-        """Return the answer once more, or raise the failure once more."""
-        said = self._said
-        if isinstance(said, httpx.TransportError):
-            raise type(said)(str(said)) from said
-        return httpx.Response(said.status_code, headers=said.headers, content=said.content)
+        self.said = said
 
 
 class Endpoint:
@@ -192,10 +185,8 @@ class Endpoint:
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
         if admission.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
-            self._pace.refused_again()
             return
-        drawn = self._draw() * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(self._fruitless, 10))
-        self._until = max(self._until, now + (named or drawn))
+        self._until = max(self._until, now + (named or jitter(self._fruitless, self._draw())))
         self._back_offs += 1
         self._fruitless += 1
         if any(lease.config.adaptive for lease in self._leases):
@@ -294,6 +285,11 @@ class _Waiting:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.stirred = anyio.Event()
+
+
+def jitter(failures: int, draw: float) -> float:
+    """Return the seconds to wait after a failure that followed ``failures`` others; ``draw`` is in 0..1."""
+    return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures, 10))
 
 
 _ENDPOINTS: RunVar[dict[tuple[str, str, int | None, str], Endpoint]] = RunVar("reflact_endpoints")

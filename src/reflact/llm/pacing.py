@@ -7,18 +7,18 @@ from collections import deque
 from dataclasses import dataclass
 
 DECREASE = 0.95
-"""What is kept of a rate that was refused."""
-
-LEAST = 0.5
-"""What is kept at least, however much of it was refused."""
+"""What is kept at most of a rate that was refused."""
 
 RECOVERY, SHORTEST, LONGEST = 25.0, 5.0, 60.0
-"""Seconds that the rate takes to what was refused: for each second of the pause that it cost; the bounds."""
+"""Seconds in which the rate comes back to what was refused, for each second of a pause; their bounds."""
 
 PROBE = 4.0
-"""How fast the rate grows above what was refused: e-fold in this part of the recovery."""
+"""How many times, in such a recovery, the rate's excess over what was refused grows by e."""
 
-SLACK_SECONDS = 0.05
+SPAN_SECONDS, SPAN_CALLS = 2.0, 8
+"""The rate served is measured over so many seconds, or over as long as so many calls take."""
+
+SLACK_SECONDS = 0.02
 """How late a call may go and still be followed at the time that it should have gone at."""
 
 MINUTE_SECONDS, MARGIN = 60.0, 1.01
@@ -28,23 +28,25 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class Pace:
     """Calls evenly spaced, at a rate that additive increase and multiplicative decrease find.
 
-    There is no rate before something is refused. The first refusal sets it to half the calls in flight, for
-    each second; from there it searches, one call a second faster for each answer. The second refusal ends
-    the search. From then on a refusal leaves the share of the rate that was served, between ``LEAST`` and
-    ``DECREASE``, and while calls wait for their turn the rate grows by ``CLIMB`` of what was last refused in
-    each second, faster above it, since the endpoint then allows more than it did. A rate at which nothing
-    was served is no measurement and stays. Additive increase with multiplicative decrease is what brings
-    parties that share an endpoint to equal shares of all it allows (Chiu and Jain, "Analysis of the Increase
-    and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989).
+    There is no rate before something is refused. The first refusal sets it to what was served within the
+    last second, or to half the calls in flight for each second if that is more; from there it searches, one
+    call a second faster for each answer, until something is refused again a second later. From then on a
+    refusal takes the rate half of the way down to the rate served lately, and by a twentieth at least. While
+    calls wait for their turn it grows, evenly up to what was refused, in a time that makes the pause of a
+    back-off a small part of it, and beyond that faster and faster, since the endpoint then allows more than
+    it did. A rate at which nothing was served is no measurement and stays.
+
+    Additive increase with multiplicative decrease brings parties that share an endpoint to equal shares of
+    all that it allows (Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
+    Avoidance in Computer Networks", 1989).
     """
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        self._ceiling = 0.0
-        self._searching = False
+        self._refused = 0.0
+        self._slope = 0.0
         self._recovery = SHORTEST
-        self._served = 0
-        self._refused = 0
+        self._search_since: float | None = None
         self._last = -math.inf
         self._answers: deque[float] = deque()
 
@@ -60,41 +62,35 @@ class Pace:
 
     def served(self, now: float, held: bool) -> None:
         """Take in that a call was answered; ``held`` is what ``take`` said of it."""
-        self._served += 1
         self._answers.append(now)
         self._lately(now)
         if self.rate is None or not held:
             return
-        if self._searching:
+        if self._search_since is not None:
             self.rate += 1.0
         else:
-            climb = (1 - DECREASE) * self._ceiling
-            slope = (climb + PROBE * max(0.0, self.rate - self._ceiling)) / self._recovery
-            self.rate += slope / self.rate
-
-    def refused_again(self) -> None:
-        """Take in that a call was refused that went before the last decrease."""
-        self._refused += 1
+            excess = max(0.0, self.rate - self._refused)
+            self.rate += (self._slope + PROBE / self._recovery * excess) / self.rate
 
     def decrease(self, now: float, in_flight: int, pause: float) -> None:
-        """Take in that a call was refused that went since the last decrease."""
+        """Take in that a call was refused that went since the last decrease, which costs a pause."""
         lately = self._lately(now)
         if self.rate is None:
-            self.rate = max(in_flight / 2, lately, 0.5)
-            self._searching = True
-        elif self._served:
-            share = self._served / (self._served + self._refused)
-            kept = DECREASE if self._searching else min(DECREASE, max(LEAST, share))
-            self.rate = max(self.rate * kept, DECREASE * min(self.rate, lately))
-            self._searching = False
-        self._ceiling = self.rate / DECREASE
-        self._recovery = min(LONGEST, max(SHORTEST, RECOVERY * pause))
-        self._served = self._refused = 0
+            self.rate = max(in_flight / 2, lately)
+            self._search_since = now
+        elif lately and (self._search_since is None or now - self._search_since >= SPAN_SECONDS):
+            self._search_since = None
+            self._refused = self.rate
+            self._recovery = min(LONGEST, max(SHORTEST, RECOVERY * pause))
+            self.rate = min(DECREASE * self.rate, (self.rate + lately) / 2)
+            self._slope = (self._refused - self.rate) / self._recovery
 
-    def _lately(self, now: float) -> int:
-        while self._answers and self._answers[0] <= now - 1.0:
+    def _lately(self, now: float) -> float:
+        """Return the rate at which calls were answered until now."""
+        span = SPAN_SECONDS if self.rate is None else max(SPAN_SECONDS, SPAN_CALLS / self.rate)
+        while self._answers and self._answers[0] <= now - span:
             self._answers.popleft()
-        return len(self._answers)
+        return len(self._answers) / span
 
     def _due(self, most: float | None) -> float:
         slowest = min((rate for rate in (self.rate, most) if rate is not None), default=math.inf)
