@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +23,10 @@ from reflact.types import Frozen
 
 HOLE = re.compile(r"\{\{([a-z_]+)\}\}")
 USER_PART = "<!-- user -->"
+OPENED = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
+"""An angle bracket or what looks like one, and the name after it."""
+UNSEEN = {"Cc", "Cf", "Mn", "Me"}
+"""Categories of characters that take no place: controls, formats, accents of their own."""
 OPTIONAL = {"notes"}
 """Holes that earlier versions of a prompt lack, and that one's own may lack: advice, not material."""
 NAMES = (
@@ -107,10 +112,33 @@ class PromptBook(Frozen):
 
 
 def fence(tag: str, text: str) -> str:
-    """Put text between tags that it cannot close: the tag is lengthened until the text does not hold it."""
-    while f"<{tag}>" in text or f"</{tag}>" in text:
+    """Put text between tags that it cannot close: the tag is lengthened until the text does not hold it.
+
+    A text holds a tag where it has it letter by letter, and also where it has something that a model may
+    read as it: in capitals, with spaces, with characters that are not seen or with up to half of its letters
+    from other scripts.
+    """
+    opened = _tag_names(text)
+    while any(_resembles(name, tag) for name in opened):
         tag += "_"
     return f"<{tag}>\n{text}\n</{tag}>"
+
+
+def _tag_names(text: str) -> set[str]:
+    """Return what follows each angle bracket of a text, in small letters and without what is not seen."""
+    if "<" not in text and text.isascii():
+        return set()
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    seen = "".join(c for c in plain if c.isspace() or unicodedata.category(c) not in UNSEEN)
+    return set(OPENED.findall(seen))
+
+
+def _resembles(name: str, tag: str) -> bool:
+    letters, following = name[: len(tag)], name[len(tag) : len(tag) + 1]
+    if len(letters) < len(tag) or (following.isascii() and (following.isalnum() or following == "_")):
+        return False
+    same = sum(a == b for a, b in zip(letters, tag, strict=True))
+    return 2 * same >= len(tag) and all(a == b or not a.isascii() for a, b in zip(letters, tag, strict=True))
 
 
 def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:

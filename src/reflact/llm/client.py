@@ -39,12 +39,15 @@ from reflact.types import canonical
 
 R = TypeVar("R", bound=ReplyModel)
 
+REASON = 500
+"""Characters of the reason for which a reply is sent back, on one line: it may quote the reply."""
+
 
 class _Invalid(Exception):
     """An attempt that gave nothing usable: the reason, what the model wrote, and what it consumed."""
 
     def __init__(self, reason: str, completion: ChatCompletion) -> None:
-        super().__init__(_whole(reason))
+        super().__init__(_whole(" ".join(reason.split())[:REASON]))
         message = completion.choices[0].message
         calls = message.tool_calls or []
         arguments = [call.function.arguments for call in calls if call.type == "function"]
