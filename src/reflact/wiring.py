@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from reflact.config import TrainerConfig
 from reflact.data import DataSet, check
 from reflact.errors import ConfigError, SkillError
+from reflact.exports import inside
 from reflact.forecast import Forecast, forecast
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Environment, RunStore, Target
@@ -144,7 +145,7 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
                 open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
             )
         stack.enter_context(run_lock(config.out_dir))
-        store = await stack.enter_async_context(open_store(config.store or config.out_dir / "run.db"))
+        store = await stack.enter_async_context(open_store(config.store or inside(config.out_dir, "run.db")))
         if config.store is None and not config.fork:
             await store.refuse_others(planned.run_id, planned.identity)
         target = passed.target

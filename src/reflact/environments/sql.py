@@ -135,9 +135,12 @@ def _load(connection: sqlite3.Connection, file: Path) -> None:
         raise ConfigError(f"environment.tables: the rows of {file} differ in length")
     kinds = ["REAL" if all(_is_number(row[i]) for row in rows) else "TEXT" for i in range(len(header))]
     columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in zip(header, kinds, strict=True))
-    connection.execute(f"CREATE TABLE {_quoted(file.stem)} ({columns})")
     marks = ", ".join("?" for _ in header)
-    connection.executemany(f"INSERT INTO {_quoted(file.stem)} VALUES ({marks})", rows)  # noqa: S608 - own names
+    try:
+        connection.execute(f"CREATE TABLE {_quoted(file.stem)} ({columns})")
+        connection.executemany(f"INSERT INTO {_quoted(file.stem)} VALUES ({marks})", rows)  # noqa: S608 - quoted
+    except sqlite3.Error as error:
+        raise ConfigError(f"environment.tables: {file} makes no table: {error}") from None
 
 
 class _Clock:

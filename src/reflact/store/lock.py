@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reflact.errors import RunConflict, StoreError
+from reflact.exports import inside
 
 if sys.platform == "win32":
     import msvcrt
@@ -75,7 +76,7 @@ def run_lock(folder: Path) -> Iterator[Lease]:
         RunConflict: Another process, or another trainer of this one, holds it; says who and since when.
         StoreError: The lock file cannot be made.
     """
-    path = folder / "run.lock"
+    path = inside(folder, "run.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(path, FLAGS, 0o644)

@@ -1,0 +1,217 @@
+"""Files: a run writes into its folder and nowhere else, whatever its data, and whatever stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pure_world import PureNetwork, settings, write_world
+from reflact import Trainer
+from reflact.environments.sql import SQL, read_tables
+from reflact.errors import ConfigError, StoreError
+from reflact.exports import drop_versions, export_best, export_version, write
+from reflact.loading import keys, load
+from reflact.types import Item, Skill
+
+pytestmark = pytest.mark.anyio
+
+SKILL = Skill(text="Rule.\n")
+ELSEWHERE = "Not yours.\n"
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return the contents of all plain files below a folder, links aside."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder with a file that a planted link may lead to."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    for name in ("best_skill.md", "v0007.md", "run.lock", "run.db"):
+        (folder / name).write_text(ELSEWHERE, encoding="utf-8")
+    return folder
+
+
+# ------------------------------------------------------------------------------------------ planted links
+
+
+@pytest.mark.parametrize("name", ["best_skill.md", ".best_skill.md.part"])
+def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) -> None:
+    """Neither an export nor its unfinished part is written through a link."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).symlink_to(outside / "best_skill.md")
+    export_best(run, SKILL)
+    assert files(run) == {"best_skill.md": SKILL.text}
+    assert set(files(outside).values()) == {ELSEWHERE}
+
+
+def test_a_link_to_the_same_text_is_replaced_too(tmp_path: Path, outside: Path) -> None:
+    """A link is no export, even where it leads to the right text today."""
+    (tmp_path / "best_skill.md").symlink_to(outside / "best_skill.md")
+    write(tmp_path / "best_skill.md", ELSEWHERE)
+    assert not (tmp_path / "best_skill.md").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [lambda run: export_version(run, 8, SKILL), lambda run: drop_versions(run, beyond=())],
+    ids=["write", "remove"],
+)
+def test_a_linked_folder_of_versions_is_refused(
+    act: Callable[[Path], object], tmp_path: Path, outside: Path
+) -> None:
+    """Versions are neither written nor removed in a folder that a link leads to."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "skills").symlink_to(outside, target_is_directory=True)
+    before = files(outside)
+    with pytest.raises(StoreError, match=r"skills is a link"):
+        act(run)
+    assert files(outside) == before
+
+
+@pytest.mark.parametrize("name", ["run.lock", "run.db"])
+async def test_a_run_opens_nothing_through_a_link(name: str, tmp_path: Path, outside: Path) -> None:
+    """Lock and database are not opened where a link leads to them."""
+    world = write_world(tmp_path / "world")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(outside / name)
+    with pytest.raises(StoreError, match=f"{name} is a link"):
+        await Trainer(settings(world, tmp_path / "run"), transport=PureNetwork()).train()
+    assert set(files(outside).values()) == {ELSEWHERE}
+
+
+def test_odd_names_among_the_versions_are_left_alone(tmp_path: Path) -> None:
+    """Only what is called as versions are is removed."""
+    (tmp_path / "skills").mkdir()
+    for name in ("v0001.md", "v0002.md", "v\u00b2.md", "v.md", "vx.md"):
+        (tmp_path / "skills" / name).write_text("x", encoding="utf-8")
+    drop_versions(tmp_path, beyond={1})
+    assert {path.name for path in (tmp_path / "skills").iterdir()} == {
+        "v0001.md",
+        "v\u00b2.md",
+        "v.md",
+        "vx.md",
+    }
+
+
+def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path, outside: Path) -> None:
+    """Where the whole folder is a link, somebody chose it."""
+    (tmp_path / "run").symlink_to(outside, target_is_directory=True)
+    export_version(tmp_path / "run", 1, SKILL)
+    assert files(outside)["skills/v0001.md"] == SKILL.text
+
+
+# ------------------------------------------------------------------------------------------ odd names
+
+ODD = (
+    "../../escaped",
+    "/etc/escaped",
+    "a/b",
+    "..",
+    "~",
+    "C:\\x",
+    "con",
+    "x" * 300,
+    "a\x00b",
+    "$(id)",
+    "'; --",
+)
+
+
+async def test_ids_never_become_paths(tmp_path: Path) -> None:
+    """Items may be called anything; the files of a run have the names that they always have."""
+    world = write_world(tmp_path / "world", train=4, val=4, test=3)
+    names = iter(ODD)
+    for split in ("train", "val", "test"):
+        path = world / split / "items.jsonl"
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        named = [json.dumps(row | {"id": next(names)}) + "\n" for row in rows]
+        path.write_text("".join(named), encoding="utf-8")
+    plain = settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4})
+    before = beside_the_run(tmp_path)
+    summary = await Trainer(plain, transport=PureNetwork()).train()
+    assert summary.status == "completed"
+    made = {path.name for path in (tmp_path / "run").iterdir()}
+    assert beside_the_run(tmp_path) == before
+    assert made == {"run.db", "run.lock", "summary.json", "best_skill.md", "skills"}
+    assert all(re.fullmatch(r"v\d{4}\.md", path.name) for path in (tmp_path / "run" / "skills").iterdir())
+
+
+def beside_the_run(folder: Path) -> set[Path]:
+    """Return all files of a folder but those of its run."""
+    return {path for path in folder.rglob("*") if "run" not in path.relative_to(folder).parts}
+
+
+def at(key: str, value: Any) -> dict[str, Any]:
+    """Return a configuration with one dotted key."""
+    nested: Any = value
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return dict(nested)
+
+
+PATHS = [key for key, kind, *_ in keys() if "path" in kind.split()]
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_paths_count_from_where_the_page_says(key: str, tmp_path: Path) -> None:
+    """Paths to inputs count from the configuration's file, those of outputs from the current folder."""
+    (tmp_path / "run.yaml").write_text(json.dumps(at(key, "../x")), encoding="utf-8")
+    found: Any = load(tmp_path / "run.yaml")
+    for part in key.split("."):
+        found = getattr(found, part)
+    expected = Path("../x") if key in {"out_dir", "store"} else tmp_path / "../x"
+    assert found == expected
+
+
+def tables(folder: Path, *names: str) -> Path:
+    """Write a small table under each name and return the folder."""
+    for name in names:
+        (folder / f"{name}.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", ['x"; DROP TABLE y; --', "x y", "select", "x'", "x]", "ä", "1", "-"])
+def test_tables_may_be_called_anything(name: str, tmp_path: Path) -> None:
+    """A file's name is quoted: it is the table's name and never a part of a statement."""
+    image = read_tables(tables(tmp_path, name, "y"))
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(image)
+        found = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    assert found == {name, "y"}
+    quoted = name.replace('"', '""')
+    item = Item(id="i", input="?", reference="SELECT b FROM y")
+    assert SQL(tables=image)(item, f'SELECT b FROM "{quoted}"').score.hard == 1
+
+
+def test_columns_may_be_called_anything(tmp_path: Path) -> None:
+    """So are the names in a table's first row."""
+    (tmp_path / "t.csv").write_text('"a"", x TEXT); DROP TABLE t; --",b\n1,2\n', encoding="utf-8")
+    image = read_tables(tmp_path)
+    item = Item(id="i", input="?", reference="SELECT 2.0")
+    assert SQL(tables=image)(item, "SELECT b FROM t").score.hard == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("sqlite_x", "a\n1\n"), ("t", "a,a\n1,2\n"), ("t", ""), ("t", "a\n1,2\n")]
+)
+def test_a_table_that_cannot_be_is_refused_by_name(name: str, text: str, tmp_path: Path) -> None:
+    """What SQLite will not take as a table is an error that names the file."""
+    (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{name}.csv"):
+        read_tables(tmp_path)
