@@ -357,7 +357,8 @@ def whole_document(skill: Skill, document: str) -> None:
         return
     copied = sorted({tag for tag in TAG.findall(document) if tag not in skill.text})
     if copied:
-        raise ValueError(f"the document holds {', '.join(copied)}, which marks material; leave it out")
+        tags = ", ".join(copied)
+        raise ValueError(f"the document holds {tags}, which only marks the material; leave it out")
     (result,) = apply(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":
         raise ValueError(f"the new document cannot be used: {result.reason}")
