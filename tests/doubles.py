@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from reflact.calls import Message, Rendered, Sample
+from reflact.llm.budget import Budget
 from reflact.llm.client import Client
 from reflact.ports import EffectStore, Journal
 from reflact.roles import ModelConfig
@@ -100,6 +101,7 @@ async def connected(
     store: MemoryStore | None = None,
     effects: EffectStore | None = None,
     journal: Journal | None = None,
+    budget: Budget | None = None,
 ) -> AsyncIterator[Client]:
     """Enter a client of the optimizer's role in front of a transport."""
     store = store or await opened()
@@ -109,6 +111,7 @@ async def connected(
         run_id=RUN,
         effects=effects or store,
         journal=journal or store.journal(RUN),
+        budget=budget,
         transport=transport,
     )
     async with client:

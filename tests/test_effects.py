@@ -285,32 +285,55 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
         (httpx.Response(503, text="busy"), ProviderDown),
         (httpx.Response(500, content=GOOD.content, headers=GOOD.headers), ProviderDown),
         (httpx.ConnectError("no route"), ProviderDown),
-        (
-            httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
-            ProviderDown,
-        ),
-        (httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}), ProviderDown),
-        (httpx.Response(200, json={"error": {"message": "upstream"}}), ProviderDown),
-        (httpx.Response(200, json={"choices": []}), ProviderDown),
-        (httpx.Response(200, json={"choices": [{"index": 0}]}), ProviderDown),
-        (httpx.Response(200, json=[1]), ProviderDown),
-        (
-            httpx.Response(200, text="[" * 100_000, headers={"content-type": "application/json"}),
-            ProviderDown,
-        ),
+        (httpx.ConnectTimeout("no route"), ProviderDown),
     ],
 )
-async def test_a_failure_leaves_nothing_behind(
+async def test_a_failure_that_costs_nothing_leaves_nothing_behind(
     answer: httpx.Response | Exception, error: type[Exception]
 ) -> None:
-    """What is no answer is not stored, its intent is dropped, and the next start asks again."""
+    """An error status is no answer and not charged: its intent is dropped, and the next start asks again."""
     store = await watched()
     async with connected(Endpoint(answer), config(max_retries=0), store=store) as client:
         with pytest.raises(error):
             await client.ask(PROMPT, Word, sample=sample())
     assert store.seen == ["intent", "dropped"]
+    assert await store.spend(RUN) == ()
     async with connected(Endpoint(GOOD), store=store) as client:
         assert (await client.ask(PROMPT, Word, sample=sample())).value == Word(word="yes")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.ReadTimeout("slow"),
+        httpx.ReadError("reset"),
+        httpx.RemoteProtocolError("cut"),
+        httpx.WriteError("reset"),
+        httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
+        httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}),
+        httpx.Response(200, text="data: {}", headers={"content-type": "text/event-stream"}),
+        httpx.Response(200, json={"error": {"message": "upstream"}}),
+        httpx.Response(200, json={"choices": []}),
+        httpx.Response(200, json={"choices": [{"index": 0}]}),
+        httpx.Response(200, json=[1]),
+        httpx.Response(200, text="[" * 100_000, headers={"content-type": "application/json"}),
+    ],
+)
+async def test_a_failure_that_may_be_charged_counts_at_its_worst_case(
+    answer: httpx.Response | Exception,
+) -> None:
+    """What was cut off is not stored and asked again; the attempt stays booked when the next one succeeds."""
+    store = await watched()
+    settings = config(max_retries=0, max_tokens=50)
+    async with connected(Endpoint(answer), settings, store=store) as client:
+        with pytest.raises(ProviderDown):
+            await client.ask(PROMPT, Word, sample=sample())
+    assert store.seen == ["intent"]
+    async with connected(Endpoint(GOOD), settings, store=store) as client:
+        assert (await client.ask(PROMPT, Word, sample=sample())).value == Word(word="yes")
+    (spent,) = await store.spend(RUN)
+    assert (spent.usage.calls, spent.unsettled, spent.worst.calls, spent.worst.output_tokens) == (1, 1, 1, 50)
+    assert spent.worst.input_tokens > 50
 
 
 async def test_a_cancelled_call_stays_open() -> None:

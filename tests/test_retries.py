@@ -1,8 +1,9 @@
-"""Repeats: what a later attempt may mend is repeated with jitter, everything else never."""
+"""Repeats: what a later attempt may mend is repeated with jitter, what refuses a role is asked once."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import anyio
@@ -12,8 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from doubles import Endpoint
-from reflact.llm.retries import CAP_SECONDS, PATIENCE_SECONDS, RetryTransport, pause, retry_after
+from doubles import Endpoint as Script
+from reflact.llm.limits import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, Lease, LimitChange
+from reflact.llm.refusals import unknown_model
+from reflact.llm.retries import RetryTransport, pause, retry_after
+from reflact.roles import ModelConfig
+from reflact.tasks import group
 
 pytestmark = pytest.mark.anyio
 
@@ -31,24 +36,42 @@ class Clock:
         await anyio.lowlevel.checkpoint()
 
 
+class Single(httpx.AsyncBaseTransport):
+    """Sends one attempt once it is admitted, and tells what came of it."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport, lease: Lease) -> None:
+        self._inner = inner
+        self._lease = lease
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async with self._lease.admit(1) as admission:
+            try:
+                response = await self._inner.handle_async_request(request)
+            except Exception:
+                admission.heard(None, None, None)
+                raise
+            admission.heard(response.status_code, retry_after(response.headers.get("retry-after")), None)
+            return response
+
+
+def leased(told: Callable[[LimitChange], None] | None = None, *, slots: int = 8, draw: float = 1.0) -> Lease:
+    """Return an entered lease on an endpoint of its own, whose draws are always the same."""
+    config = ModelConfig(model="m", base_url="http://endpoint.test/v1", concurrency=slots)
+    return Endpoint("e", draw=lambda: draw).lease(config, told=told).__enter__()
+
+
 def retrying(
     inner: httpx.AsyncBaseTransport,
     clock: Clock | None = None,
     *,
     retries: int = 5,
-    slots: int = 8,
-    seconds: float = 60,
     draw: float = 1.0,
+    lease: Lease | None = None,
 ) -> RetryTransport:
-    """Return a transport that draws always the same number and does not wait."""
-    return RetryTransport(
-        inner,
-        retries=retries,
-        slots=anyio.CapacityLimiter(slots),
-        seconds=seconds,
-        sleep=(clock or Clock()).sleep,
-        draw=lambda: draw,
-    )
+    """Return a transport that draws always the same number and does not wait itself."""
+    lease = lease or leased(draw=draw)
+    sleep = (clock or Clock()).sleep
+    return RetryTransport(Single(inner, lease), retries=retries, lease=lease, sleep=sleep, draw=lambda: draw)
 
 
 def request() -> httpx.Request:
@@ -56,20 +79,31 @@ def request() -> httpx.Request:
     return httpx.Request("POST", "http://endpoint.test/v1/chat/completions", json={"model": "m"})
 
 
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize("status", [408, 409, 500, 502, 504, 529])
 async def test_passing_statuses_are_repeated(status: int) -> None:
-    """The answer of the repeat is the answer; the same body is sent again."""
-    endpoint, clock = Endpoint(httpx.Response(status), OK), Clock()
-    response = await retrying(endpoint, clock).handle_async_request(request())
+    """The answer of the repeat is the answer; the same body is sent again, after a wait of the call's own."""
+    script, clock = Script(httpx.Response(status), OK), Clock()
+    response = await retrying(script, clock).handle_async_request(request())
     assert response.status_code == 200
-    assert endpoint.bodies == [{"model": "m"}] * 2
+    assert script.bodies == [{"model": "m"}] * 2
     assert clock.slept == [0.5]
 
 
-@pytest.mark.parametrize("status", [200, 307, 400, 401, 403, 404, 413, 422, 501])
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_call_that_was_too_much_waits_with_its_endpoint(status: int) -> None:
+    """It is sent again once the endpoint admits it, and waits no second time by itself."""
+    told: list[LimitChange] = []
+    script, clock = Script(httpx.Response(status), httpx.Response(status), OK), Clock()
+    transport = retrying(script, clock, lease=leased(told.append, draw=0.0))
+    response = await transport.handle_async_request(request())
+    assert (response.status_code, len(script.requests), clock.slept) == (200, 3, [])
+    assert [change.status for change in told] == [status, status]
+
+
+@pytest.mark.parametrize("status", [200, 307, 400, 401, 403, 404, 413, 422, 501, 505])
 async def test_final_statuses_are_never_repeated(status: int) -> None:
     """A refusal costs one request."""
-    endpoint = Endpoint(httpx.Response(status), OK)
+    endpoint = Script(httpx.Response(status), OK)
     response = await retrying(endpoint).handle_async_request(request())
     assert response.status_code == status
     assert len(endpoint.requests) == 1
@@ -87,32 +121,16 @@ async def test_final_statuses_are_never_repeated(status: int) -> None:
 )
 async def test_failures_on_the_way_are_repeated(failure: Exception) -> None:
     """Connection errors and time-outs may be mended by another attempt."""
-    endpoint = Endpoint(failure, failure, OK)
+    endpoint = Script(failure, failure, OK)
     response = await retrying(endpoint).handle_async_request(request())
     assert response.status_code == 200
     assert len(endpoint.requests) == 3
 
 
-async def test_a_body_that_breaks_off_is_repeated() -> None:
-    """An answer is whole or it is a failure on the way."""
-
-    class Breaking(Endpoint):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            response = await super().handle_async_request(request)
-            return response if len(self.requests) > 1 else httpx.Response(200, content=broken())
-
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"fi"
-        raise httpx.ReadError("cut")
-
-    response = await retrying(Breaking(OK)).handle_async_request(request())
-    assert await response.aread() == b"fine"
-
-
 @pytest.mark.parametrize("failure", [httpx.UnsupportedProtocol("x"), httpx.InvalidURL("x"), LookupError("x")])
 async def test_mistakes_are_not_repeated(failure: Exception) -> None:
     """What no attempt can mend is raised at once."""
-    endpoint = Endpoint(failure, OK)
+    endpoint = Script(failure, OK)
     with pytest.raises(type(failure)):
         await retrying(endpoint).handle_async_request(request())
     assert len(endpoint.requests) == 1
@@ -121,9 +139,9 @@ async def test_mistakes_are_not_repeated(failure: Exception) -> None:
 @pytest.mark.parametrize("retries", [0, 1, 3])
 async def test_repeats_are_bounded(retries: int) -> None:
     """After the last repeat the failure stands: a status is returned, an error raised."""
-    refusing, dead = Endpoint(httpx.Response(503)), Endpoint(httpx.ConnectError("x"))
+    refusing, dead = Script(httpx.Response(500)), Script(httpx.ConnectError("x"))
     response = await retrying(refusing, retries=retries).handle_async_request(request())
-    assert response.status_code == 503
+    assert response.status_code == 500
     with pytest.raises(httpx.ConnectError):
         await retrying(dead, retries=retries).handle_async_request(request())
     assert len(refusing.requests) == len(dead.requests) == retries + 1
@@ -132,58 +150,26 @@ async def test_repeats_are_bounded(retries: int) -> None:
 async def test_waits_double_up_to_the_cap() -> None:
     """Without a word from the server, waits follow the drawn share of a doubling bound."""
     clock = Clock()
-    await retrying(Endpoint(httpx.Response(500)), clock, retries=8, draw=0.5).handle_async_request(request())
+    await retrying(Script(httpx.Response(500)), clock, retries=8, draw=0.5).handle_async_request(request())
     assert clock.slept == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
 
 
 async def test_the_server_is_not_asked_before_the_time_it_names() -> None:
-    """``Retry-After`` is a lower bound on the wait."""
+    """``Retry-After`` is a lower bound on the wait of a call's own."""
     clock = Clock()
-    busy = httpx.Response(429, headers={"retry-after": "60"})
-    await retrying(Endpoint(busy, OK), clock).handle_async_request(request())
+    busy = httpx.Response(500, headers={"retry-after": "60"})
+    await retrying(Script(busy, OK), clock).handle_async_request(request())
     assert clock.slept == [60.0]
 
 
-async def test_a_server_that_asks_for_hours_is_not_waited_for() -> None:
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_that_asks_for_hours_is_not_waited_for(status: int) -> None:
     """Beyond the patience of a call, its failure is told at once."""
     clock = Clock()
-    busy = httpx.Response(429, headers={"retry-after": str(PATIENCE_SECONDS + 1)})
-    response = await retrying(Endpoint(busy, OK), clock).handle_async_request(request())
-    assert response.status_code == 429
+    busy = httpx.Response(status, headers={"retry-after": str(PATIENCE_SECONDS + 1)})
+    response = await retrying(Script(busy, OK), clock).handle_async_request(request())
+    assert response.status_code == status
     assert clock.slept == []
-
-
-async def test_a_slow_answer_is_a_time_out() -> None:
-    """The time for one request bounds all of it, not each of its parts."""
-
-    class Endless(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            await anyio.sleep_forever()
-            raise AssertionError
-
-    with pytest.raises(httpx.ReadTimeout, match="0 seconds"):
-        await retrying(Endless(), retries=1, seconds=0).handle_async_request(request())
-
-
-async def test_no_more_requests_are_in_flight_than_there_are_slots() -> None:
-    """The bound is reached and never passed."""
-    running = highest = 0
-
-    class Counting(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            nonlocal running, highest
-            running += 1
-            highest = max(highest, running)
-            for _ in range(5):
-                await anyio.lowlevel.checkpoint()
-            running -= 1
-            return httpx.Response(200)
-
-    transport = retrying(Counting(), slots=3)
-    async with anyio.create_task_group() as tasks:
-        for _ in range(10):
-            tasks.start_soon(transport.handle_async_request, request())
-    assert highest == 3
 
 
 async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
@@ -194,16 +180,137 @@ async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
         waiting.set()
         await done.wait()
 
-    endpoint = Endpoint(httpx.Response(503), OK)
-    slots = anyio.CapacityLimiter(1)
-    transport = RetryTransport(endpoint, retries=1, slots=slots, seconds=60, sleep=sleep, draw=lambda: 1.0)
-    async with anyio.create_task_group() as tasks:
+    lease = leased(slots=1)
+    single = Single(Script(httpx.Response(500), OK), lease)
+    transport = RetryTransport(single, retries=1, lease=lease, sleep=sleep)
+    async with group() as tasks:
         tasks.start_soon(transport.handle_async_request, request())
         await waiting.wait()
         with anyio.fail_after(5):
             response = await transport.handle_async_request(request())
         done.set()
     assert response.status_code == 200
+
+
+# ------------------------------------------------------------------------------------ refusals of a role
+
+NO_MODEL = httpx.Response(404, json={"error": {"message": "The model `m` does not exist."}})
+NO_KEY = httpx.Response(401, json={"error": {"message": "Incorrect API key."}})
+FORBIDDEN = httpx.Response(403, text="not yours")
+
+
+@pytest.mark.parametrize("answer", [NO_KEY, FORBIDDEN, NO_MODEL])
+async def test_what_refuses_a_role_is_asked_once(answer: httpx.Response) -> None:
+    """Later calls get the same answer, body and all, without being sent."""
+    script = Script(answer, OK)
+    transport = retrying(script)
+    for _ in range(3):
+        response = await transport.handle_async_request(request())
+        body = b"".join([piece async for piece in response.aiter_raw()])
+        assert (response.status_code, body) == (answer.status_code, answer.content)
+    assert len(script.requests) == 1
+
+
+async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
+    """A refused key costs one request for each slot, however many calls there are."""
+    script, answers = Script(NO_KEY), list[int]()
+    transport = retrying(script, lease=leased(slots=2))
+
+    async def one() -> None:
+        answers.append((await transport.handle_async_request(request())).status_code)
+
+    async with group() as tasks:
+        for _ in range(64):
+            tasks.start_soon(one)
+    assert answers == [401] * 64
+    assert len(script.requests) <= 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(404, text="no such page"),
+        httpx.Response(400, json={"error": {"message": "This model does not support response_format."}}),
+        httpx.Response(400, json={"error": {"message": "maximum context length"}}),
+        httpx.Response(422, json={"error": {"message": "the model m does not exist"}}),
+    ],
+)
+async def test_what_refuses_one_request_refuses_no_other(answer: httpx.Response) -> None:
+    """Requests that cannot be served say nothing about the next one."""
+    transport = retrying(Script(answer, OK))
+    assert (await transport.handle_async_request(request())).status_code == answer.status_code
+    assert (await transport.handle_async_request(request())).status_code == 200
+
+
+def untrusted() -> httpx.ConnectError:
+    """Return the failure that a certificate of nobody's gives."""
+    failure = httpx.ConnectError("certificate verify failed")
+    failure.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    return failure
+
+
+async def test_a_certificate_that_is_not_trusted_is_looked_at_once() -> None:
+    """No repeat mends it, for this call or another."""
+    script, clock = Script(untrusted()), Clock()
+    transport = retrying(script, clock)
+    for _ in range(3):
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            await transport.handle_async_request(request())
+    assert (len(script.requests), clock.slept) == (1, [])
+
+
+async def test_an_address_that_never_answered_is_given_up() -> None:
+    """After one call's repeats a closed port is taken for what it is; the cause stays readable."""
+    script = Script(httpx.ConnectError("connection refused"))
+    transport = retrying(script, retries=2)
+    for _ in range(3):
+        with pytest.raises(httpx.ConnectError, match="connection refused"):
+            await transport.handle_async_request(request())
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize("first", [OK, httpx.Response(500)])
+async def test_an_address_that_answered_before_is_tried_again(first: httpx.Response) -> None:
+    """An endpoint that goes away for a while costs the calls of that while alone."""
+    down = [httpx.ConnectError("connection refused")] * 2
+    script = Script(first, *down, OK)
+    transport = retrying(script, retries=0 if first is OK else 1)
+    failures = 0
+    for _ in range(3):
+        try:
+            await transport.handle_async_request(request())
+        except httpx.ConnectError:
+            failures += 1
+    assert failures == (2 if first is OK else 1)
+    assert (await transport.handle_async_request(request())).status_code == 200
+
+
+async def test_a_silent_endpoint_is_no_closed_port() -> None:
+    """Time-outs of the first calls, of a server that loads its model, refuse no later call."""
+    transport = retrying(Script(httpx.ReadTimeout("slow"), OK), retries=0)
+    with pytest.raises(httpx.ReadTimeout):
+        await transport.handle_async_request(request())
+    assert (await transport.handle_async_request(request())).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, "The model `x` does not exist or you do not have access to it."),
+        (404, '{"error": {"code": "DeploymentNotFound", "message": "..."}}'),
+        (404, 'model "x" not found, try pulling it first'),
+        (404, '{"type": "error", "error": {"type": "not_found_error", "message": "model: x"}}'),
+        (404, "models/x is not found for API version v1beta, or is not supported for generateContent."),
+        (400, "Invalid model: x"),
+        (400, "x is not a valid model ID"),
+        (400, "Model Not Exist"),
+        (404, '{"error": {"code": "model_not_found"}}'),
+    ],
+)
+def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> None:
+    """Each provider says it in its own way, and no other status means it."""
+    assert unknown_model(status, said)
+    assert not unknown_model(500, said)
 
 
 @given(st.integers(0, 60), st.none() | st.floats(0, PATIENCE_SECONDS), st.floats(0, 1))

@@ -31,8 +31,12 @@ from reflact.results import RunSummary, Status
 from reflact.rolling import Emit, Rolls
 from reflact.steps import Steps
 from reflact.summing import counted
+from reflact.tasks import beside
 from reflact.types import Skill, Split
 from reflact.wiring import House
+
+BEAT_SECONDS = 1.0
+"""How far ahead active time is booked: the most by which a kill makes it too long."""
 
 CARDS: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
@@ -82,9 +86,27 @@ class Run:
         """Start the run in its store, or find the state that it last committed."""
         plain = self._config.model_dump(mode="json")
         self.state = await self._store.open_run(self.id, self._plan.identity, plain, goes_on=goes_on)
+        seconds = await self._store.add_seconds(self.id, 0.0)
+        self._house.budget.begin(await self._store.spend(self.id), seconds)
 
     async def complete(self) -> RunSummary:
-        """Measure the baseline, take all steps that are left, measure the end, and sum up."""
+        """Measure the baseline, take all steps that are left, measure the end, and sum up.
+
+        Raises:
+            BudgetSpent: The budget has no room for a call, or its time is over.
+        """
+        with anyio.CancelScope(deadline=self._house.budget.deadline) as time:
+            await beside(self._advance, self._keep_time)
+        if time.cancelled_caught:
+            raise self._house.budget.out_of_time()
+        return await self.finish("completed", None)
+
+    async def _keep_time(self) -> None:
+        while True:
+            await self._store.add_seconds(self.id, *self._clock.read(ahead=BEAT_SECONDS))
+            await anyio.sleep(BEAT_SECONDS)
+
+    async def _advance(self) -> None:
         await self._announce()
         state = self.state or await self._baseline()
         records = list(await self._store.records(self.id))
@@ -105,7 +127,6 @@ class Run:
         state = await self._twice(self._promote, state)
         with self._clock.stage("final test"):
             self._measured = await self.ending.measure(state)
-        return await self.finish("completed", None)
 
     async def finish(self, status: Status, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run."""

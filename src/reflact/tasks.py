@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -128,6 +137,18 @@ async def fan_out_then(
         tuple(tuple(results) for results in found),
         tuple(tuple(results[n] for n in range(len(results))) for results in further),
     )
+
+
+async def beside(work: Callable[[], Awaitable[T]], company: Callable[[], Coroutine[Any, Any, None]]) -> T:
+    """Do a piece of work with another beside it, which is cancelled once the first is done.
+
+    An error of either cancels the other and is raised bare.
+    """
+    async with group() as tasks:
+        tasks.start_soon(company)
+        result = await work()
+        tasks.cancel_scope.cancel()
+    return result
 
 
 def _bounded(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[T], Awaitable[U]]:

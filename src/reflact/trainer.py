@@ -10,7 +10,7 @@ import anyio
 
 from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
-from reflact.errors import EnvironmentFailure, ModelError, ReflactError, RunFailed
+from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed
 from reflact.ports import LLM, Approve, Environment, Target
 from reflact.results import RunSummary, Scored
 from reflact.rolling import Emit
@@ -60,8 +60,9 @@ class Trainer:
     async def train(self) -> RunSummary:
         """Run to the end, or go on where an earlier start stopped, and return the summary.
 
-        A run that a provider or environment ended has the status ``failed`` and a reason; it can be
-        started again. Cancelling ends it within a second and loses nothing that had finished.
+        A run that a provider or environment ended has the status ``failed`` and a reason, one that reached a
+        limit of ``budget`` has the status ``budget``; both can be started again. Cancelling ends it within a
+        second and loses nothing that had finished.
 
         Raises:
             RunConflict: The folder holds another run, or another process works in it.
@@ -88,6 +89,8 @@ class Trainer:
             try:
                 await run.open()
                 summary = await run.complete()
+            except BudgetSpent as error:
+                summary = await run.finish("budget", str(error))
             except (ModelError, EnvironmentFailure, RunFailed) as error:
                 summary = await run.finish("failed", str(error))
             except ReflactError as error:
@@ -114,6 +117,7 @@ async def evaluate_skill(
     Raises:
         UsageError: The configuration or the data is wrong, or the folder holds another run.
         ModelError, RunFailed: Too few items could be measured.
+        BudgetSpent: The run's budget has no room for a call.
     """
     given = passed or wiring.Passed()
     planned = wiring.plan(loading.load(config), given)

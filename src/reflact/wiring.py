@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -14,6 +14,8 @@ from reflact.data import DataSet, check
 from reflact.errors import ConfigError, SkillError
 from reflact.exports import inside
 from reflact.forecast import Forecast, forecast
+from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
+from reflact.llm.budget import Budget
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Environment, RunStore, Target
 from reflact.prompts import PromptBook, load_book
@@ -34,6 +36,12 @@ class Passed:
     target: Target | None = None
     optimizer: LLM | None = None
     transport: httpx.AsyncBaseTransport | None = None
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles whose calls are not seen."""
+        given = {"target": self.target, "optimizer": self.optimizer}
+        return frozenset(role for role, model in given.items() if model is not None)
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class House:
     store: RunStore
     target: Target
     optimizer: LLM
+    budget: Budget
 
 
 def plan(config: TrainerConfig, passed: Passed) -> Plan:
@@ -79,6 +88,7 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
     for role, given in (("target", passed.target), ("optimizer", passed.optimizer)):
         if given is None and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
+    require_caps(config, passed=passed.roles)
     environment = passed.environment or _dataset(config)
     data = DataSet(
         train=tuple(environment.items(Split.train)),
@@ -148,21 +158,47 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
         store = await stack.enter_async_context(open_store(config.store or inside(config.out_dir, "run.db")))
         if config.store is None and not config.fork:
             await store.refuse_others(planned.run_id, planned.identity)
+        yield await stack.enter_async_context(furnished(planned, passed, store, transport))
+
+
+@asynccontextmanager
+async def furnished(
+    planned: Plan, passed: Passed, store: RunStore, transport: httpx.AsyncBaseTransport | None
+) -> AsyncIterator[House]:
+    """Connect a run's models to an open store, under the run's budget.
+
+    Raises:
+        ConfigError: A key is missing.
+    """
+    config, budget = planned.config, Budget(planned.config.budget)
+    environment: Environment = SeenRollouts(planned.environment, budget=budget)
+    worst = declared(config)
+    async with AsyncExitStack() as stack:
         target = passed.target
         if target is None:
             from reflact.targets.chat import ChatTarget
 
-            llm = await stack.enter_async_context(_client(planned, "target", store, transport))
+            llm = await stack.enter_async_context(_client(planned, "target", store, transport, budget))
             target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
+        elif worst is not None:
+            environment = UnseenRollouts(
+                planned.environment, budget=budget, effects=store, run_id=planned.run_id, worst=worst
+            )
         optimizer = passed.optimizer
         if optimizer is None:
-            optimizer = await stack.enter_async_context(_client(planned, "optimizer", store, transport))
-        yield House(planned, store, target, optimizer)
+            optimizer = await stack.enter_async_context(
+                _client(planned, "optimizer", store, transport, budget)
+            )
+        yield House(replace(planned, environment=environment), store, target, optimizer, budget)
 
 
 @asynccontextmanager
 async def _client(
-    planned: Plan, role: str, store: RunStore, transport: httpx.AsyncBaseTransport | None
+    planned: Plan,
+    role: str,
+    store: RunStore,
+    transport: httpx.AsyncBaseTransport | None,
+    budget: Budget,
 ) -> AsyncIterator[LLM]:
     from reflact.llm.client import Client
 
@@ -175,6 +211,7 @@ async def _client(
         run_id=planned.run_id,
         effects=store,
         journal=store.journal(planned.run_id),
+        budget=budget,
         transport=transport,
     )
     async with client:

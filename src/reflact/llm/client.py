@@ -23,10 +23,15 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
+from reflact.config import BudgetConfig
 from reflact.errors import ConfigError, ProviderError, ReplyError
+from reflact.llm.budget import Budget
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
+from reflact.llm.limits import endpoint_for
 from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
+from reflact.llm.paying import PayingTransport
+from reflact.llm.prices import usd_of
 from reflact.llm.retries import RetryTransport
 from reflact.llm.secrets import ScrubTransport, own_headers, refuse_key_in, unlogged
 from reflact.llm.translate import translated, unusable
@@ -46,13 +51,13 @@ REASON = 500
 class _Invalid(Exception):
     """An attempt that gave nothing usable: the reason, what the model wrote, and what it consumed."""
 
-    def __init__(self, reason: str, completion: ChatCompletion) -> None:
+    def __init__(self, reason: str, completion: ChatCompletion, usage: Usage) -> None:
         super().__init__(_whole(" ".join(reason.split())[:REASON]))
         message = completion.choices[0].message
         calls = message.tool_calls or []
         arguments = [call.function.arguments for call in calls if call.type == "function"]
         self.written = _whole(message.content or "".join(arguments))
-        self.usage = _usage(completion)
+        self.usage = usage
 
 
 class Client:
@@ -64,6 +69,7 @@ class Client:
         run_id: The run that pays.
         effects: Where requests and answers are stored.
         journal: Where the settled structured-output mode is noted.
+        budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
 
     Raises:
@@ -78,6 +84,7 @@ class Client:
         run_id: str,
         effects: EffectStore,
         journal: Journal,
+        budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._config = config
@@ -85,6 +92,7 @@ class Client:
         self._run_id = run_id
         self._effects = effects
         self._journal = journal
+        self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
         self._stack = AsyncExitStack()
         self._secret: str | None = None
@@ -114,12 +122,15 @@ class Client:
             network = await self._stack.enter_async_context(
                 httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
             )
-        retrying = RetryTransport(
+        lease = self._stack.enter_context(endpoint_for(self._config))
+        paying = PayingTransport(
             ScrubTransport(network),
-            retries=self._config.max_retries,
-            slots=anyio.CapacityLimiter(self._config.concurrency),
-            seconds=self._config.timeout,
+            config=self._config,
+            budget=self._budget,
+            lease=lease,
+            effects=self._effects,
         )
+        retrying = RetryTransport(paying, retries=self._config.max_retries, lease=lease)
         effects = EffectTransport(
             retrying,
             effects=self._effects,
@@ -195,20 +206,27 @@ class Client:
     ) -> tuple[R, Usage]:
         extra = wire(mode, reply_type) if mode else {}
         completion = await self._create(conversation, reply_type, sample, extra)
+        used = self._usage(completion)
         refusal = completion.choices[0].message.refusal
         if mode and refusal:
-            raise _Invalid(f"it was a refusal: {refusal}", completion)
+            raise _Invalid(f"it was a refusal: {refusal}", completion, used)
         try:
             value = self._parsed(completion, reply_type, mode) if mode else _said(completion, reply_type)
             if check is not None:
                 check(value)
         except IncompleteOutputException:
-            raise _Invalid("it was cut off at the token limit; be shorter", completion) from None
+            raise _Invalid("it was cut off at the token limit; be shorter", completion, used) from None
         except ValidationError as error:
-            raise _Invalid(_sentence(error), completion) from None
+            raise _Invalid(_sentence(error), completion, used) from None
         except ValueError as error:
-            raise _Invalid(str(error), completion) from None
-        return value, _usage(completion)
+            raise _Invalid(str(error), completion, used) from None
+        return value, used
+
+    def _usage(self, completion: ChatCompletion) -> Usage:
+        usage = usage_of("application/json", [completion.model_dump_json(include={"usage"})])
+        if usage.uncounted:
+            return usage
+        return usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     def _parsed(self, completion: ChatCompletion, reply_type: type[R], mode: Mode) -> R:
         if reply_type not in self._parsers:
@@ -367,7 +385,3 @@ def _sentence(error: ValidationError) -> str:
         where = ".".join(str(part) for part in problem["loc"])
         problems.append(f"{where}: {problem['msg']}" if where else problem["msg"])
     return "; ".join(problems)
-
-
-def _usage(completion: ChatCompletion) -> Usage:
-    return usage_of("application/json", [completion.model_dump_json(include={"usage"})])

@@ -1,23 +1,21 @@
-"""Effects: every model request has a content key, is paid once, and is on disk before anyone sees its answer.
+"""Effects: every model request has a content key and is paid once.
 
 This is the outermost transport of the stack below the client libraries, so each attempt of a call is an
 effect of its own: the first reply that failed validation as well as the one that mended it. A process that
 was killed and started again runs the same code over the stored answers and sends only what is missing.
+What is sent is stored further inside (``reflact.llm.paying``), before anyone sees its answer.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-import anyio
 import httpx
 
-from reflact.calls import Intent, StoredReply
+from reflact.calls import Intent
 from reflact.llm.keys import effect_key, endpoint_of
+from reflact.llm.paying import INTENT
 from reflact.llm.retries import Pieces, kept_headers
-from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore
 from reflact.tasks import SingleFlight
 
@@ -26,17 +24,18 @@ REPLY_HEADER = "x-reflact-reply"
 
 
 class Landed(NamedTuple):
-    """What came of a request: as it is stored, and the headers that the client library needs to see."""
+    """What came of a request: its status, the headers that the client library needs to see, its body."""
 
-    reply: StoredReply
+    status: int
     headers: dict[str, str]
+    pieces: list[bytes]
 
 
 class EffectTransport(httpx.AsyncBaseTransport):
-    """Answers from the store where it can, and stores every answer before passing it on.
+    """Answers from the store where it can.
 
     Args:
-        inner: Sends what is not stored.
+        inner: Sends what is not stored, and stores what answers it.
         effects: The store.
         flights: Joins equal requests in flight.
         run_id: The run that pays.
@@ -65,7 +64,7 @@ class EffectTransport(httpx.AsyncBaseTransport):
         self._forward = forward
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the stored answer, or send the request, store what comes, and return it.
+        """Return the stored answer, or send the request and return what comes.
 
         What is no POST costs nothing and is passed on.
         """
@@ -86,8 +85,9 @@ class EffectTransport(httpx.AsyncBaseTransport):
             endpoint=endpoint,
             model=self._model,
         )
-        landed = await self._flights.join(key, lambda: self._land(outgoing, intent))
-        return _response(landed.reply, landed.headers)
+        outgoing.extensions[INTENT] = intent
+        landed = await self._flights.join(key, lambda: self._land(outgoing, key))
+        return httpx.Response(landed.status, headers=landed.headers, stream=Pieces(landed.pieces))
 
     def _outgoing(self, request: httpx.Request, sample: str, body: bytes) -> httpx.Request:
         """Return the request without our headers; the given one keeps them, for redirects."""
@@ -101,61 +101,15 @@ class EffectTransport(httpx.AsyncBaseTransport):
             request.method, request.url, headers=headers, content=body, extensions=extensions
         )
 
-    async def _land(self, request: httpx.Request, intent: Intent) -> Landed:
+    async def _land(self, request: httpx.Request, key: str) -> Landed:
         """Look up and send as one piece of work: nobody looks before an answer is stored and sends after."""
-        stored = await self._effects.find_reply(intent.key)
+        stored = await self._effects.find_reply(key)
         if stored is not None:
-            return Landed(stored, {"content-type": stored.content_type})
-        return await self._send(request, intent)
-
-    async def _send(self, request: httpx.Request, intent: Intent) -> Landed:
-        await self._effects.intend(intent)
-        try:
-            response = await self._inner.handle_async_request(request)
-            chunks = [chunk async for chunk in _texts(response)]
-        except Exception:
-            await self._effects.drop_intent(intent)
-            raise
-        headers = kept_headers(response)
-        content_type = headers["content-type"]
-        reply = StoredReply(
-            key=intent.key,
-            status=response.status_code,
-            content_type=content_type,
-            chunks=tuple(chunks),
-            usage=usage_of(content_type, chunks),
-        )
-        if response.is_success and _complete(content_type, chunks):
-            with anyio.CancelScope(shield=True):
-                await self._effects.keep_reply(reply, intent)
-        else:
-            await self._effects.drop_intent(intent)
-        return Landed(reply, headers)
-
-
-async def _texts(response: httpx.Response) -> AsyncIterator[str]:
-    try:
-        async for text in response.aiter_text():
-            yield text
-    finally:
-        await response.aclose()
-
-
-def _complete(content_type: str, chunks: Sequence[str]) -> bool:
-    """Whether a body is an answer to keep: a chat completion, or a stream that reached its end."""
-    text = "".join(chunks)
-    if content_type.startswith("text/event-stream"):
-        return "data: [DONE]" in text
-    try:
-        document = json.loads(text)
-        return isinstance(document["choices"][0]["message"], dict)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return False
-
-
-def _response(stored: StoredReply, headers: dict[str, str]) -> httpx.Response:
-    stream = Pieces([chunk.encode("utf-8") for chunk in stored.chunks])
-    return httpx.Response(stored.status, headers=headers, stream=stream)
+            pieces = [chunk.encode("utf-8") for chunk in stored.chunks]
+            return Landed(stored.status, {"content-type": stored.content_type}, pieces)
+        response = await self._inner.handle_async_request(request)
+        pieces = [piece async for piece in response.aiter_bytes()]
+        return Landed(response.status_code, kept_headers(response), pieces)
 
 
 def _purpose(sample: str) -> str:

@@ -1,4 +1,4 @@
-"""Repeats of requests that failed on the way, and the bound on requests in flight."""
+"""Repeats of requests that failed on the way."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ from email.utils import parsedate_to_datetime
 import anyio
 import httpx
 
+from reflact.llm.limits import LIMITED, PATIENCE_SECONDS, Lease, Refused, Said, jitter
+from reflact.llm.refusals import of_role, untrusted
+
 RETRIED = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
 """Statuses that a later attempt may mend."""
 
 PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """Failures on the way that a later attempt may mend."""
 
-BASE_SECONDS, CAP_SECONDS = 0.5, 30.0
-
-PATIENCE_SECONDS = 300.0
-"""The longest wait that a server may ask for; it gets no repeat before the time it names."""
+UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
+"""Failures to reach an address at all."""
 
 
 class RetryTransport(httpx.AsyncBaseTransport):
     """Repeats requests after connection errors, time-outs and passing statuses.
 
-    The wait before repeat n is drawn evenly from 0..min(cap, base * 2**n) seconds (full jitter: Brooker,
-    "Exponential Backoff And Jitter", 2015), and no shorter than the server asks for in ``Retry-After``. A
-    server that asks for more than ``PATIENCE_SECONDS`` is not asked again. The slot for a request in flight
-    is not held meanwhile.
+    After 429 and 503 the endpoint as a whole backs off (``reflact.llm.limits``), and a repeat waits for its
+    admission like any other call. Otherwise the wait before repeat n is drawn evenly from
+    0..min(cap, base * 2**n) seconds (full jitter: Brooker, "Exponential Backoff And Jitter", 2015), and no
+    shorter than the server asks for in ``Retry-After``. A server that asks for more than
+    ``PATIENCE_SECONDS`` is not asked again.
+
+    What no call of the role will be served after is asked once: a refused key, a model that is not known, a
+    certificate that is not trusted, and an address that fails all repeats before it ever answered. From then
+    on the role's calls get the same answer without being sent.
 
     Args:
-        inner: Sends a request.
+        inner: Sends one attempt, once it is admitted.
         retries: Repeats at most.
-        slots: Requests in flight at most.
-        seconds: How long one request may take, from its slot to the last byte of its answer.
+        lease: The role's way into the endpoint.
         sleep: Waits a number of seconds.
         draw: Gives a number in 0..1.
     """
@@ -44,52 +49,53 @@ class RetryTransport(httpx.AsyncBaseTransport):
         inner: httpx.AsyncBaseTransport,
         *,
         retries: int,
-        slots: anyio.CapacityLimiter,
-        seconds: float,
+        lease: Lease,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
         self._retries = retries
-        self._slots = slots
-        self._seconds = seconds
+        self._lease = lease
         self._sleep = sleep
         self._draw = draw
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it succeeds, fails for good, or the repeats are used up."""
+        try:
+            return await self._repeated(request)
+        except Refused as refused:
+            return again(refused.said)
+
+    async def _repeated(self, request: httpx.Request) -> httpx.Response:
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
             try:
-                response = await self._send(request)
-            except PASSING:
+                response = await self._inner.handle_async_request(request)
+            except PASSING as failure:
+                if untrusted(failure) or (last and self._unreached(failure)):
+                    self._lease.refuse(failure)
+                    raise
                 if last:
                     raise
                 asked = None
             else:
-                if last or response.status_code not in RETRIED:
-                    return response
+                if 400 <= response.status_code < 500:
+                    await response.aread()
+                    if of_role(response.status_code, response.text):
+                        self._lease.refuse(response)
+                    response = again(response)
                 asked = retry_after(response.headers.get("retry-after"))
-                if asked is not None and asked > PATIENCE_SECONDS:
+                patient = asked is None or asked <= PATIENCE_SECONDS
+                if last or not patient or response.status_code not in RETRIED:
                     return response
+                if response.status_code in LIMITED:
+                    continue
             await self._sleep(pause(attempt, asked, self._draw()))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
-        async with self._slots:
-            try:
-                with anyio.fail_after(self._seconds):
-                    return await self._whole(request)
-            except TimeoutError:
-                raise httpx.ReadTimeout(f"no whole answer in {self._seconds:g} seconds") from None
-
-    async def _whole(self, request: httpx.Request) -> httpx.Response:
-        response = await self._inner.handle_async_request(request)
-        try:
-            chunks = [chunk async for chunk in response.aiter_bytes()]
-        finally:
-            await response.aclose()
-        return httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(chunks))
+    def _unreached(self, failure: httpx.TransportError) -> bool:
+        """Whether there never was anybody at the address."""
+        return isinstance(failure, UNREACHED) and not self._lease.endpoint.answered
 
 
 class Pieces(httpx.AsyncByteStream):
@@ -103,6 +109,13 @@ class Pieces(httpx.AsyncByteStream):
             yield piece
 
 
+def again(said: Said) -> httpx.Response:
+    """Return an answer that was read whole once more, or raise a failure once more."""
+    if isinstance(said, httpx.TransportError):
+        raise type(said)(str(said)) from said
+    return httpx.Response(said.status_code, headers=kept_headers(said), stream=Pieces([said.content]))
+
+
 def kept_headers(response: httpx.Response) -> dict[str, str]:
     """Return the headers of a response that anything above the network needs; the others end here."""
     names = ("retry-after", "location")
@@ -112,7 +125,7 @@ def kept_headers(response: httpx.Response) -> dict[str, str]:
 
 def pause(attempt: int, asked: float | None, draw: float) -> float:
     """Return the seconds to wait after failed attempt ``attempt`` (from 0)."""
-    return max(asked or 0.0, draw * min(CAP_SECONDS, BASE_SECONDS * 2.0**attempt))
+    return max(asked or 0.0, jitter(attempt, draw))
 
 
 def retry_after(value: str | None, *, now: datetime | None = None) -> float | None:

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from reflact.errors import (
     AccessDenied,
     BadRequest,
+    BudgetSpent,
     CassetteError,
     ContextOverflow,
     ModelError,
@@ -115,6 +116,7 @@ async def rollout(
     Raises:
         RunFailed: Fewer than ``coverage`` of the items could be measured; nothing is journalled.
         AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
+        BudgetSpent: The run's budget has no room for a call.
     """
     runner = Runner(
         target=target,
@@ -165,6 +167,7 @@ async def rollout_pairs(
 
     Raises:
         AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
+        BudgetSpent: The run's budget has no room for a call.
     """
     runner = Runner(
         target=target,
@@ -335,7 +338,7 @@ async def _run(
 ) -> Rollout:
     try:
         graded = await environment.run(item, session, seed=rollout_seed(item, blank.trial))
-    except (AccessDenied, CassetteError, StoreError):
+    except (AccessDenied, BudgetSpent, CassetteError, StoreError):
         raise
     except (ContextOverflow, ReplyError) as error:
         graded = Graded(score=Score.of(0), answer="", feedback=str(error))

@@ -1,0 +1,163 @@
+"""Single attempts: each goes out once it fits the budget and the endpoint's limits, and is booked.
+
+The budget is asked first and the endpoint after it, so that a call which the endpoint admitted goes at
+once: what waits for a budget neither holds a place that others could use nor gathers into a burst.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import anyio
+import httpx
+
+from reflact.calls import Intent, StoredReply
+from reflact.errors import ReflactError
+from reflact.llm.budget import Budget, Hold
+from reflact.llm.limits import Admission, Lease
+from reflact.llm.prices import cap_of, usd_of, worst_case
+from reflact.llm.retries import Pieces, kept_headers, retry_after
+from reflact.llm.usage import usage_of
+from reflact.ports import EffectStore
+from reflact.results import Usage
+from reflact.roles import ModelConfig
+
+INTENT = "reflact_intent"
+"""The extension of a request that holds its intent; what has none costs nothing."""
+
+UNSENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+    httpx.LocalProtocolError,
+    ReflactError,
+)
+"""Failures before a request could leave."""
+
+
+class PayingTransport(httpx.AsyncBaseTransport):
+    """Sends one attempt of a call, stores what answers it, and books what it cost.
+
+    An error status is free. An attempt that was cut off, by a time-out, a broken connection, a broken answer
+    or a cancellation, counts at its worst case for good, since a provider may charge for it; so does an
+    answer that does not say what it consumed.
+
+    Args:
+        inner: Sends a request.
+        config: The role's model.
+        budget: What the run may still take.
+        lease: The role's way into the endpoint.
+        effects: The store.
+    """
+
+    def __init__(
+        self,
+        inner: httpx.AsyncBaseTransport,
+        *,
+        config: ModelConfig,
+        budget: Budget,
+        lease: Lease,
+        effects: EffectStore,
+    ) -> None:
+        self._inner = inner
+        self._config = config
+        self._budget = budget
+        self._lease = lease
+        self._effects = effects
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request once and return its answer, read whole.
+
+        Raises:
+            BudgetSpent: The budget has no room for it.
+            httpx.TransportError: It failed on the way.
+        """
+        intent: Intent | None = request.extensions.get(INTENT)
+        if intent is None:
+            return await whole(request, self._inner, self._config.timeout)
+        body = await request.aread()
+        at = datetime.now(UTC)
+        worst = worst_case(len(body), cap_of(json.loads(body)), self._config, at=at)
+        intent = intent.model_copy(update={"worst": worst})
+        async with self._budget.hold(worst) as hold, self._lease.admit(_tokens(worst)) as admission:
+            hold.sent()
+            await self._effects.intend(intent)
+            response = await self._send(request, intent, hold, admission)
+            return await self._book(response, intent, hold, admission, at)
+
+    async def _send(
+        self, request: httpx.Request, intent: Intent, hold: Hold, admission: Admission
+    ) -> httpx.Response:
+        try:
+            return await whole(request, self._inner, self._config.timeout)
+        except Exception as error:
+            admission.heard(None, None, None)
+            if isinstance(error, UNSENT):
+                await self._effects.drop_intent(intent)
+                hold.settle(None)
+            raise
+
+    async def _book(
+        self, response: httpx.Response, intent: Intent, hold: Hold, admission: Admission, at: datetime
+    ) -> httpx.Response:
+        chunks = tuple([text async for text in response.aiter_text()])
+        headers = kept_headers(response)
+        content_type = headers["content-type"]
+        usage = usage_of(content_type, chunks)
+        asked = retry_after(response.headers.get("retry-after"))
+        admission.heard(response.status_code, asked, None if usage.uncounted else _tokens(usage))
+        if not response.is_success:
+            await self._effects.drop_intent(intent)
+            hold.settle(None)
+        elif complete(content_type, chunks):
+            if not usage.uncounted:
+                usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
+            reply = StoredReply(
+                key=intent.key,
+                status=response.status_code,
+                content_type=content_type,
+                chunks=chunks,
+                usage=usage,
+            )
+            with anyio.CancelScope(shield=True):
+                await self._effects.keep_reply(reply, intent)
+            hold.settle(usage)
+        stream = Pieces([chunk.encode("utf-8") for chunk in chunks])
+        return httpx.Response(response.status_code, headers=headers, stream=stream)
+
+
+def complete(content_type: str, chunks: tuple[str, ...]) -> bool:
+    """Whether a body is an answer to keep: a chat completion, or a stream that reached its end."""
+    text = "".join(chunks)
+    if content_type.startswith("text/event-stream"):
+        return "data: [DONE]" in text
+    try:
+        document = json.loads(text)
+        return isinstance(document["choices"][0]["message"], dict)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.input_tokens + usage.output_tokens
+
+
+async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float) -> httpx.Response:
+    """Send a request once and read its answer to the end.
+
+    Raises:
+        httpx.TransportError: It failed on the way, or took longer than ``seconds`` in all.
+    """
+    try:
+        with anyio.fail_after(seconds):
+            response = await inner.handle_async_request(request)
+            try:
+                pieces = [piece async for piece in response.aiter_bytes()]
+            finally:
+                await response.aclose()
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
+    return httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(pieces))

@@ -1,0 +1,279 @@
+"""The toy world with a provider that is paid for every answer, through everything that pays."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from doubles import completion, config
+from reflact import wiring
+from reflact.calls import Rendered, Reply, Sample
+from reflact.config import BudgetConfig, TrainerConfig
+from reflact.errors import BudgetSpent, ProviderDown
+from reflact.events import Event
+from reflact.llm.allowance import SeenRollouts
+from reflact.llm.budget import Amount, Budget, amount_of
+from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
+from reflact.llm.limits import endpoint_for
+from reflact.llm.paying import PayingTransport
+from reflact.llm.prices import BILLION, cap_of, usd_of
+from reflact.llm.retries import RetryTransport
+from reflact.ports import R, RunStore, Session
+from reflact.results import RunSummary, Usage
+from reflact.roles import Price
+from reflact.run import Run
+from reflact.tasks import SingleFlight
+from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Skill, Turn
+
+WIDE = 64
+MODEL = config(
+    max_tokens=40,
+    concurrency=WIDE,
+    max_retries=40,
+    timeout=20,
+    adaptive=False,
+    price=Price(input=3, cached_input=0.3, output=15),
+)
+PLAIN: dict[str, Any] = {
+    "train": {"num_epochs": 1, "batch_size": 64, "rollout_concurrency": WIDE},
+    "reflect": {"minibatch_size": 4, "concurrency": WIDE},
+    "aggregate": {"merge_batch_size": 4},
+    "select": {"max_edits": 3, "min_edits": 3},
+    "target": {"deterministic": True},
+    "gate": {"early_stop": False},
+    "slow_update": {"enabled": False},
+    "meta_skill": {"enabled": False},
+    "test": {"enabled": False},
+}
+
+
+class Provider(httpx.AsyncBaseTransport):
+    """Answers late, breaks off, counts or does not, and bills what it did; keeps to caps, if it is told to.
+
+    Args:
+        chance: Of latencies, usages and faults.
+        faults: Share of requests that fail in one way or another.
+        honest: Whether it keeps to caps.
+
+    Attributes:
+        bill: What was charged so far.
+        limits: What must not be exceeded, checked with each charge.
+        most: The most requests that were in flight at once.
+        kill: Called with the number of each request before it is answered.
+    """
+
+    def __init__(self, chance: random.Random, *, faults: float = 0.0, honest: bool = True) -> None:
+        self._chance = chance
+        self._faults = faults
+        self._honest = honest
+        self.bill = Amount()
+        self.limits = BudgetConfig()
+        self.requests = self.in_flight = self.most = 0
+        self.kill: Callable[[int], None] = lambda _: None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        self.requests += 1
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            self.kill(self.requests)
+            if self._chance.random() < self._faults:
+                return await self._fail(body)
+            usage = self._charge(body)
+            await anyio.sleep(self._chance.expovariate(1.0))
+            return self._answer(usage)
+        finally:
+            self.in_flight -= 1
+
+    async def _fail(self, body: bytes) -> httpx.Response:
+        await anyio.sleep(self._chance.random())
+        match self._chance.randrange(6):
+            case 0:
+                return httpx.Response(429)
+            case 1:
+                return httpx.Response(500)
+            case 2:
+                raise httpx.ConnectError("no connection")
+            case 3:
+                self._charge(body)
+                raise httpx.RemoteProtocolError("cut")
+            case 4:
+                self._charge(body)
+                await anyio.sleep(MODEL.timeout)
+            case _:
+                self._charge(body)
+        silent = json.loads(completion("fine").content)
+        del silent["usage"]
+        return httpx.Response(200, json=silent)
+
+    def _charge(self, body: bytes) -> Usage:
+        cap = cap_of(json.loads(body))
+        assert cap is not None
+        given = self._chance.randint(1, len(body))
+        usage = Usage(
+            calls=1,
+            input_tokens=given,
+            cached_tokens=self._chance.randint(0, given),
+            output_tokens=self._chance.randint(0, cap) if self._honest else cap + 1,
+        )
+        self.bill += amount_of(usage.model_copy(update={"usd": usd_of(usage, MODEL)}))
+        self._check()
+        return usage
+
+    def _check(self) -> None:
+        limits, bill = self.limits, self.bill
+        assert not self._honest or limits.max_calls is None or bill.calls <= limits.max_calls
+        assert not self._honest or limits.max_tokens is None or bill.tokens <= limits.max_tokens
+        assert not self._honest or limits.max_usd is None or bill.billionths <= limits.max_usd * BILLION
+
+    def _answer(self, usage: Usage) -> httpx.Response:
+        return completion("fine", tokens=(usage.input_tokens, usage.cached_tokens, usage.output_tokens))
+
+
+# ------------------------------------------------------------------------------------------------ the world
+
+
+class Till:
+    """One role's way to the provider: every attempt of a call is paid there.
+
+    Args:
+        role: The role.
+        effects: The outermost transport.
+    """
+
+    def __init__(self, role: str, effects: EffectTransport) -> None:
+        self._role = role
+        self._effects = effects
+
+    async def pay(self, text: str, sample: Sample, reply: str) -> None:
+        """Make a call whose answer is not looked at."""
+        request = httpx.Request(
+            "POST",
+            f"{MODEL.base_url}/chat/completions",
+            headers={SAMPLE_HEADER: sample.label, REPLY_HEADER: reply},
+            json={"model": self._role, "messages": text, "max_tokens": MODEL.max_tokens},
+        )
+        try:
+            response = await self._effects.handle_async_request(request)
+        except httpx.TransportError as error:
+            raise ProviderDown(str(error)) from error
+        if not response.is_success:
+            raise ProviderDown(f"status {response.status_code}", status=response.status_code)
+
+
+class PaidLLM:
+    """The scripted optimizer, each of whose answers is paid for first."""
+
+    def __init__(self, till: Till | None = None) -> None:
+        self._till = till
+        self._script = ScriptedLLM(toy_optimizer())
+
+    @property
+    def identity(self) -> str:
+        return self._script.identity
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        assert self._till is not None
+        await self._till.pay("".join(m.content for m in prompt.messages), sample, reply_type.__name__)
+        return await self._script.ask(prompt, reply_type, sample=sample, check=check)
+
+
+class PaidTarget:
+    """The toy target, each of whose answers is paid for first."""
+
+    def __init__(self, till: Till | None = None) -> None:
+        self._till = till
+        self._toy = ToyTarget()
+
+    @property
+    def identity(self) -> str:
+        return self._toy.identity
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        assert self._till is not None
+        sample = Sample(role="target", purpose="rollout", rollout=rollout)
+        return _PaidSession(self._toy.session(skill, rollout=rollout), skill, self._till, sample)
+
+
+class _PaidSession:
+    def __init__(self, toy: Session, skill: Skill, till: Till, sample: Sample) -> None:
+        self._toy = toy
+        self._skill = skill
+        self._till = till
+        self._sample = sample
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self._toy.turns
+
+    async def reply(self, message: str) -> str:
+        await self._till.pay(self._skill.text + message, self._sample, "Text")
+        return await self._toy.reply(message)
+
+
+def planned(folder: Path) -> wiring.Plan:
+    """Return the plan of all runs."""
+    environment = ToyEnvironment(train=64, val=6, test=4, rules=3)
+    passed = wiring.Passed(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
+    return wiring.plan(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
+
+
+@asynccontextmanager
+async def furnished(
+    plan: wiring.Plan, store: RunStore, network: Provider, limits: BudgetConfig
+) -> AsyncIterator[wiring.House]:
+    """Connect the toy world to a provider, through all that pays."""
+    budget = Budget(limits)
+    async with AsyncExitStack() as stack:
+        tills = []
+        for role in ("target", "optimizer"):
+            lease = stack.enter_context(endpoint_for(MODEL))
+            paying = PayingTransport(network, config=MODEL, budget=budget, lease=lease, effects=store)
+            retrying = RetryTransport(paying, retries=MODEL.max_retries, lease=lease)
+            effects = EffectTransport(
+                retrying,
+                effects=store,
+                flights=await stack.enter_async_context(SingleFlight[Any]()),
+                run_id=plan.run_id,
+                role=role,
+                model=role,
+            )
+            tills.append(Till(role, effects))
+        target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
+        environment = SeenRollouts(plan.environment, budget=budget)
+        yield wiring.House(replace(plan, environment=environment), store, target, optimizer, budget)
+
+
+async def started(
+    plan: wiring.Plan, store: MemoryStore, network: Provider, limits: BudgetConfig
+) -> RunSummary:
+    """Start a run and return how it ended."""
+    network.limits = limits
+    async with furnished(plan, store, network, limits) as house:
+        run = Run(house, _unheard)
+        await run.open()
+        try:
+            return await run.complete()
+        except BudgetSpent as error:
+            return await run.finish("budget", str(error))
+
+
+async def _unheard(event: Event) -> None:
+    """Take an event and tell nobody."""
