@@ -20,6 +20,7 @@ from reflact.cli.runs import runs
 from reflact.cli.show import show
 from reflact.cli.train import train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
+from reflact.report.visible import visible
 
 
 class Commands(TyperGroup):
@@ -30,10 +31,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {visible(str(error))}", err=True)
             raise typer.Exit(2) from None
         except ReflactError as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {visible(str(error))}", err=True)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command goes on from where it was", err=True)

@@ -35,7 +35,10 @@ def asking() -> Approve:
 
 def answer(review: Review) -> bool | str:
     """Show a review on standard error and read the answer."""
-    typer.echo(f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}", err=True)
+    from reflact.report.visible import visible
+
+    shown = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
+    typer.echo(visible(shown), err=True)
     said = str(typer.prompt("take it? [Y/n/reason]", default="y", show_default=False, err=True)).strip()
     if said.lower() in {"y", "yes"}:
         return True

@@ -55,6 +55,7 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: App
     from rich.console import Console
 
     from reflact.report.terminal import print_summary, watching
+    from reflact.report.visible import visible
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
@@ -66,7 +67,8 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: App
             summary = anyio.run(_follow, trainer, show)
         print_summary(console, summary, config.out_dir)
     if summary.status != "completed":
-        typer.echo(f"error: the run ended as {summary.status}: {summary.reason}", err=True)
+        reason = visible(f"the run ended as {summary.status}: {summary.reason}")
+        typer.echo(f"error: {reason}", err=True)
         raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 

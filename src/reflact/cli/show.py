@@ -77,11 +77,12 @@ async def _print_run(
     console: Console, store: SQLiteStore, row: RunRow, records: Sequence[StepRecord], folder: Path
 ) -> None:
     from reflact.report.terminal import epoch_line, print_summary, step_table
+    from reflact.report.visible import visible
 
     console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)
     console.print(step_table(records))
     for end in await store.epochs(row.run_id):
-        console.print(epoch_line(end), markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(epoch_line(end)), markup=False, highlight=False, soft_wrap=True)
     summary = await store.summary(row.run_id)
     if summary is None:
         console.print(f"open: {row.steps} steps committed, not ended", highlight=False)
@@ -94,11 +95,12 @@ async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) 
 
     from reflact.errors import StoreError
     from reflact.report.terminal import step_lines, step_table
+    from reflact.report.visible import visible
     from reflact.skill import diff
 
     console.print(step_table([record]))
     for line in step_lines(record):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
     if record.candidate_hash == record.skill_before:
         return
     before = await store.skill(record.skill_before)
@@ -107,7 +109,7 @@ async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) 
     except StoreError:  # an imported run may lack what it rejected
         typer.echo("the candidate's document is not stored")
         return
-    text = diff(before.text, after.text)
+    text = visible(diff(before.text, after.text))
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from reflact import events
 from reflact.records import EpochRecord, StepRecord, Version
+from reflact.report.visible import visible
 from reflact.results import RunSummary, Scored, Spend, Usage
 from reflact.types import EditResult, Verdict
 
@@ -104,7 +105,7 @@ def watching(console: Console, *, bars: bool = True) -> Iterator[Show]:
     def say(event: events.Event) -> None:
         line = story.tell(event)
         if line is not None:
-            console.print(Text(line), soft_wrap=True)
+            console.print(Text(visible(line)), soft_wrap=True)
 
     if not console.is_terminal or not bars:
         yield say
@@ -151,7 +152,7 @@ def score_table(scores: Sequence[Scored]) -> Table:
         n = f"{score.n}" if not score.unmeasured else f"{score.n} (+{score.unmeasured} unmeasured)"
         solved = f"{score.successes:g}" if score.n else "-"
         table.add_row(
-            Text(score.name),
+            Text(visible(score.name)),
             score.split.value,
             n,
             solved,
@@ -244,7 +245,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     """Print how a run ended: counts, scores, consumption and where its files are."""
 
     def say(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(visible(line)), soft_wrap=True)
 
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
