@@ -181,6 +181,19 @@ async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None
     assert done.epochs[-1].compared == ()
 
 
+async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
+    """Where no item has the outcome that is shown, nobody is asked for guidance or memory, and it is said."""
+    steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 8}}
+    policy = {"enabled": True, "pair_policy": "changed"}
+    done = await run(tmp_path, script=playing(IDLE), slow_update=policy, **steps)
+    end = done.epochs[-1]
+    assert (end.compared, end.meta) == ((), None)
+    assert end.slow is not None
+    assert end.slow.action == "kept"
+    assert [f.label for f in end.fallbacks] == ["comparison"]
+    assert (done.asked("slow_update"), done.asked("meta_skill")) == ([], [])
+
+
 # ------------------------------------------------------------------------------------------ the first epoch
 
 

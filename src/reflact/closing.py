@@ -78,6 +78,14 @@ class EpochEnd:
         earlier = await self._store.skill(state.last_hash)
         pairs = await self._compared(earlier, current, epoch=epoch, step=state.step)
         record = record.model_copy(update={"compared": tuple(pair.outcome for pair in pairs)})
+        if not pairs:
+            nothing = Fallback(
+                label="comparison",
+                reason="no item has the outcome that is shown",
+                instead="all stays as it was",
+            )
+            slow = SlowUpdate(action="kept") if self._config.slow_update.enabled else None
+            return Closed(record=record.model_copy(update={"slow": slow, "fallbacks": (nothing,)}))
         shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
         if self._config.meta_skill.enabled:
             record = await self._remember(record, earlier, current, shown, state)

@@ -258,6 +258,9 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         console.print(score_table(summary.scores))
     if any(score.selected for score in summary.scores):
         say("val scores of best and final are those that the gate selected by: expect less on fresh trials")
+    for score in summary.scores:
+        if score.buckets and score.name in {"baseline", "best"}:
+            say(_by_type(score))
     for gain in summary.improvements:
         low, high = 100 * gain.low, 100 * gain.high
         say(
@@ -271,6 +274,11 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     for name, what in FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
+
+
+def _by_type(score: Scored) -> str:
+    parts = (f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
+    return f"{score.name} on {score.split.value} by task type: {', '.join(parts)}"
 
 
 def _open_count(summary: RunSummary) -> str:
