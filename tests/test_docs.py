@@ -15,6 +15,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglo
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 RUNNABLE = re.compile(r"^```python runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INCLUDED = re.compile(r"<!-- include: (\S+)#(\w+) -->\n```python\n(.*?)```\n<!-- end -->", re.DOTALL)
+NAMED_TEST = re.compile(r"`(tests/\w+\.py)(?:::(\w+))?`")
 FENCED_PYTHON = re.compile(r"^```python.*?^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -116,6 +117,14 @@ def test_the_readme_shows_a_short_environment_that_runs() -> None:
     assert f"\n{code}\n\n" in source, "run `make docs`"
     assert code.startswith(f"class {kind}")
     assert len([*filter(str.strip, code.splitlines())]) <= 22
+
+
+@each_page
+def test_tests_that_are_named_exist(page: Path) -> None:
+    """A page that says which test shows something names one that exists."""
+    for name, test in NAMED_TEST.findall(page.read_text(encoding="utf-8")):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not test or f"def {test}(" in text, f"{page.name} names {name}::{test}"
 
 
 def test_the_documents_name_no_command_that_is_missing() -> None:
