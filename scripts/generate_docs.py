@@ -77,8 +77,12 @@ def commands() -> str:
         "|---|---|",
         "| 0 | completed |",
         "| 1 | a run ended without completing; the reason is printed |",
-        "| 2 | something given is wrong, a key, model or port included; nothing was paid |",
-        "| 130 | interrupted; the same command goes on from where it was |",
+        "| 2 | something given is wrong, a key, model, port or store included; nothing was paid |",
+        "| 130, 143 | ended by Ctrl-C or SIGTERM; the same command goes on from where it was |",
+        "",
+        "The first Ctrl-C or SIGTERM lets what is under way finish, for `train.grace_seconds` at most, and",
+        "begins nothing new; a step that needs nothing more is committed. The second ends the run at once.",
+        "`eval` and the commands that only read end at the first.",
     ]
     for name, command in typer.main.get_group(app).commands.items():
         lines += ["", f"## reflact {name}", "", inspect.cleandoc(command.help or "")]

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import signal
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio
@@ -23,28 +15,12 @@ from reflact.events import EVENT, Finished, RunStarted
 from reflact.results import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
-
-ITEMS = [{"id": f"q{i}", "input": f"What is {i} + {i}?", "reference": str(2 * i)} for i in range(10)]
-CONFIG = """
-out_dir: {folder}/run
-data: {{path: items.jsonl, ratio: "4:3:3"}}
-models:
-  target: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0}}
-"""
+from served import configured, say_four, serving
 
 
 def reflact(*arguments: object) -> Result:
     """Run a command in this process."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
-
-
-def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
-    """Write a small data file and a configuration for it, and return the latter's path."""
-    lines = (json.dumps(item) for item in ITEMS)
-    (folder / "items.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    path = folder / "run.yaml"
-    path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
-    return path
 
 
 def assert_refused(result: Result, *words: str) -> None:
@@ -79,42 +55,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = Trainer(settings, environment=ToyEnvironment(), target=ToyTarget(), optimizer=optimizer)
     assert anyio.run(trainer.train).status == "completed"
     return folder
-
-
-@contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """An HTTP server for the length of the block; gives the root of its API."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def say_four(handler: BaseHTTPRequestHandler) -> None:
-    """Answer any chat request with the text 4, which is no valid typed reply."""
-    handler.rfile.read(int(handler.headers["Content-Length"]))
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4"}}
-    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-    body = {"id": "x", "object": "chat.completion", "created": 1, "model": "small", "choices": [choice]}
-    text = json.dumps({**body, "usage": usage}).encode()
-    handler.send_response(200)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", str(len(text)))
-    handler.end_headers()
-    handler.wfile.write(text)
 
 
 # ------------------------------------------------------------------------------------------ bad input
@@ -337,30 +277,3 @@ def test_json_is_one_event_a_line_and_nothing_else(tmp_path: Path) -> None:
     last = happenings[-1]
     assert isinstance(last, Finished)
     assert last.summary.status == "completed"
-
-
-def test_ctrl_c_ends_cleanly_with_code_130(tmp_path: Path) -> None:
-    """An interrupt while calls are in flight stops the run, keeps it, and says how to go on."""
-    asked, over = threading.Event(), threading.Event()
-
-    def never_answer(_: BaseHTTPRequestHandler) -> None:
-        asked.set()
-        over.wait(60)
-
-    with serving(never_answer) as url:
-        # A job that a shell started in the background inherits an ignored SIGINT; a terminal's does not.
-        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        code = f"{heard}; from reflact.cli import main; main()"
-        command = [sys.executable, "-c", code, "train", str(configured(tmp_path, url))]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                assert asked.wait(30)
-                process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=30)
-            finally:
-                over.set()
-                process.kill()
-    assert process.returncode == 130, errors
-    assert errors.count("\n") == 1, errors
-    assert "goes on" in errors
-    assert "cancelled" in reflact("runs", tmp_path).stdout

@@ -43,7 +43,7 @@ RANKS = (
     {"ports"},
     {"stages", "llm", "store", "environments", "targets", "report"},
     {"wiring", "importing"},
-    {"trainer", "run", "steps", "rolling", "judging", "closing", "ending"},
+    {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting"},
     {"cli", "testing"},
 )
 ROOMS = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

@@ -113,6 +113,13 @@ class TrainConfig(Section):
     rollout_concurrency: int = Field(
         32, ge=1, description="Rollouts in flight at most.", json_schema_extra=CHANGEABLE
     )
+    grace_seconds: float = Field(
+        5.0,
+        ge=0,
+        description="How long a run that is told to stop (Ctrl-C, SIGTERM, `Trainer.stop`) lets what is "
+        "under way finish.",
+        json_schema_extra=CHANGEABLE,
+    )
 
 
 class ReflectConfig(Section):

@@ -24,6 +24,7 @@ from reflact.folding import (
     versions,
 )
 from reflact.gate import measure
+from reflact.halting import Brake
 from reflact.judging import Judge
 from reflact.ports import Approve, Committed
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord
@@ -38,6 +39,9 @@ from reflact.wiring import House
 BEAT_SECONDS = 1.0
 """How far ahead active time is booked: the most by which a kill makes it too long."""
 
+COMMIT_SECONDS = 0.2
+"""How long a commit under way holds up cancelling; it is made all the same."""
+
 CARDS: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
 
@@ -48,14 +52,18 @@ class Run:
         house: The collaborators.
         emit: Told of everything that happens.
         approve: Asked about each candidate that the gate would accept.
+        brake: Halts the run after a commit, once it is pulled.
     """
 
-    def __init__(self, house: House, emit: Emit, approve: Approve | None = None) -> None:
+    def __init__(
+        self, house: House, emit: Emit, approve: Approve | None = None, brake: Brake | None = None
+    ) -> None:
         plan, store = house.plan, house.store
         self._house = house
         self._plan = plan
         self._config = plan.config
         self._sink = emit
+        self._brake = brake
         self._store = store
         self._journal = store.journal(plan.run_id)
         self._clock = Clock()
@@ -227,15 +235,25 @@ class Run:
         return await work(state)
 
     async def _commit(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> RunState:
-        with anyio.CancelScope(shield=True):
-            await self._store.commit(self.id, record, state, skills)
-            self.state = state
-            if record is not None:
-                await self._export(record, skills)
+        """Commit and tell it; where it is cancelled meanwhile, the commit is waited for, but not for long."""
+        try:
+            await self._save(record, state, skills)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(COMMIT_SECONDS, shield=True):
+                await self._save(record, state, skills)  # the same commit twice is harmless
+            raise
         if record is not None:
             for event in told(self.id, record):
                 await self._emit(event)
+        if self._brake is not None:
+            await self._brake.committed()
         return state
+
+    async def _save(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> None:
+        await self._store.commit(self.id, record, state, skills)
+        self.state = state
+        if record is not None:
+            await self._export(record, skills)
 
     async def _export(self, record: Committed, skills: Sequence[Skill]) -> None:
         texts = {skill.hash: skill for skill in skills}

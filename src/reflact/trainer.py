@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ import anyio
 
 from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
-from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed
+from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
+from reflact.halting import Brake, braked
 from reflact.ports import LLM, Approve, Environment, Target
-from reflact.results import RunSummary, Scored
+from reflact.results import RunSummary, Scored, Status
 from reflact.rolling import Emit
 from reflact.run import Run
 from reflact.stages.final_test import Contender, scored
@@ -21,6 +23,8 @@ from reflact.types import Skill, Split
 
 if TYPE_CHECKING:
     import httpx
+
+LAST_WORDS_SECONDS = 0.4
 
 
 class Trainer:
@@ -51,6 +55,7 @@ class Trainer:
         self._approve = approve
         self._passed = wiring.Passed(environment, target, optimizer, transport)
         self._plan = wiring.plan(loading.load(config), self._passed)
+        self._brake = self._new_brake()
 
     @property
     def run_id(self) -> str:
@@ -83,25 +88,51 @@ class Trainer:
 
         return Stream(produce)
 
+    def stop(self, reason: str) -> None:
+        """Let the run under way end soon, as ``cancelled`` with a reason; the next start goes on from there.
+
+        Nothing new is begun. What is under way may finish within ``train.grace_seconds``, and is committed
+        where that completes a step. ``train`` returns the summary, ``stream`` ends with it. Call it in the
+        event loop's thread; to end at once, cancel the task instead.
+        """
+        self._brake.pull(reason)
+
+    def _new_brake(self) -> Brake:
+        return Brake(self._plan.config.train.grace_seconds)
+
     async def _train(self, emit: Emit) -> RunSummary:
-        async with wiring.compose(self._plan, self._passed) as house:
-            run = Run(house, emit, self._approve)
-            try:
-                await run.open()
+        brake = self._brake
+        try:
+            async with wiring.compose(self._plan, self._passed) as house:
+                return await self._run(Run(braked(house, brake), emit, self._approve, brake), brake, emit)
+        finally:
+            self._brake = self._new_brake()
+
+    async def _run(self, run: Run, brake: Brake, emit: Emit) -> RunSummary:
+        try:
+            await run.open()
+            with brake.run():
                 summary = await run.complete()
-            except BudgetSpent as error:
-                summary = await run.finish("budget", str(error))
-            except (ModelError, EnvironmentFailure, RunFailed) as error:
-                summary = await run.finish("failed", str(error))
-            except ReflactError as error:
-                await run.finish("failed", str(error))
-                raise
-            except anyio.get_cancelled_exc_class():
-                with anyio.move_on_after(0.8, shield=True):
-                    await run.finish("cancelled", None)
-                raise
-            await emit(events.Finished(run_id=run.id, step=summary.steps, summary=summary))
-            return summary
+            if brake.halted:
+                summary = await run.finish("cancelled", brake.reason)
+        except BudgetSpent as error:
+            summary = await run.finish("budget", str(error))
+        except (ModelError, EnvironmentFailure, RunFailed) as error:
+            summary = await run.finish("failed", str(error))
+        except ReflactError as error:
+            await _last_words(run, "failed", str(error))
+            raise
+        except anyio.get_cancelled_exc_class():
+            await _last_words(run, "cancelled", brake.reason or "cancelled by its caller")
+            raise
+        await emit(events.Finished(run_id=run.id, step=summary.steps, summary=summary))
+        return summary
+
+
+async def _last_words(run: Run, status: Status, reason: str) -> None:
+    """Store how a run ended while an error passes by, where that can be done in time."""
+    with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True), suppress(StoreError):
+        await run.finish(status, reason)
 
 
 async def evaluate_skill(

@@ -140,13 +140,14 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
         RunConflict: The folder holds another run, or another process works in it.
         ConfigError: A key is missing.
         CassetteError: The cassette is missing or malformed.
-        StoreError: The database cannot be opened.
+        StoreError: The database cannot be opened, or is damaged.
     """
     from reflact.store.lock import run_lock
     from reflact.store.runs import open_store
 
     config = planned.config
     async with AsyncExitStack() as stack:
+        lease = stack.enter_context(run_lock(config.out_dir))
         transport = passed.transport
         if config.replay.cassette is not None and (passed.target is None or passed.optimizer is None):
             from reflact.llm.cassette import open_cassette
@@ -154,8 +155,12 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
             transport = await stack.enter_async_context(
                 open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
             )
-        stack.enter_context(run_lock(config.out_dir))
-        store = await stack.enter_async_context(open_store(config.store or inside(config.out_dir, "run.db")))
+        if config.store is None:
+            opening = open_store(inside(config.out_dir, "run.db"), lease=lease)
+        else:
+            opening = open_store(config.store)
+        store = await stack.enter_async_context(opening)
+        await store.check()
         if config.store is None and not config.fork:
             await store.refuse_others(planned.run_id, planned.identity)
         yield await stack.enter_async_context(furnished(planned, passed, store, transport))

@@ -1,7 +1,7 @@
 """All commands, and what errors look like at a terminal.
 
 Exit codes: 0 completed; 1 a run ended without completing; 2 something given is wrong
-and nothing was paid; 130 interrupted.
+and nothing was paid; 130 and 143 ended by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from reflact.cli.interrupts import Interrupts
     from reflact.config import TrainerConfig
     from reflact.ports import Approve
     from reflact.report.terminal import Show
@@ -49,42 +50,79 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: App
 
     Raises:
         typer.Exit: The run did not complete. The code is 1, or 2 where not one call was answered, which
-            a wrong key, model or port looks like.
+            a wrong key, model or port looks like; 128 and a signal's number where that stopped it.
     """
-    import anyio
     from rich.console import Console
 
+    from reflact.cli.interrupts import Interrupts
     from reflact.report.terminal import print_summary, watching
-    from reflact.report.visible import visible
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
-    if as_json:
-        summary = anyio.run(_follow, trainer, _print_json)
-    else:
-        console = Console()
-        with watching(console, bars=approve is None) as show:
-            summary = anyio.run(_follow, trainer, show)
-        print_summary(console, summary, config.out_dir)
+    console = Console()
+    with Interrupts(config.train.grace_seconds) as interrupts:
+        if as_json:
+            summary = _run(trainer, _print_json, interrupts)
+        else:
+            with watching(console, bars=approve is None) as show:
+                summary = _run(trainer, show, interrupts)
+            print_summary(console, summary, config.out_dir)
+        if summary.status == "cancelled" and interrupts.code is not None:
+            raise typer.Exit(interrupts.code)
     if summary.status != "completed":
-        reason = visible(f"the run ended as {summary.status}: {summary.reason}")
-        typer.echo(f"error: {reason}", err=True)
+        _say_error(f"the run ended as {summary.status}: {summary.reason}")
         raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 
-async def _follow(trainer: Trainer, show: Show) -> RunSummary:
-    from reflact.errors import RunFailed
-    from reflact.events import Finished
+def _run(trainer: Trainer, show: Show, interrupts: Interrupts) -> RunSummary:
+    import anyio
 
-    summary: RunSummary | None = None
-    async with trainer.stream() as happenings:
-        async for event in happenings:
-            show(event)
-            if isinstance(event, Finished):
-                summary = event.summary
-    if summary is None:
-        raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to go on")
-    return summary
+    from reflact.errors import RunFailed, StoreError
+
+    following = _Following(show)
+    try:
+        anyio.run(following.follow, trainer, interrupts)
+    except StoreError as error:
+        if not following.begun:
+            raise
+        _say_error(str(error))
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupts.code or 130) from None
+    if following.summary is not None:
+        return following.summary
+    if interrupts.code is not None:
+        raise typer.Exit(interrupts.code)
+    raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to go on")
+
+
+class _Following:
+    """Shows what happens in a run, and keeps its summary."""
+
+    def __init__(self, show: Show) -> None:
+        self.begun = False
+        self.summary: RunSummary | None = None
+        self._show = show
+
+    async def follow(self, trainer: Trainer, interrupts: Interrupts) -> None:
+        import anyio
+
+        from reflact.events import Finished
+
+        with anyio.CancelScope() as scope:
+            interrupts.bind(stop=trainer.stop, cancel=scope.cancel)
+            async with trainer.stream() as happenings:
+                async for event in happenings:
+                    self.begun = True
+                    self._show(event)
+                    if isinstance(event, Finished):
+                        self.summary = event.summary
+
+
+def _say_error(text: str) -> None:
+    from reflact.report.visible import visible
+
+    typer.echo(f"error: {visible(text)}", err=True)
 
 
 def _print_json(event: object) -> None:

@@ -80,7 +80,7 @@ class Database:
         migrations: Sequence[Migration],
         *,
         patience: float = PATIENCE_SECONDS,
-        grace: float = 0.4,
+        grace: float = 0.3,
     ) -> None:
         self.path = path
         self._schema = migrations

@@ -1,0 +1,138 @@
+"""How a run comes to a halt in order: nothing new is begun, what is under way may finish."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from reflact.calls import Rendered, Reply, ReplyModel, Sample
+from reflact.ports import LLM, Environment, Session
+from reflact.types import Graded, Item, Split
+from reflact.wiring import House
+
+R = TypeVar("R", bound=ReplyModel)
+
+BREATH_SECONDS = 0.2
+"""Time in which what the last results settle may still be decided and committed."""
+
+
+class Brake:
+    """Halts one start of a run once it is pulled.
+
+    From then on rollouts and calls of the optimizer that would begin are held back. The run is cancelled
+    when it has committed, when all that is under way has finished and something is held back, or when the
+    grace is over, whichever comes first. Cancelling cannot be mistaken for a failure of what it ends.
+
+    Args:
+        grace: Seconds that what is under way may take.
+
+    Attributes:
+        reason: Why the run halts; None while it goes on.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self.reason: str | None = None
+        self._grace = grace
+        self._scope: anyio.CancelScope | None = None
+        self._under_way = 0
+        self._held_back = False
+
+    @property
+    def halted(self) -> bool:
+        """Whether the run was cancelled before its end."""
+        return self._scope is not None and self._scope.cancelled_caught
+
+    def pull(self, reason: str) -> None:
+        """Let the run halt; pulling again changes nothing. Call it in the event loop's thread."""
+        if self.reason is None:
+            self.reason = reason
+            self._end_within(self._grace)
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """The block that is cancelled; enter it once."""
+        with anyio.CancelScope() as self._scope:
+            if self.reason is not None:
+                self._end_within(self._grace)
+            yield
+
+    @asynccontextmanager
+    async def piece(self) -> AsyncIterator[None]:
+        """Hold a piece of work back where the brake is pulled, else count it as under way."""
+        if self.reason is not None:
+            self._held_back = True
+            self._settle()
+            await anyio.sleep_forever()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self._settle()
+
+    async def committed(self) -> None:
+        """Halt here where the brake is pulled."""
+        if self.reason is not None:
+            self._end_within(0.0)
+            await checkpoint()
+
+    def _settle(self) -> None:
+        if self._held_back and not self._under_way:
+            self._end_within(BREATH_SECONDS)
+
+    def _end_within(self, seconds: float) -> None:
+        if self._scope is not None:
+            self._scope.deadline = min(self._scope.deadline, anyio.current_time() + seconds)
+
+
+def braked(house: House, brake: Brake) -> House:
+    """Return a house in which rollouts and calls of the optimizer stop at the brake."""
+    plan = replace(house.plan, environment=_Rollouts(house.plan.environment, brake))
+    return replace(house, plan=plan, optimizer=_Calls(house.optimizer, brake))
+
+
+class _Rollouts:
+    """An environment whose rollouts are pieces of work."""
+
+    def __init__(self, inner: Environment, brake: Brake) -> None:
+        self._inner = inner
+        self._brake = brake
+
+    @property
+    def identity(self) -> str:
+        return self._inner.identity
+
+    def items(self, split: Split) -> Sequence[Item]:
+        return self._inner.items(split)
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+        async with self._brake.piece():
+            return await self._inner.run(item, session, seed=seed)
+
+
+class _Calls:
+    """A model whose calls, with all their attempts, are pieces of work."""
+
+    def __init__(self, inner: LLM, brake: Brake) -> None:
+        self._inner = inner
+        self._brake = brake
+
+    @property
+    def identity(self) -> str:
+        return self._inner.identity
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        async with self._brake.piece():
+            return await self._inner.ask(prompt, reply_type, sample=sample, check=check)

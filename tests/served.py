@@ -1,0 +1,108 @@
+"""A small world of its own files, a server for it, and `reflact` in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+ITEMS = [{"id": f"q{i}", "input": f"What is {i} + {i}?", "reference": str(2 * i)} for i in range(10)]
+CONFIG = """
+out_dir: {folder}/run
+data: {{path: items.jsonl, ratio: "4:3:3"}}
+models:
+  target: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0}}
+"""
+
+# A job that a shell started in the background inherits an ignored SIGINT; a terminal's does not.
+MAIN = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from reflact.cli import main
+main()
+"""
+
+
+def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
+    """Write a small data file and a configuration for it, and return the latter's path."""
+    lines = (json.dumps(item) for item in ITEMS)
+    (folder / "items.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path = folder / "run.yaml"
+    path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
+    return path
+
+
+def reflact_process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a process of its own, as a terminal does."""
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *(str(argument) for argument in arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def ended(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own to its end."""
+    with reflact_process(*arguments, **options) as process:
+        said, errors = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(str(arguments), process.returncode, said, errors)
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """An HTTP server for the length of the block; gives the root of its API."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def asked_of(handler: BaseHTTPRequestHandler) -> dict[str, Any]:
+    """Return the body of a request."""
+    body: dict[str, Any] = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+    return body
+
+
+def send(handler: BaseHTTPRequestHandler, body: object, status: int = 200) -> None:
+    """Send an answer as JSON."""
+    text = json.dumps(body).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(text)))
+    handler.end_headers()
+    handler.wfile.write(text)
+
+
+def completion(content: str) -> dict[str, Any]:
+    """Return a chat completion that says something."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
+    usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+    kind = {"id": "x", "object": "chat.completion", "created": 1, "model": "small"}
+    return {**kind, "choices": [choice], "usage": usage}
+
+
+def say_four(handler: BaseHTTPRequestHandler) -> None:
+    """Answer any chat request with the text 4, which is no valid typed reply."""
+    asked_of(handler)
+    send(handler, completion("4"))

@@ -1,0 +1,253 @@
+"""A run that is told to stop, or is cancelled: what still happens, how soon it ends, what is kept."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from reflact import Trainer
+from reflact.halting import Brake
+from reflact.ports import Session, Target
+from reflact.results import RunSummary
+from reflact.tasks import group
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Skill, Turn
+
+pytestmark = pytest.mark.anyio
+
+GRACE = 60.0
+VALIDATION = 6
+
+
+class Watched:
+    """A toy target that reports each message it begins to answer, and waits where it is told to.
+
+    Args:
+        begun: Called with the number of the message, from 1, before it is answered.
+        wait: Says whether a message is answered only once ``go_on`` is set.
+    """
+
+    def __init__(self, begun: Callable[[int], None], wait: Callable[[int], bool] = lambda _: False) -> None:
+        self._toy = ToyTarget()
+        self._begun = begun
+        self._wait = wait
+        self.go_on = anyio.Event()
+        self.asked: list[str] = []
+
+    @property
+    def identity(self) -> str:
+        return self._toy.identity
+
+    def session(self, skill: Skill, *, rollout: str) -> Session:
+        return _Watching(self._toy.session(skill, rollout=rollout), self)
+
+    async def begin(self, message: str) -> None:
+        """Note a message, report it, and wait where that was told."""
+        self.asked.append(message)
+        self._begun(len(self.asked))
+        if self._wait(len(self.asked)):
+            await self.go_on.wait()
+
+
+class _Watching:
+    def __init__(self, inner: Session, target: Watched) -> None:
+        self._inner = inner
+        self._target = target
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        return self._inner.turns
+
+    async def reply(self, message: str) -> str:
+        await self._target.begin(message)
+        return await self._inner.reply(message)
+
+
+def settings(folder: Path, *, concurrency: int = 3, grace: float = GRACE) -> dict[str, Any]:
+    return {
+        "out_dir": folder / "run",
+        "train": {
+            "num_epochs": 2,
+            "batch_size": 4,
+            "rollout_concurrency": concurrency,
+            "grace_seconds": grace,
+        },
+        "reflect": {"minibatch_size": 2},
+        "gate": {"early_stop": False},
+    }
+
+
+def trainer(config: dict[str, Any], target: Target | None = None) -> Trainer:
+    return Trainer(
+        config,
+        environment=ToyEnvironment(train=8, val=VALIDATION, test=4),
+        target=target or ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+
+
+def kept(folder: Path, table: str) -> int:
+    other = sqlite3.connect(folder / "run" / "run.db")
+    try:
+        (count,) = other.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(count)
+    finally:
+        other.close()
+
+
+async def goes_on_as_unbroken(config: dict[str, Any], folder: Path) -> RunSummary:
+    """Check that a run goes on to the end of one that was never stopped, and return its summary."""
+    again = await trainer(config).train()
+    whole = await trainer({**config, "out_dir": folder / "whole"}).train()
+    part = {"scores", "improvements", "actions", "steps", "best", "final", "status"}
+    assert again.status == "completed"
+    assert again.model_dump(include=part) == whole.model_dump(include=part)
+    return again
+
+
+# ------------------------------------------------------------------------------------------------- stop
+
+
+async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path) -> None:
+    """Told to stop with three rollouts under way, a run keeps those three and begins no other."""
+    config = settings(tmp_path)
+
+    def begun(number: int) -> None:
+        if number == 3:
+            stopped.stop("enough for today")
+            target.go_on.set()
+
+    target = Watched(begun, wait=lambda number: number <= 3)
+    stopped = trainer(config, target)
+    summary = await stopped.train()
+    assert (summary.status, summary.reason, summary.steps) == ("cancelled", "enough for today", 0)
+    assert len(target.asked) == 3
+    assert kept(tmp_path, "rollouts") == 3
+    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["status"] == "cancelled"
+    again = await goes_on_as_unbroken(config, tmp_path)
+    assert again.reused.rollouts >= 3
+
+
+@pytest.mark.parametrize("last", [1, VALIDATION - 1, VALIDATION])
+async def test_a_step_that_needs_nothing_new_is_committed(tmp_path: Path, last: int) -> None:
+    """Told to stop while the gate's last rollouts are under way, a run decides, commits the step and ends."""
+    config = {
+        **settings(tmp_path, concurrency=2 * VALIDATION),
+        "gate": {"policy": "strict", "early_stop": False},
+    }
+    before_the_gate = VALIDATION + 4  # the baseline and the batch
+
+    def begun(number: int) -> None:
+        if number == before_the_gate + last:
+            stopped.stop("while the gate evaluates")
+            target.go_on.set()
+
+    target = Watched(begun, wait=lambda number: number > before_the_gate)
+    stopped = trainer(config, target)
+    summary = await stopped.train()
+    assert summary.status == "cancelled"
+    whole = last == VALIDATION
+    assert (summary.steps, kept(tmp_path, "commits")) == ((1, 2) if whole else (0, 1))
+    await goes_on_as_unbroken(config, tmp_path)
+
+
+async def test_a_call_that_hangs_is_cut_off_after_the_grace(tmp_path: Path) -> None:
+    """What is under way gets its grace and no more; what had finished is kept."""
+    config = settings(tmp_path, grace=0.05)
+
+    def begun(number: int) -> None:
+        if number == 3:
+            stopped.stop("hanging")
+
+    stopped = trainer(config, Watched(begun, wait=lambda number: number == 2))
+    with anyio.fail_after(10):
+        summary = await stopped.train()
+    assert (summary.status, summary.reason) == ("cancelled", "hanging")
+    assert kept(tmp_path, "rollouts") == 2
+    await goes_on_as_unbroken(config, tmp_path)
+
+
+async def test_stopping_before_the_start_begins_nothing(tmp_path: Path) -> None:
+    """Told to stop before it has begun, a run asks nothing, says so, and can be started again."""
+    target = Watched(lambda _: None)
+    early = trainer(settings(tmp_path), target)
+    early.stop("at the very start")
+    summary = await early.train()
+    assert (summary.status, summary.reason, target.asked) == ("cancelled", "at the very start", [])
+    assert (await early.train()).status == "completed"
+
+
+async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) -> None:
+    """The stream of a stopped run ends by itself; its last event carries the reason."""
+    stopped = trainer(settings(tmp_path))
+    happened = []
+    async with stopped.stream() as stream:
+        async for event in stream:
+            happened.append(event)
+            if event.kind == "step_started":
+                stopped.stop("seen enough")
+    last = happened[-1]
+    assert last.kind == "finished"
+    assert (last.summary.status, last.summary.reason) == ("cancelled", "seen enough")
+
+
+async def test_a_pulled_brake_keeps_its_first_reason() -> None:
+    """Only the first reason counts."""
+    brake = Brake(GRACE)
+    brake.pull("first")
+    brake.pull("second")
+    assert brake.reason == "first"
+
+
+# ----------------------------------------------------------------------------------------------- cancel
+
+
+@pytest.mark.parametrize("hanging", [1, 2 * VALIDATION + 2, 2 * VALIDATION + 7])
+async def test_cancelling_ends_a_run_within_a_second(tmp_path: Path, hanging: int) -> None:
+    """Cancelled while the baseline, a batch or the gate hangs, a run is over in a second and says why."""
+    config, cancelled_at = settings(tmp_path), [0.0]
+
+    def begun(number: int) -> None:
+        if number == hanging:
+            cancelled_at[0] = time.monotonic()
+            scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        await trainer(config, Watched(begun, wait=lambda number: number >= hanging)).train()
+    assert time.monotonic() - cancelled_at[0] < 1
+    assert scope.cancelled_caught
+    summary = RunSummary.model_validate_json((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    assert (summary.status, summary.reason) == ("cancelled", "cancelled by its caller")
+    await goes_on_as_unbroken(config, tmp_path)
+
+
+async def test_cancelling_does_not_wait_for_another_process(tmp_path: Path) -> None:
+    """Cancelled while another process keeps the database locked, a run is over in a second all the same."""
+    config = settings(tmp_path)
+    database = tmp_path / "run" / "run.db"
+
+    def begun(number: int) -> None:
+        if number == 2 * VALIDATION + 2:
+            other.append(sqlite3.connect(database, isolation_level=None))
+            other[0].execute("BEGIN IMMEDIATE")
+
+    other: list[sqlite3.Connection] = []
+    async with group() as tasks:
+        tasks.start_soon(trainer(config, Watched(begun)).train)
+        while not other:
+            await checkpoint()
+        await anyio.wait_all_tasks_blocked()
+        since = time.monotonic()
+        tasks.cancel_scope.cancel()
+    assert time.monotonic() - since < 1
+    other[0].execute("ROLLBACK")
+    other[0].close()
+    await goes_on_as_unbroken(config, tmp_path)

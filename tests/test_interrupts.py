@@ -1,0 +1,248 @@
+"""Ctrl-C and SIGTERM at a terminal: real processes, real signals, at bad moments."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import anyio
+import pytest
+
+import pure_server
+from pure_world import settings, write_world
+from reflact import Trainer
+from reflact.events import EVENT, Finished
+from served import asked_of, configured, reflact_process, send, serving
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
+
+HANGS = 60.0
+"""Longer than any of these processes may live."""
+
+BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+
+
+class Endpoint:
+    """Answers as the pure server does; what ``hold`` picks is answered once ``go_on`` is set.
+
+    Args:
+        hold: Says of a request's sample, and of those before it, whether it waits.
+    """
+
+    def __init__(self, hold: Callable[[str, list[str]], bool]) -> None:
+        self.samples: list[str] = []
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+        self._hold = hold
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request."""
+        body, sample = asked_of(handler), handler.headers["x-sample"]
+        wait = self._hold(sample, list(self.samples))
+        self.samples.append(sample)
+        if wait:
+            self.held.set()
+            self.go_on.wait(HANGS)
+        with_length = pure_server.completion(body, pure_server.answer(body, sample))
+        try:
+            send(handler, with_length)
+        except OSError:
+            assert wait, "only those that were kept waiting may have hung up"
+
+
+@contextmanager
+def world(folder: Path, endpoint: Endpoint, *, grace: float) -> Iterator[Path]:
+    """Serve an endpoint and give the path of a configuration for it, of one epoch."""
+    with serving(endpoint.answer) as url:
+        plain = settings(
+            write_world(folder / "world", train=3, val=3, test=2),
+            folder / "run",
+            url=url.removesuffix("/v1"),
+            train={"num_epochs": 1, "accumulation": 1, "grace_seconds": grace},
+            appendix={"enabled": False},
+            test={"enabled": False},
+        )
+        path = folder / "run.yaml"
+        path.write_text(json.dumps(plain), encoding="utf-8")
+        try:
+            yield path
+        finally:
+            endpoint.go_on.set()
+
+
+def every(sample: str, before: list[str]) -> bool:
+    """Hold everything."""
+    return True
+
+
+def of_the_gate(sample: str, before: list[str]) -> bool:
+    """Hold the rollouts that come after the first step's edits were chosen."""
+    return sample.startswith("target/") and any(earlier.startswith("optimizer/merge") for earlier in before)
+
+
+def stored(folder: Path, query: str) -> list[tuple[object, ...]]:
+    """Return what a query finds in the run's database."""
+    with closing(sqlite3.connect(folder / "run" / "run.db")) as database:
+        return database.execute(query).fetchall()
+
+
+def assert_in_order(process: subprocess.Popen[str], errors: str, code: int) -> None:
+    """Check how a process ended, and that it said so in one line."""
+    assert process.returncode == code, errors
+    assert errors.count("\n") == 1, errors
+    assert "what is under way may finish" in errors
+    assert "goes on" in errors
+
+
+@BOTH
+def test_a_call_that_hangs_is_cut_off_after_the_grace(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    """One signal while a call hangs: the run is cancelled after its grace, with a reason, in one line."""
+    endpoint = Endpoint(every)
+    with world(tmp_path, endpoint, grace=0.3) as path, reflact_process("train", path) as process:
+        assert endpoint.held.wait(HANGS)
+        process.send_signal(number)
+        shown, errors = process.communicate(timeout=HANGS)
+    assert_in_order(process, errors, code)
+    assert "cancelled: 0 steps" in shown
+    reason = f"stopped by {number.name}"
+    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", reason)]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["reason"] == reason
+
+
+def test_what_is_under_way_is_kept(tmp_path: Path) -> None:
+    """Calls under way at the signal finish and are kept; nothing is begun, and nothing repeated later."""
+    endpoint = Endpoint(lambda sample, before: len(before) >= 3)
+    with world(tmp_path, endpoint, grace=HANGS) as path:
+        with reflact_process("train", path) as process:
+            assert endpoint.held.wait(HANGS)
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            endpoint.go_on.set()
+            _, errors = process.communicate(timeout=HANGS / 2)
+        assert_in_order(process, said + errors, 130)
+        assert stored(tmp_path, "SELECT count(*) FROM replies") == [(len(endpoint.samples),)]
+        assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
+        assert anyio.run(Trainer(path).train).status == "completed"
+    assert len(set(endpoint.samples)) == len(endpoint.samples)
+
+
+def test_a_signal_while_the_gate_evaluates(tmp_path: Path) -> None:
+    """The gate's rollouts under way are kept, and the run goes on to an end from there."""
+    endpoint = Endpoint(of_the_gate)
+    with world(tmp_path, endpoint, grace=HANGS) as path:
+        with reflact_process("train", path, "--json") as process:
+            assert endpoint.held.wait(HANGS)
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            endpoint.go_on.set()
+            shown, errors = process.communicate(timeout=HANGS / 2)
+        assert_in_order(process, said + errors, 143)
+        happened = [EVENT.validate_json(line) for line in shown.splitlines()]
+        assert isinstance(happened[-1], Finished)
+        assert happened[-1].summary.status == "cancelled"
+        assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
+        assert anyio.run(Trainer(path).train).status == "completed"
+    assert len(set(endpoint.samples)) == len(endpoint.samples)
+
+
+@BOTH
+def test_a_second_signal_ends_at_once(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Two signals while calls hang: the process ends within seconds, whatever the grace."""
+    endpoint = Endpoint(every)
+    with world(tmp_path, endpoint, grace=HANGS) as path, reflact_process("train", path) as process:
+        assert endpoint.held.wait(HANGS)
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        since = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=HANGS / 2)
+        assert time.monotonic() - since < 5
+    assert_in_order(process, said + errors, code)
+    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", f"stopped by {number.name}")]
+
+
+@BOTH
+def test_a_signal_before_the_run_is_known(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """While the configuration is still being read, a signal ends the process at once, without a traceback."""
+    os.mkfifo(tmp_path / "run.yaml")
+    with (
+        reflact_process("train", tmp_path / "run.yaml") as process,
+        (tmp_path / "run.yaml").open("w", encoding="utf-8"),  # possible once the process reads from it
+    ):
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=HANGS)
+    assert process.returncode in {code, -number}
+    assert "Traceback" not in errors
+    assert errors.count("\n") <= 1
+
+
+def test_a_signal_while_the_store_is_being_opened(tmp_path: Path) -> None:
+    """While another process keeps the database locked at the start, a signal still ends the process soon."""
+    path = configured(tmp_path)
+    (tmp_path / "run").mkdir()
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with reflact_process("train", path, "--set", "train.grace_seconds=0") as process:
+            while not (tmp_path / "run" / "run.lock").exists():
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=10)
+        other.execute("ROLLBACK")
+    assert_in_order(process, errors, 143)
+
+
+BLOCKED = """
+    import time
+    import anyio
+    from reflact.cli.interrupts import Interrupts
+
+    async def main(interrupts):
+        interrupts.bind(stop=print, cancel=print)
+        print("ready", flush=True)
+        time.sleep(600)
+
+    with Interrupts(0.0) as interrupts:
+        anyio.run(main, interrupts)
+"""
+
+
+def test_a_blocked_event_loop_does_not_keep_the_process() -> None:
+    """Where foreign code blocks the event loop, the process ends by itself once the grace is over."""
+    command = [sys.executable, "-c", textwrap.dedent(BLOCKED)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=10)
+    assert_in_order(process, errors, 143)
+
+
+def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:
+    """`eval` is no run: the first interrupt ends it, in one line, with code 130."""
+    endpoint = Endpoint(every)
+    (tmp_path / "s.md").write_text("Answer.\n", encoding="utf-8")
+    with (
+        world(tmp_path, endpoint, grace=HANGS) as path,
+        reflact_process("eval", path, "--skill", tmp_path / "s.md") as process,
+    ):
+        assert endpoint.held.wait(HANGS)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors == "interrupted; the same command goes on from where it was\n"
