@@ -46,7 +46,7 @@ def configuration() -> str:
         "it is another run.",
         "",
         "`models.optimizer` takes the target's connection (model, endpoint, key and mode) where it names",
-        "none of its own.",
+        "none of its own; at the same endpoint its limits, and for the same model its prices, too.",
     ]
     table = list(keys())
     for name, field in TrainerConfig.model_fields.items():

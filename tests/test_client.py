@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from reflact.errors import (
     ModelError,
     ProviderDown,
     ReplyError,
+    UnknownModel,
 )
 from reflact.llm.client import Client
 from reflact.llm.modes import schema_of
@@ -418,11 +420,61 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
 
 async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
     """The first refusal is the error: it answers the format that most endpoints know."""
-    endpoint = Endpoint(refused(404, "the model m does not exist"), refused(400, "later"))
+    endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
     async with connected(endpoint, config(mode="auto")) as client:
-        with pytest.raises(BadRequest, match="the model m does not exist"):
+        with pytest.raises(BadRequest, match="no such page"):
             await client.ask(PROMPT, Pick, sample=sample())
     assert len(endpoint.requests) == 4
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_an_unknown_model_is_asked_for_once(status: int) -> None:
+    """No other mode is tried, no other call is sent, and all say which setting is wrong."""
+    endpoint = Endpoint(refused(status, "the model m does not exist"))
+    async with connected(endpoint, config(mode="auto")) as client:
+        for part in ("a", "b"):
+            with pytest.raises(UnknownModel, match=r"set models\.optimizer\.model .* m does not exist"):
+                await client.ask(PROMPT, Pick, sample=sample(part))
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_refused_key_costs_at_most_one_call_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 workers with four slots: at most four requests, and each worker is told which variable to set."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
+    endpoint, told = Endpoint(refused(401, "bad key")), list[str]()
+    settings = config(api_key_env="REFLACT_TEST_KEY", concurrency=4)
+
+    async with connected(endpoint, settings) as client:
+
+        async def worker(number: int) -> None:
+            try:
+                await client.ask(PROMPT, Text, sample=sample(str(number)))
+            except AccessDenied as denied:
+                told.append(str(denied))
+
+        await fan_out(worker, range(64))
+    assert len(endpoint.requests) <= 4
+    assert len(told) == 64
+    (message,) = set(told)
+    assert "set REFLACT_TEST_KEY to a valid key" in message
+
+
+async def test_failures_to_connect_name_the_setting() -> None:
+    """A closed port and a certificate that is not trusted say which key of the configuration to look at."""
+    untrusted = httpx.ConnectError("handshake failed")
+    untrusted.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    for failure, words in (
+        (httpx.ConnectError("refused"), r"check models\.optimizer\.base_url: refused"),
+        (untrusted, r"certificate .* models\.optimizer\.base_url.* SSL_CERT_FILE: .*self-signed"),
+    ):
+        endpoint = Endpoint(failure)
+        async with connected(endpoint, config(max_retries=0)) as client:
+            messages = set()
+            for part in ("a", "b"):
+                with pytest.raises(ProviderDown, match=words) as down:
+                    await client.ask(PROMPT, Text, sample=sample(part))
+                messages.add(str(down.value))
+        assert len(messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -500,7 +552,8 @@ async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Respon
         (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
         (refused(403, "not allowed"), AccessDenied, "403"),
         (refused(400, "bad field"), BadRequest, "bad field"),
-        (refused(404, "no such model"), BadRequest, "no such model"),
+        (refused(404, "no such page"), BadRequest, "no such page"),
+        (refused(404, "no such model"), UnknownModel, "no such model"),
         (refused(422, "bad value"), BadRequest, "422"),
         (refused(408, "slow"), ProviderDown, "408"),
         (refused(409, "conflict"), ProviderDown, "409"),

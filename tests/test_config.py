@@ -141,6 +141,25 @@ def test_the_optimizer_inherits_the_connection_alone() -> None:
     assert (models.optimizer.temperature, models.optimizer.max_tokens) == (None, None)
 
 
+@pytest.mark.parametrize(("base_url", "taken"), [(None, True), ("http://elsewhere/v1", False)])
+def test_the_optimizer_takes_the_limits_of_the_targets_endpoint(base_url: str | None, taken: bool) -> None:
+    """At the same endpoint a limit need be written once; elsewhere the defaults hold; an own one stays."""
+    limits = {
+        "concurrency": 40,
+        "requests_per_minute": 500,
+        "tokens_per_minute": 9000,
+        "adaptive": False,
+    }
+    own = {} if base_url is None else {"base_url": base_url}
+    target = {"model": "m", "base_url": "http://host/v1", **limits}
+    models = load({"models": {"target": target, "optimizer": own}}).models
+    assert {
+        name: getattr(models.optimizer, name) == value for name, value in limits.items()
+    } == dict.fromkeys(limits, taken)
+    kept = load({"models": {"target": target, "optimizer": {**own, "concurrency": 3}}}).models
+    assert kept.optimizer.concurrency == 3
+
+
 def test_the_optimizer_keeps_what_it_names_itself() -> None:
     """An own model at the inherited endpoint."""
     target = {"model": "m", "base_url": "http://host/v1"}

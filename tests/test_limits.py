@@ -397,6 +397,49 @@ def test_without_adaptation_a_server_refuses_much_more() -> None:
     assert refused > 0.1
 
 
+@pytest.mark.parametrize(
+    ("workers", "keys"), [(9, {"concurrency": 1}), (9, {"requests_per_minute": 60}), (1, {})]
+)
+def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[str, int]) -> None:
+    """Where slots, the user's ceiling or a lack of calls keep it from being reached, nothing is learned."""
+
+    async def main() -> tuple[float | None, float | None]:
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.lease(limits(**WIDE)) as lease:
+            async with group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(lambda: call(lease, [], seconds=1, status=429))
+        await anyio.sleep(5)
+        found = endpoint.rate
+
+        async def worker(lease: Lease) -> None:
+            for _ in range(10):
+                await call(lease, [], seconds=1)
+
+        with endpoint.lease(limits(**WIDE | keys)) as lease:
+            async with group() as tasks:
+                for _ in range(workers):
+                    tasks.start_soon(worker, lease)
+        return found, endpoint.rate
+
+    assert run(main) == (10.0, 10.0)
+
+
+def test_a_rate_that_holds_calls_back_grows() -> None:
+    """The same load without other bounds finds that the endpoint serves more."""
+
+    async def main() -> float:
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.lease(limits(**WIDE)) as lease:
+            await call(lease, [], status=429)
+            async with group() as tasks:
+                for _ in range(40):
+                    tasks.start_soon(lambda: call(lease, [], seconds=1))
+        return endpoint.rate or 0.0
+
+    assert run(main) > 20
+
+
 def paced(rate: float, served: int, seconds: float) -> Pace:
     """Return a pace that began at a rate, and served so many calls evenly within so many seconds since."""
     pace = Pace()

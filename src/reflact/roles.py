@@ -185,10 +185,15 @@ def secret_names(value: JsonValue) -> set[str]:
 CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
 PRICING = ("price", "unpriced")
 """Shared by roles that ask the same model at the same place."""
+LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
+"""Shared by roles that ask at the same place: the strictest of each would count for both anyway."""
 
 
 class ModelsConfig(Section):
-    """The models by role; the optimizer takes the target's connection where it names none of its own."""
+    """The models by role; the optimizer takes the target's connection where it names none of its own.
+
+    At the target's endpoint it takes its limits too, and for the target's model its prices.
+    """
 
     target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
     optimizer: ModelConfig = Field(
@@ -204,6 +209,6 @@ class ModelsConfig(Section):
         if own is not None and not isinstance(own, Mapping):
             return value
         given, own = value["target"], own or {}
-        same = all(own.get(k, given.get(k)) == given.get(k) for k in ("model", "base_url"))
-        names = (*CONNECTION, *PRICING) if same else CONNECTION
+        there, asked = (own.get(k, given.get(k)) == given.get(k) for k in ("base_url", "model"))
+        names = (*CONNECTION, *(LIMITS if there else ()), *(PRICING if there and asked else ()))
         return {**value, "optimizer": {**{k: v for k, v in given.items() if k in names}, **own}}

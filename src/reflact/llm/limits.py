@@ -79,6 +79,7 @@ class Endpoint:
         self._pace = Pace()
         self._minute = Minute()
         self._until = -math.inf
+        self._paced = False
         self._back_offs = 0
         self._fruitless = 0
 
@@ -124,12 +125,13 @@ class Endpoint:
                     raise Refused(lease.refusal)
                 seconds = self._seconds(tokens) if next(iter(self._queue)) is waiting else math.inf
                 if seconds < SOON:
-                    return self._admit(lease, tokens)
+                    return self._admit(tokens)
                 waiting.stirred = anyio.Event()
                 with anyio.move_on_after(seconds):
                     await waiting.stirred.wait()
         finally:
             del self._queue[waiting]
+            self._paced = self._paced and bool(self._queue)
             self._stir()
 
     def leave(self) -> None:
@@ -164,19 +166,22 @@ class Endpoint:
     def _seconds(self, tokens: int) -> float:
         """Return how long the first in the queue has to wait; infinite where only an event can tell."""
         if self._in_flight >= min((lease.config.concurrency for lease in self._leases), default=0):
+            self._paced = False
             return math.inf
         now = anyio.current_time()
-        minute = self._minute.wait(now, tokens, self._tokens_per_minute)
-        return max(self._until - now, self._pace.wait(now, self._most), minute)
+        turn = self._pace.wait(now, self._most)
+        if turn >= SOON:
+            self._paced = True
+        return max(self._until - now, turn, self._minute.wait(now, tokens, self._tokens_per_minute))
 
-    def _admit(self, lease: Lease, tokens: int) -> Admission:
-        now = anyio.current_time()
+    def _admit(self, tokens: int) -> Admission:
+        now, most, tokens_most = anyio.current_time(), self._most, self._tokens_per_minute
         self._in_flight += 1
-        most = self._tokens_per_minute
+        self._pace.take(now, most)
         return Admission(
-            lease.endpoint,
-            taken=self._minute.take(now, tokens if most is None else min(tokens, most)),
-            held=self._pace.take(now, self._most),
+            self,
+            taken=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
+            held=self._paced and (most is None or (self.rate is not None and self.rate < most)),
             back_offs=self._back_offs,
         )
 

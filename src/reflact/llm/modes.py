@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from reflact.calls import Message, ReplyModel
-from reflact.errors import ProviderError
+from reflact.errors import ProviderError, UnknownModel
 
 Body = dict[str, Any]
 """A request body, or a part of one, as it goes on the wire."""
@@ -28,8 +28,11 @@ REFUSED = frozenset({400, 404, 415, 422, 501})
 def refused(error: ProviderError) -> bool:
     """Whether an endpoint's answer says that it does not know the format.
 
-    Some local servers fail with 500 on a field they cannot read; the answer then names the field.
+    Some local servers fail with 500 on a field they cannot read; the answer then names the field. A model
+    that is not known is known in no format.
     """
+    if isinstance(error, UnknownModel):
+        return False
     if error.status is not None and error.status >= 500 and error.status not in REFUSED:
         return any(field in str(error) for field in ("response_format", "tool_choice"))
     return error.status in REFUSED

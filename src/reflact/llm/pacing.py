@@ -54,14 +54,12 @@ class Pace:
         """Return the seconds until a call may go, at no more than ``most`` calls a second."""
         return max(0.0, self._due(most) - now)
 
-    def take(self, now: float, most: float | None) -> bool:
-        """Let a call go; True where the rate that was found, and no other limit, holds calls back."""
-        due = self._due(most)
-        self._last = max(due, now - SLACK_SECONDS)
-        return self.rate is not None and (most is None or self.rate < most) and due > now - SLACK_SECONDS
+    def take(self, now: float, most: float | None) -> None:
+        """Let a call go."""
+        self._last = max(self._due(most), now - SLACK_SECONDS)
 
     def served(self, now: float, held: bool) -> None:
-        """Take in that a call was answered; ``held`` is what ``take`` said of it."""
+        """Take in that a call was answered, and whether this rate was what had held it back."""
         self._answers.append(now)
         self._lately(now)
         if self.rate is None or not held:

@@ -12,8 +12,10 @@ from reflact.errors import (
     ModelError,
     ProviderDown,
     ReflactError,
+    UnknownModel,
 )
 from reflact.llm.keys import address_of
+from reflact.llm.refusals import unknown_model, untrusted
 from reflact.llm.retries import RETRIED
 from reflact.roles import ModelConfig
 
@@ -40,7 +42,7 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
     where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
     if isinstance(error, openai.APIStatusError):
         said = _without(key, " ".join(error.response.text.split()))
-        return _refused(error, config, where, said[:300])
+        return _refused(error, config, role, said[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
     cause = _innermost(error)
@@ -49,7 +51,14 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
             f"models.{role}.base_url {address_of(config.base_url)!r} is not an address: {cause}"
         )
     reason = _without(key, str(cause)) or type(cause).__name__
-    return ProviderDown(f"{where} cannot be reached, after all retries: {reason}")
+    if untrusted(error):
+        return ProviderDown(
+            f"{where} shows a certificate that is not trusted here; check models.{role}.base_url, or name "
+            f"the file of its authority in SSL_CERT_FILE: {reason}"
+        )
+    return ProviderDown(
+        f"{where} cannot be reached, after all retries; check models.{role}.base_url: {reason}"
+    )
 
 
 def overflow(error: openai.APIStatusError) -> bool:
@@ -68,8 +77,8 @@ def unusable(answer: object, config: ModelConfig, role: str, key: str | None) ->
     )
 
 
-def _refused(error: openai.APIStatusError, config: ModelConfig, where: str, said: str) -> ModelError:
-    status = error.status_code
+def _refused(error: openai.APIStatusError, config: ModelConfig, role: str, said: str) -> ModelError:
+    status, where = error.status_code, f"models.{role}: {config.model} at {address_of(config.base_url)}"
     if overflow(error):
         return ContextOverflow(f"{where} has too small a context for this request: {said}")
     if status in {401, 403}:
@@ -81,6 +90,12 @@ def _refused(error: openai.APIStatusError, config: ModelConfig, where: str, said
         return AccessDenied(f"{where} refused the key ({status}); {source}: {said}", status=status)
     if status in RETRIED:
         return ProviderDown(f"{where} answered {status}, after all retries: {said}", status=status)
+    if unknown_model(status, error.response.text):
+        return UnknownModel(
+            f"{where}: the endpoint does not know this model ({status}); set models.{role}.model to one that "
+            f"it serves: {said}",
+            status=status,
+        )
     return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
 
 

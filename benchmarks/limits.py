@@ -1,0 +1,96 @@
+"""Whether the rate that an endpoint sustains is found: beside the bound, against a real server.
+
+A server in a process of its own allows R requests within any second, answers 429 beyond, with and without
+``Retry-After``, and takes 20 ms for an answer. 32 calls are always wanting to be sent, 16 may be in flight:
+the network library's own cost for each call grows with its connections. The last row of each rate is the
+same load without the rate that is found. Counted are the answers and the refusals after a warm-up of 30
+seconds, for 30 seconds.
+
+    python benchmarks/limits.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import anyio
+import httpx
+from chat_server import running
+
+from reflact.llm.limits import Lease, LimitChange, endpoint_for
+from reflact.llm.paying import whole
+from reflact.llm.retries import RetryTransport, retry_after
+from reflact.roles import ModelConfig
+from reflact.tasks import group
+
+CALLS, SLOTS, WARM_SECONDS, SECONDS = 32, 16, 30.0, 30.0
+SERVED, REFUSED = 0.90, 0.05
+
+
+class Sending(httpx.AsyncBaseTransport):
+    """Sends one attempt once it is admitted, and counts answers by status after the warm-up."""
+
+    def __init__(self, lease: Lease, counted_from: float) -> None:
+        self._network = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
+        self._lease = lease
+        self._counted_from = counted_from
+        self.heard: Counter[int] = Counter()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        async with self._lease.admit(1) as admission:
+            response = await whole(request, self._network, 60)
+            asked = retry_after(response.headers.get("retry-after"))
+            admission.heard(response.status_code, asked, None)
+            if time.monotonic() >= self._counted_from:
+                self.heard[response.status_code] += 1
+            return response
+
+    async def aclose(self) -> None:
+        await self._network.aclose()
+
+
+async def measure(url: str, adaptive: bool) -> tuple[float, float, int]:
+    """Return answers a second, the share of calls refused, and the back-offs, all after the warm-up."""
+    start = time.monotonic()
+    changes: list[float] = []
+
+    def told(_: LimitChange) -> None:
+        changes.append(time.monotonic() - start)
+
+    async def worker(transport: httpx.AsyncBaseTransport) -> None:
+        while time.monotonic() < start + WARM_SECONDS + SECONDS:
+            request = httpx.Request("POST", f"{url}/chat/completions", json={"model": "m"})
+            await transport.handle_async_request(request)
+
+    config = ModelConfig(model="m", base_url=url, concurrency=SLOTS, adaptive=adaptive)
+    with endpoint_for(config, told=told) as lease:
+        sending = Sending(lease, start + WARM_SECONDS)
+        async with sending, group() as tasks:
+            retrying = RetryTransport(sending, retries=1000, lease=lease)
+            for _ in range(CALLS):
+                tasks.start_soon(worker, retrying)
+    refused = sending.heard[429] / sending.heard.total()
+    return sending.heard[200] / SECONDS, refused, sum(at >= WARM_SECONDS for at in changes)
+
+
+def main() -> None:
+    """Measure each rate with and without the header, and print what came of it beside the bound."""
+    print(
+        "| R a second | Retry-After | rate found | served/s | of R (>= 90%) | refused (<= 5%) | back-offs |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    missed = 0
+    for rate in (50, 200):
+        for says, adaptive in (("nothing", True), ("seconds", True), ("nothing", False)):
+            with running(rate, says, 20) as url:
+                served, refused, back_offs = anyio.run(measure, url, adaptive)
+            cells = (rate, says, "yes" if adaptive else "no", f"{served:.1f}", f"{served / rate:.1%}")
+            print("|", " | ".join(map(str, (*cells, f"{refused:.2%}", back_offs))), "|", flush=True)
+            missed += adaptive and (served < SERVED * rate or refused > REFUSED)
+    if missed:
+        raise SystemExit(f"{missed} of 4 missed the bound")
+
+
+if __name__ == "__main__":
+    main()
