@@ -352,7 +352,7 @@ async def test_a_free_program_leaves_no_process_either() -> None:
     await until(lambda: is_gone(found[1]))
 
 
-async def test_a_program_ends_with_the_process_that_started_it() -> None:
+async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Where that one is killed, nothing is left running."""
     starter = textwrap.dedent("""
         import anyio
@@ -361,7 +361,8 @@ async def test_a_program_ends_with_the_process_that_started_it() -> None:
         sleeper = "import time; time.sleep(3600)"
         anyio.run(Python(seconds=900), Item(id="i", input="?", reference={"stdout": "x"}), sleeper)
     """)
-    async with await anyio.open_process([sys.executable, "-c", starter]) as process:
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    async with await anyio.open_process([sys.executable, "-c", starter], env=variables) as process:
         await until(lambda: any(is_locked_in(child) for child in children(process.pid)))
         (sleeper,) = children(process.pid)
         process.kill()
