@@ -249,8 +249,8 @@ class SlowUpdateConfig(Section):
     samples: int = Field(20, ge=1, description="Train items that the two epochs' skills are compared on.")
     pair_policy: Literal["mixed", "changed", "unchanged"] = Field(
         "mixed",
-        description="Comparisons that are shown: all, those whose outcome changed (topped up from further "
-        "train items), or those whose outcome stayed.",
+        description="Comparisons that are shown: all, those whose outcome changed, or those whose outcome "
+        "stayed (both topped up from further train items).",
     )
     gated: bool = Field(
         True,
