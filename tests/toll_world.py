@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import httpx
@@ -20,7 +21,7 @@ from reflact.config import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.llm.allowance import SeenRollouts
-from reflact.llm.budget import Amount, Budget, amount_of
+from reflact.llm.budget import Amount, Budget, amount_of, lacking
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.limits import endpoint_for
 from reflact.llm.paying import PayingTransport
@@ -277,3 +278,122 @@ async def started(
 
 async def _unheard(event: Event) -> None:
     """Take an event and tell nobody."""
+
+
+# ------------------------------------------------------------------------------------------------- stories
+
+NEED = {"max_calls": 150.0, "max_tokens": 60_000.0, "max_usd": 0.25, "max_seconds": 60.0}
+"""About what a run takes, with what it reserves."""
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Left(NamedTuple):
+    """What a run has committed and told."""
+
+    records: tuple[str, ...]
+    events: tuple[str, ...]
+
+    def begins(self, whole: Left) -> bool:
+        """Whether this is how another run began."""
+        records, events = len(self.records), len(self.events)
+        return whole.records[:records] == self.records and whole.events[:events] == self.events
+
+
+async def left_in(store: MemoryStore, run_id: str) -> Left:
+    """Read what a run left."""
+    return Left(
+        records=tuple(record.model_dump_json() for record in await store.records(run_id)),
+        events=tuple(event.model_dump_json() for event in await store.events(run_id)),
+    )
+
+
+class Story:
+    """A run under random limits that is started again until it completes, each time with more.
+
+    Args:
+        plan: The run.
+        seed: Of everything random: limits, kills, latencies, usages and faults.
+
+    Attributes:
+        ends: How each start ended.
+        most: The most requests in flight at once.
+    """
+
+    def __init__(self, plan: wiring.Plan, seed: int) -> None:
+        self._plan = plan
+        self._chance = random.Random(seed)
+        self._network = Provider(random.Random(seed + 1), faults=0.1)
+        self._store = MemoryStore()
+        self._seconds = 0.0
+        chosen = self._chance.sample(sorted(NEED), self._chance.randint(1, 2))
+        self._limits = {key: NEED[key] * self._chance.uniform(0.05, 1) for key in chosen}
+        self.ends: list[str] = []
+
+    @property
+    def most(self) -> int:
+        """The most requests that were in flight at once."""
+        return self._network.most
+
+    async def tell(self, whole: Left) -> None:
+        """Start the run until it completes, and hold what each start leaves against an unbroken run."""
+        while "completed" not in self.ends:
+            before = anyio.current_time()
+            end = await self._start()
+            self._seconds += anyio.current_time() - before
+            self.ends.append(end)
+            left = await left_in(self._store, self._plan.run_id)
+            assert left == whole if end == "completed" else left.begins(whole)
+            await self._audit()
+            if end == "budget":
+                self._limits = {key: 1.5 * limit for key, limit in self._limits.items()}
+
+    async def _start(self) -> str:
+        last = self._network.requests + self._chance.randint(1, 100)
+        kept: list[MemoryStore] = []
+
+        def kill(number: int) -> None:
+            if number == last and self.ends.count("killed") < 2:
+                kept.append(copy.deepcopy(self._store))
+            if kept:
+                raise Killed
+
+        self._network.kill = kill
+        try:
+            summary = await started(self._plan, self._store, self._network, self._budget)
+        except BaseExceptionGroup:
+            (self._store,) = kept
+            return "killed"
+        if summary.status == "budget":
+            assert summary.reason is not None
+            assert summary.reason.startswith(tuple(f"budget.{key} is" for key in self._limits))
+        return summary.status
+
+    @property
+    def _budget(self) -> BudgetConfig:
+        counts = {"max_calls", "max_tokens"}
+        return BudgetConfig.model_validate(
+            {key: int(n) if key in counts else n for key, n in self._limits.items()}
+        )
+
+    async def _audit(self) -> None:
+        """The ledger holds all that the provider charged, and no more than was allowed."""
+        spend = await self._store.spend(self._plan.run_id)
+        booked = sum((amount_of(s.usage) + amount_of(s.worst) for s in spend), Amount())
+        bill = self._network.bill
+        assert lacking(self._budget, booked, Amount()) is None
+        assert booked.calls >= bill.calls
+        assert booked.tokens >= bill.tokens
+        assert booked.billionths >= bill.billionths
+        assert self._seconds <= self._limits.get("max_seconds", self._seconds) + 1e-6
+
+
+async def unbroken(plan: wiring.Plan) -> Left:
+    """Return what a run without limits and faults leaves."""
+    store, network = MemoryStore(), Provider(random.Random(0))
+    summary = await started(plan, store, network, BudgetConfig())
+    assert summary.status == "completed"
+    assert network.most == WIDE
+    return await left_in(store, plan.run_id)

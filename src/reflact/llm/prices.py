@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from reflact.results import Usage
@@ -73,21 +74,32 @@ def _given(usage: Usage, price: Price) -> Decimal:
 
 
 def _listed(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
+    tier = config.extra_body.get("service_tier")
+    return _list_price(
+        config.model,
+        config.base_url,
+        tier if isinstance(tier, str) else None,
+        (usage.input_tokens, usage.cached_tokens, usage.output_tokens),
+        (at or datetime.now(UTC)).replace(second=0, microsecond=0),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _list_price(
+    model: str, address: str, tier: str | None, tokens: tuple[int, int, int], minute: datetime
+) -> Decimal | None:
+    """Return a list price; the same is asked for the ledger and for the reply, and takes its time."""
     from genai_prices import Usage as Tokens
     from genai_prices import calc_price
 
-    tier = config.extra_body.get("service_tier")
+    given, cached, written = tokens
     try:
         found = calc_price(
-            Tokens(
-                input_tokens=usage.input_tokens,
-                cache_read_tokens=usage.cached_tokens,
-                output_tokens=usage.output_tokens,
-            ),
-            config.model,
-            provider_api_url=config.base_url,
-            genai_request_timestamp=at or datetime.now(UTC),
-            price_context={"service_tier": tier} if isinstance(tier, str) else None,
+            Tokens(input_tokens=given, cache_read_tokens=cached, output_tokens=written),
+            model,
+            provider_api_url=address,
+            genai_request_timestamp=minute,
+            price_context=None if tier is None else {"service_tier": tier},
         )
     except LookupError:
         return None
