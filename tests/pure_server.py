@@ -2,8 +2,8 @@
 
 Items look like ``alpha 3``; the right answer is ``alpha:3``, and the target gives it where the skill holds
 the line ``- rule alpha.``. A skill with the line ``- hush.`` answers nothing rightly. An item of the rule
-``coin`` is answered as its sample says, which is never right, and one of the rule ``flip`` rightly in every
-other sample, whatever the skill holds.
+``coin`` is answered as its sample says, which is never right, one of the rule ``flip`` rightly in every other
+sample, and one of the rule ``slip`` never, whatever the skill holds.
 
 The optimizer proposes rules and, for coins, the harmful line, as edits, suggestions or whole drafts; guidance
 holds a rule that is still missing, and a rule that was not followed gives a reminder. Some first replies are
@@ -25,7 +25,7 @@ SPOILED_STEP = 4
 SLOWEST_SECONDS = 0.012
 
 CASE = re.compile(r"<(case_\d+_*)>\n(.*?)\n</\1>", re.DOTALL)
-TASK = re.compile(r"\b(alpha|beta|gamma|delta|coin|flip) (\d+)")
+TASK = re.compile(r"\b(alpha|beta|gamma|delta|coin|flip|slip) (\d+)")
 PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
 WITHIN = r"<({}_*)>\n(.*?)\n</\1>"
 RULES = ("alpha", "beta", "gamma", "delta")
@@ -59,8 +59,9 @@ def _target(skill: str, asked: str, sample: str) -> str:
     if name == "coin":
         return f"coin:{_digits(sample)}"
     lines = skill.splitlines()
-    heads = name == "flip" and int(_digits(sample), 16) % 2 == 0
-    known = heads if name == "flip" else f"- rule {name}." in lines
+    known = f"- rule {name}." in lines and name != "slip"
+    if name == "flip":
+        known = int(_digits(sample), 16) % 2 == 0
     return f"{name}:{number}" if known and "- hush." not in lines else "unknown"
 
 
@@ -68,8 +69,8 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
     said: dict[str, Any]
     match kind:
         case "RankReply":
-            shown, budget = len(PROPOSAL.findall(asked)), fields["selected"]["minItems"]
-            said = {"reasoning": "The last ones first.", "selected": [shown - n for n in range(budget)]}
+            said = {"reasoning": "The last ones first.", "selected": _ranked(asked)}
+            said["selected"] = said["selected"][: fields["selected"]["minItems"]]
         case "StepSizeReply":
             count = min(2, fields["count"]["maximum"])
             said = {"reasoning": "Two at most.", "count": count, "confidence": 0.5, "risks": ""}
@@ -78,8 +79,7 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
         case "ReminderReply":
             said = {"reminders": []}
         case "CompactReply":
-            notes = [line.removeprefix("- ") for line in _within("notes", asked).splitlines()]
-            said = {"notes": notes[-fields["notes"]["maxItems"] :]}
+            said = {"notes": [f"Mind all that slips, as seen in {_digits(asked)}."]}
         case "GuidanceReply":
             said = {"reasoning": "As compared.", "helped": "unclear", "guidance": _guidance(asked)}
         case "MemoryReply":
@@ -129,6 +129,12 @@ def _edit(fields: dict[str, Any], line: str, sources: list[int] | None = None) -
 
 def _content(proposal: str) -> str:
     return proposal.rpartition("content: ")[2]
+
+
+def _ranked(asked: str) -> list[int]:
+    """The last proposals first, but harmful ones at the end."""
+    proposals = {int(number): text for _, number, text in PROPOSAL.findall(asked)}
+    return sorted(proposals, key=lambda n: ("- hush." in proposals[n], -n))
 
 
 def _within(tag: str, asked: str) -> str:

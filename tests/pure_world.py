@@ -87,7 +87,7 @@ def rows(out_dir: Path, query: str) -> Rows:
         return tuple(database.execute(query).fetchall())
 
 
-def write_world(folder: Path, *, train: int = 12, val: int = 5, test: int = 4) -> Path:
+def write_world(folder: Path, *, train: int = 12, val: int = 4, test: int = 2) -> Path:
     """Write the data and the initial skill into a folder and return it."""
     for number, (split, size) in enumerate([("train", train), ("val", val), ("test", test)]):
         items = []
@@ -127,8 +127,8 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
         "reflect": {"minibatch_size": 1},
         "aggregate": {"merge_batch_size": 2},
         "select": {"max_edits": 2, "min_edits": 1},
-        "gate": {"alpha": 0.9, "max_trials": 6, "early_stop": False, "report_trials": 1},
-        "slow_update": {"samples": 4, "gated": True},
+        "gate": {"alpha": 0.9, "max_trials": 4, "early_stop": False, "report_trials": 1},
+        "slow_update": {"samples": 3, "gated": True},
         "meta_skill": {"enabled": True},
         "appendix": {"enabled": True, "consolidate_threshold": 1},
         "test": {"placebo": True},

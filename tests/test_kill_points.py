@@ -7,6 +7,7 @@ leave it, with what is on disk and nothing else, and a new trainer goes on from 
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,14 +36,18 @@ from reflact.store.writing import KINDS
 from reflact.types import Rollout, Skill
 
 Wrote = Callable[[str], None]
+Moment = Callable[[Sequence[str]], str | None]
+"""Finds a write among all of a run."""
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "patch": {},
-    "rewrite": {"seed": 4, "update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}},
-    "full_rewrite": {"seed": 5, "update": {"mode": "full_rewrite"}},
+    "rewrite": {"update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}},
+    "full_rewrite": {"update": {"mode": "full_rewrite"}},
 }
-POINTS = {"patch": 20, "rewrite": 22, "full_rewrite": 18}
+POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19}
 EARLY_POINTS = 6
+SEEDS = range(7, 17)
+"""Where a run is looked for in which everything happens: the first of them should do."""
 
 
 class Watched(SQLiteStore):
@@ -111,7 +116,7 @@ async def _unheard(event: events.Event) -> None:
 
 
 class Approver:
-    """Approves everything but the last promotion; notes what it was asked about.
+    """Approves what comes in steps 3 to 5, and nothing else; notes what it was asked about.
 
     Args:
         turned: The step and part about which it has changed its mind.
@@ -124,7 +129,7 @@ class Approver:
     async def __call__(self, review: Review) -> bool | str:
         self.asked.append((review.step, review.part))
         await checkpoint()
-        agrees = (review.part == "promotion") is ((review.step, review.part) in self._turned)
+        agrees = (review.step in {3, 4, 5}) is not ((review.step, review.part) in self._turned)
         return True if agrees else "let it be"
 
 
@@ -198,51 +203,70 @@ def assert_goes_on(
 # -------------------------------------------------------------------------------------- named moments
 
 
-def refused_merges(writes: Sequence[str]) -> str:
+def refused_merges(writes: Sequence[str]) -> str | None:
     """A merge failed for good, and so did the ones above it; no fallback was used."""
-    return [w for w in writes if w.startswith("note 4 refusal/optimizer/merge/")][-1]
+    return _last(r"note 4 refusal/optimizer/merge/", writes)
 
 
-def longer_gate(writes: Sequence[str]) -> str:
-    """The gate had asked for a third trial of a step's candidate and got some of it."""
-    return _third_rollout(writes, "commit first 0", "commit step 1", trial=2)
+def longer_gate(writes: Sequence[str]) -> str | None:
+    """The gate had asked for a third trial of a candidate and got some of it."""
+    return _first(r"rollout 2 ", writes)
 
 
-def guidance_had(writes: Sequence[str]) -> str:
+def guidance_had(writes: Sequence[str]) -> str | None:
     """The slow update's reply was there; the gate had not begun."""
-    return [w for w in writes if w.startswith("reply optimizer/slow_update/step=4/")][-1]
+    return _last(r"reply optimizer/slow_update/step=4/", writes)
 
 
-def guidance_judged(writes: Sequence[str]) -> str:
+def guidance_judged(writes: Sequence[str]) -> str | None:
     """The gate had asked for a second trial of the guidance and got some of it."""
-    return _third_rollout(writes, guidance_had(writes), "commit epoch 4", trial=1)
+    had = guidance_had(writes)
+    return None if had is None else _first(r"rollout 1 |commit", writes[writes.index(had) :])
 
 
-def _third_rollout(writes: Sequence[str], after: str, before: str, *, trial: int) -> str:
-    between = writes[writes.index(after) : writes.index(before)]
-    return [write for write in between if write.startswith(f"rollout {trial} ")][2]
+def vetoed(writes: Sequence[str]) -> str | None:
+    """A candidate was vetoed."""
+    return _first(r"note [12] approval/", writes)
 
 
-def approved(writes: Sequence[str]) -> str:
-    """A step's candidate was approved."""
-    return next(w for w in writes if w.startswith("note 1 approval/step/"))
+def approved(writes: Sequence[str]) -> str | None:
+    """A candidate was approved."""
+    return _first(r"note [345] approval/", writes)
 
 
-def vetoed(writes: Sequence[str]) -> str:
-    """A promotion was vetoed."""
-    return next(w for w in writes if w.startswith("note 6 approval/promotion/"))
+def _first(pattern: str, writes: Sequence[str]) -> str | None:
+    return next((write for write in writes if re.match(pattern, write)), None)
 
 
-NAMED: tuple[Callable[[Sequence[str]], str], ...] = (
+def _last(pattern: str, writes: Sequence[str]) -> str | None:
+    return _first(pattern, writes[::-1])
+
+
+def epoch_committed(_: Sequence[str]) -> str:
+    """The second epoch was committed; its event was not stored."""
+    return "commit epoch 4"
+
+
+def promotion_committed(_: Sequence[str]) -> str:
+    """The last skill was compared with the best; the final test had not begun."""
+    return "commit promotion 6"
+
+
+def split_opened(_: Sequence[str]) -> str:
+    """The opening of the test split was counted."""
+    return "note 0 opening/1"
+
+
+MOMENTS: tuple[Moment, ...] = (
     refused_merges,
     longer_gate,
     guidance_had,
     guidance_judged,
-    approved,
     vetoed,
-    lambda _: "commit epoch 4",
-    lambda _: "commit promotion 6",
-    lambda _: "note 0 opening/1",
+    approved,
+    epoch_committed,
+    promotion_committed,
+    split_opened,
 )
 
 
@@ -299,11 +323,33 @@ class Killed(NamedTuple):
         """Return a copy of what was left after a write."""
         return copytree(self.folders[write], folder / "killed")
 
+    def at(self, moment: Moment, folder: Path) -> Path:
+        """Return a copy of what was left at a named moment."""
+        return self.copy(self.write(moment), folder)
+
+    def write(self, moment: Moment) -> str:
+        """Return the write after which the named moment came."""
+        write = moment(self.whole.writes)
+        assert write is not None
+        return write
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data of all runs."""
     return write_world(tmp_path_factory.mktemp("world"))
+
+
+def is_eventful(whole: Whole, mode: str) -> bool:
+    """Return whether candidates were accepted and rejected, and in patch mode all named moments came."""
+    actions = {record.verdict.action for record in steps_of(whole)}
+    named = mode != "patch" or all(moment(whole.writes) in whole.writes for moment in MOMENTS)
+    return named and "reject" in actions and not actions.isdisjoint({"accept", "accept_new_best"})
+
+
+def steps_of(whole: Whole) -> list[StepRecord]:
+    """Return the steps that a run committed."""
+    return [StepRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "step"]
 
 
 Modes = Callable[[str], Killed]
@@ -318,11 +364,12 @@ def in_mode(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Modes:
 
     def killed(mode: str) -> Killed:
         if mode not in made:
-            whole = unbroken(world, tmp_path_factory.mktemp(mode), **MODES[mode])
+            runs = (unbroken(world, tmp_path_factory.mktemp(mode), seed=n, **MODES[mode]) for n in SEEDS)
+            whole = next(run for run in runs if is_eventful(run, mode))
             points = chosen(whole.writes, POINTS[mode])
-            named = [find(whole.writes) for find in NAMED] if mode == "patch" else []
-            folders = killed_at(whole, dict.fromkeys([*points, *named]), tmp_path_factory.mktemp("killed"))
-            made[mode] = Killed(whole, points, folders)
+            named = [moment(whole.writes) for moment in MOMENTS] if mode == "patch" else []
+            writes = {*points, *(write for write in named if write is not None)}
+            made[mode] = Killed(whole, points, killed_at(whole, writes, tmp_path_factory.mktemp("killed")))
         return made[mode]
 
     return killed
@@ -335,16 +382,14 @@ def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
     kinds = set(map(kind_of, killed.whole.writes))
     assert kinds >= {"rollout", "event", "slow_update", "meta_skill", "consolidate", "lapse_failure"}
     assert kinds >= {"commit first", "commit step", "commit epoch", "commit promotion"}
-    assert kinds >= {"note mode", "note opening", "note refusal"}
+    assert kinds >= {"note mode", "note opening", "note approval"}
     if mode == "full_rewrite":
         assert kinds >= {"analyst_failure", "analyst_success", "draft_merge"}
     else:
-        assert kinds >= {"analyst_failure", "analyst_success", "merge", "merge_final", "ranking"}
+        assert kinds >= {"analyst_failure", "analyst_success", "merge", "ranking", "note refusal"}
     assert ("step_size" in kinds, "rewrite" in kinds) == ((mode == "rewrite"),) * 2
     assert set(map(kind_of, killed.points)) == kinds
     assert sum(POINTS.values()) >= 50
-    records = [StepRecord.model_validate_json(c[3]) for c in killed.whole.ended.commits if c[1] == "step"]
-    assert {r.verdict.action for r in records} >= {"accept_new_best", "reject"}
 
 
 @pytest.mark.parametrize(("mode", "number"), [(mode, n) for mode in MODES for n in range(POINTS[mode])])
@@ -358,46 +403,42 @@ def test_a_killed_run_ends_as_the_unbroken_one(
 
 
 @pytest.fixture(scope="module")
-def early(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+def early(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """What was killed of a run whose evaluations stop early, within evaluations."""
-    whole = unbroken(world, tmp_path_factory.mktemp("early"), gate={"early_stop": True})
-    trials = [write for write in whole.writes if write.startswith(("rollout 1 ", "rollout 2 "))]
-    folders = killed_at(whole, evenly(trials, 2 * EARLY_POINTS), tmp_path_factory.mktemp("killed_early"))
+    world, gate = write_world(tmp_path_factory.mktemp("world"), val=8), {"early_stop": True}
+    runs = (unbroken(world, tmp_path_factory.mktemp("early"), seed=n, gate=gate) for n in SEEDS)
+    whole = next(run for run in runs if any('"bound":true' in str(c[3]) for c in run.ended.commits))
+    trials = [write for write in whole.writes if re.match(r"rollout [0-3] ", write)]
+    folders = killed_at(whole, evenly(trials, 2 * EARLY_POINTS), tmp_path_factory.mktemp("killed"))
     return Killed(whole, [write for write, copied in folders.items() if copied.exists()], folders)
 
 
 @pytest.mark.parametrize("number", range(EARLY_POINTS))
 def test_evaluations_that_stop_early_go_on(early: Killed, number: int, tmp_path: Path) -> None:
-    """Killed where the gate asks for rollouts: what it decides early, and on what grounds, is the same."""
-    assert_goes_on(early.whole, early.copy(early.points[number], tmp_path), but=TIMED)
-    stopped = [c for c in early.whole.ended.commits if c[1] == "step" and '"bound":true' in c[3]]
-    assert stopped
+    """Killed within a run whose evaluations stop early: it decides as early and on the same grounds."""
+    point = early.points[number * len(early.points) // EARLY_POINTS]
+    assert_goes_on(early.whole, early.copy(point, tmp_path), but=TIMED)
 
 
 def test_a_refused_merge_stays_refused(in_mode: Modes, tmp_path: Path) -> None:
     """Killed between a merge that failed for good and its fallback: a model that mends its ways is late."""
     killed = in_mode("patch")
     mended = PureNetwork(partial(pure_server.answer, spoiled=None))
-    assert_goes_on(killed.whole, killed.copy(refused_merges(killed.whole.writes), tmp_path), network=mended)
-    fallbacks = [
-        f.label for c in killed.whole.ended.commits if c[1] == "step" for f in _record(c).merged.fallbacks
-    ]
-    assert any(label.startswith("merge/") for label in fallbacks)
+    assert_goes_on(killed.whole, killed.at(refused_merges, tmp_path), network=mended)
+    assert any(record.merged.fallbacks for record in steps_of(killed.whole))
 
 
 def test_a_gate_that_had_asked_for_more_goes_on(in_mode: Modes, tmp_path: Path) -> None:
     """Killed inside a further trial of a noisy gate: its rollouts are kept and the verdict is the same."""
     killed = in_mode("patch")
-    assert_goes_on(killed.whole, killed.copy(longer_gate(killed.whole.writes), tmp_path))
+    assert_goes_on(killed.whole, killed.at(longer_gate, tmp_path))
 
 
 @pytest.mark.parametrize("moment", [guidance_had, guidance_judged])
-def test_a_slow_update_goes_on(
-    in_mode: Modes, moment: Callable[[Sequence[str]], str], tmp_path: Path
-) -> None:
+def test_a_slow_update_goes_on(in_mode: Modes, moment: Moment, tmp_path: Path) -> None:
     """Killed between the slow update's reply and its gate's decision: the same guidance is judged on."""
     killed = in_mode("patch")
-    folder = killed.copy(moment(killed.whole.writes), tmp_path)
+    folder = killed.at(moment, tmp_path)
     assert not rows(folder, "SELECT 1 FROM commits WHERE kind = 'epoch' AND step = 4")
     assert_goes_on(killed.whole, folder)
 
@@ -406,36 +447,28 @@ def test_an_epoch_is_told_after_its_commit(in_mode: Modes, tmp_path: Path) -> No
     """Killed between an epoch's commit and its event: the event comes in its place, and once."""
     killed = in_mode("patch")
     told = "SELECT 1 FROM events WHERE event LIKE '%\"epoch_closed\"%' AND event LIKE '%\"epoch\":2%'"
-    folder = killed.copy("commit epoch 4", tmp_path)
+    folder = killed.at(epoch_committed, tmp_path)
     assert not rows(folder, told)
     assert_goes_on(killed.whole, folder)
     assert len(rows(folder, told)) == 1
 
 
-@pytest.mark.parametrize("write", ["commit promotion 6", "note 0 opening/1"])
-def test_a_promotion_is_made_once(in_mode: Modes, write: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", [promotion_committed, split_opened])
+def test_a_promotion_is_made_once(in_mode: Modes, moment: Moment, tmp_path: Path) -> None:
     """Killed between promotion and the final test, or when the split was just opened: one of each."""
     killed = in_mode("patch")
-    folder = killed.copy(write, tmp_path)
+    folder = killed.at(moment, tmp_path)
     assert not rows(folder, "SELECT 1 FROM events WHERE event LIKE '%\"final_score\"%'")
     assert_goes_on(killed.whole, folder)
     assert killed.whole.ended.summary.test_openings == 1
 
 
-def _record(commit: tuple[Any, ...]) -> StepRecord:
-    return StepRecord.model_validate_json(commit[3])
-
-
-@pytest.mark.parametrize(
-    ("moment", "review", "part"), [(approved, (1, "step"), "step"), (vetoed, (6, "promotion"), "promotion")]
-)
-def test_an_approver_is_asked_once(
-    in_mode: Modes, moment: Callable[[Sequence[str]], str], review: tuple[int, str], part: str, tmp_path: Path
-) -> None:
-    """Killed between an approval or a veto and the commit: one who has changed his mind is not asked."""
+@pytest.mark.parametrize("moment", [vetoed, approved])
+def test_an_approver_is_asked_once(in_mode: Modes, moment: Moment, tmp_path: Path) -> None:
+    """Killed between a veto or an approval and the commit: one who has changed his mind is not asked."""
     killed = in_mode("patch")
-    folder = killed.copy(moment(killed.whole.writes), tmp_path)
-    assert not rows(folder, f"SELECT 1 FROM commits WHERE kind = '{part}' AND step = {review[0]}")
-    approver = Approver(review)
-    assert_goes_on(killed.whole, folder, approver=approver)
-    assert review not in approver.asked
+    write = killed.write(moment)
+    step, part = int(write.split(" ")[1]), write.removeprefix("note ").split("/")[1]
+    approver = Approver((step, part))
+    assert_goes_on(killed.whole, killed.copy(write, tmp_path), approver=approver)
+    assert (step, part) not in approver.asked

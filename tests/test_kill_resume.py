@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from pure_world import TWINS, Ended, differences, left_by, rows, settings, write_world
-from reflact.records import EpochRecord, StepRecord
+from reflact.records import StepRecord
 from training_process import train
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
@@ -97,18 +97,18 @@ def whole(house: House, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 def test_an_unbroken_run_has_every_turn(whole: Whole) -> None:
-    """The run that is to be killed has every stage, asks again, falls back, and decides in every way."""
+    """The run that is to be killed has every stage, asks again, falls back, accepts and rejects."""
     records = [StepRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "step"]
-    epochs = [EpochRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "epoch"]
-    assert {r.verdict.action for r in records} >= {"accept_new_best", "reject", "inconclusive"}
     purposes = {sample.split("/")[1] for _, sample in whole.seen}
-    stages = {"rollout", "merge", "merge_final", "ranking", "slow_update", "meta_skill", "consolidate"}
+    stages = {"rollout", "merge", "ranking", "slow_update", "meta_skill", "consolidate"}
     analysts = {"analyst_failure", "analyst_success", "lapse_failure", "lapse_success"}
-    assert purposes == stages | analysts
+    assert purposes >= stages | analysts
+    assert {r.verdict.action for r in records} & {"accept", "accept_new_best"}
+    assert {r.verdict.action for r in records} & {"reject", "inconclusive"}
+    assert not whole.ended.summary.deterministic
     assert any(sample.endswith("attempt=1") for _, sample in whole.seen)
     assert any(f.label.startswith("merge/") for r in records for f in r.merged.fallbacks)
-    assert {e.slow.action for e in epochs if e.slow is not None} == {"accepted", "kept"}
-    assert [c[1] for c in whole.ended.commits].count("promotion") == 1
+    assert Counter(c[1] for c in whole.ended.commits)["epoch"] == 3
 
 
 def test_no_request_is_sent_twice(house: House, whole: Whole) -> None:
