@@ -109,11 +109,24 @@ def test_scores_show_count_and_interval() -> None:
 def test_spend_is_summed_by_role() -> None:
     """Purposes of one role are one line; an unknown price is left out, a known one is not."""
     target = Spend(role="target", purpose="rollout", usage=Usage(calls=2, input_tokens=5, output_tokens=1))
-    again = target.model_copy(update={"purpose": "other", "unsettled": 1})
+    again = target.model_copy(update={"purpose": "other"})
     paid = Spend(role="optimizer", purpose="merge", usage=Usage(calls=1, usd=0.5))
     assert spend_lines([target, paid, again]) == (
         "optimizer: 1 calls, 0 tokens in, 0 out, $0.5000",
-        "target: 4 calls, 10 tokens in, 2 out, 1 calls cut off in flight",
+        "target: 4 calls, 10 tokens in, 2 out",
+    )
+
+
+def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
+    """Beside what was counted, and by the reasons that there are."""
+    worst = Usage(calls=2, input_tokens=900, output_tokens=100, usd=0.25)
+    lost = Spend(role="target", purpose="rollout", usage=Usage(calls=1), unsettled=2, worst=worst)
+    silent = lost.model_copy(update={"usage": Usage(calls=1, uncounted=1), "unsettled": 0})
+    both = "2 calls cut off in flight and 1 that the provider did not count"
+    begin, risk = "tokens in, 0 out; at most", "tokens, $0.2500 more for"
+    assert spend_lines([lost]) == (f"target: 1 calls, 0 {begin} 1000 {risk} 2 calls cut off in flight",)
+    assert spend_lines([lost, silent]) == (
+        f"target: 2 calls, 0 {begin} 2000 tokens, $0.5000 more for {both}",
     )
 
 

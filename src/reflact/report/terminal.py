@@ -233,12 +233,18 @@ def spend_lines(spend: Sequence[Spend]) -> tuple[str, ...]:
 
 def _consumed(role: str, entries: Sequence[Spend]) -> str:
     usage = sum((entry.usage for entry in entries), Usage())
+    worst = sum((entry.worst for entry in entries), Usage())
     unsettled = sum(entry.unsettled for entry in entries)
-    cost = "" if usage.usd is None else f", ${usage.usd:.4f}"
-    lost = f", {unsettled} calls cut off in flight" if unsettled else ""
-    return (
-        f"{role}: {usage.calls} calls, {usage.input_tokens} tokens in, {usage.output_tokens} out{cost}{lost}"
-    )
+    lost = [f"{unsettled} calls cut off in flight"] if unsettled else []
+    lost += [f"{usage.uncounted} that the provider did not count"] if usage.uncounted else []
+    tokens = worst.input_tokens + worst.output_tokens
+    risk = f"; at most {tokens} tokens{_price(worst)} more for {' and '.join(lost)}" if lost else ""
+    given, written = usage.input_tokens, usage.output_tokens
+    return f"{role}: {usage.calls} calls, {given} tokens in, {written} out{_price(usage)}{risk}"
+
+
+def _price(usage: Usage) -> str:
+    return "" if usage.usd is None else f", ${usage.usd:.4f}"
 
 
 def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
