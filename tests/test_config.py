@@ -38,6 +38,9 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"data": {"ratio": "2:1"}}, "data.ratio: "),
         ({"select": {"max_edits": 2, "min_edits": 3}}, r"select: min_edits \(3\) must not exceed max_edits"),
         ({"environment": {"template": "Question:"}}, "environment.template: "),
+        ({"budget": {"max_token": 1}}, "unknown key budget.max_token; did you mean max_tokens?"),
+        ({"models": {"target": {"price": {"input": 1, "ouput": 2}}}}, "price.ouput; did you mean output?"),
+        ({"models": {"target": {"price": {"input": 1}}}}, "models.target.price.output is required"),
         ({"preset": "fast"}, "preset: expected 'default' or 'skillopt'"),
         ({"train": [1, 2]}, "train: "),
     ],
@@ -205,6 +208,9 @@ def changed_leaf(key: str) -> dict[str, object]:
         "models.target.api_key_env": "OTHER_NAME",
         "test.enabled": False,
         "replay.cassette": "c.jsonl",
+        "budget.max_usd": 0.5,
+        "models.target.price": {"input": 1, "output": 2},
+        "target.max_calls_per_rollout": 3,
     }
     nested: object = values[key]
     for part in reversed(key.split(".")):
@@ -224,6 +230,9 @@ def changed_leaf(key: str) -> dict[str, object]:
         "models.target.api_key_env",
         "test.enabled",
         "replay.cassette",
+        "budget.max_usd",
+        "models.target.price",
+        "target.max_calls_per_rollout",
     ],
 )
 def test_changeable_keys_do_not_make_another_run(key: str) -> None:

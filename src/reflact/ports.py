@@ -55,6 +55,7 @@ class LLM(Protocol):
             ReplyError: No attempt gave a valid reply.
             ContextOverflow: The request is larger than the model's context.
             ProviderError: The endpoint refused, failed or could not be reached.
+            BudgetSpent: The run's budget has no room for a call.
         """
         ...
 
