@@ -28,13 +28,13 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 class Pace:
     """Calls evenly spaced, at a rate that additive increase and multiplicative decrease find.
 
-    There is no rate before something is refused. The first refusal sets it to what was served within the
-    last second, or to half the calls in flight for each second if that is more; from there it searches, one
-    call a second faster for each answer, until something is refused again a second later. From then on a
-    refusal takes the rate half of the way down to the rate served lately, and by a twentieth at least. While
-    calls wait for their turn it grows, evenly up to what was refused, in a time that makes the pause of a
-    back-off a small part of it, and beyond that faster and faster, since the endpoint then allows more than
-    it did. A rate at which nothing was served is no measurement and stays.
+    There is no rate before something is refused. The first refusal sets it to the rate served lately, or to
+    half the calls in flight for each second if that is more; from there it searches, one call a second faster
+    for each answer, until something is refused ``SPAN_SECONDS`` later. From then on a refusal takes the rate
+    half of the way down to the rate served lately, and by a twentieth at least. While calls wait for their
+    turn it grows, evenly up to what was refused, in a time that makes the pause of a back-off a small part of
+    it, and beyond that faster and faster, since the endpoint then allows more than it did. A rate at which
+    nothing was served is no measurement and stays.
 
     Additive increase with multiplicative decrease brings parties that share an endpoint to equal shares of
     all that it allows (Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
