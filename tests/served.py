@@ -12,6 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pure_server
+from pure_world import settings, write_world
+
 ITEMS = [{"id": f"q{i}", "input": f"What is {i} + {i}?", "reference": str(2 * i)} for i in range(10)]
 CONFIG = """
 out_dir: {folder}/run
@@ -19,6 +22,9 @@ data: {{path: items.jsonl, ratio: "4:3:3"}}
 models:
   target: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0}}
 """
+
+HANGS = 60.0
+"""Longer than any of these processes may live, in seconds."""
 
 # A job that a shell started in the background inherits an ignored SIGINT; a terminal's does not.
 MAIN = """
@@ -106,3 +112,53 @@ def say_four(handler: BaseHTTPRequestHandler) -> None:
     """Answer any chat request with the text 4, which is no valid typed reply."""
     asked_of(handler)
     send(handler, completion("4"))
+
+
+class Endpoint:
+    """Answers as the pure server does; what ``hold`` picks is answered once ``go_on`` is set.
+
+    Args:
+        hold: Says of a request's sample, and of those before it, whether it waits.
+
+    Attributes:
+        samples: What was asked for, in order.
+    """
+
+    def __init__(self, hold: Callable[[str, list[str]], bool] = lambda sample, before: False) -> None:
+        self.samples: list[str] = []
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+        self._hold = hold
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request."""
+        body, sample = asked_of(handler), handler.headers["x-sample"]
+        wait = self._hold(sample, list(self.samples))
+        self.samples.append(sample)
+        if wait:
+            self.held.set()
+            self.go_on.wait(HANGS)
+        try:
+            send(handler, pure_server.completion(body, pure_server.answer(body, sample)))
+        except OSError:
+            assert wait, "only those that were kept waiting may have hung up"
+
+
+@contextmanager
+def world(folder: Path, endpoint: Endpoint, *, grace: float = 5.0, train: int = 3) -> Iterator[Path]:
+    """Serve an endpoint and give the path of a configuration for it: one epoch, a step for three items."""
+    with serving(endpoint.answer) as url:
+        plain = settings(
+            write_world(folder / "world", train=train, val=3, test=2),
+            folder / "run",
+            url=url.removesuffix("/v1"),
+            train={"num_epochs": 1, "accumulation": 1, "grace_seconds": grace},
+            appendix={"enabled": False},
+            test={"enabled": False},
+        )
+        path = folder / "run.yaml"
+        path.write_text(json.dumps(plain), encoding="utf-8")
+        try:
+            yield path
+        finally:
+            endpoint.go_on.set()

@@ -9,76 +9,20 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler
+from contextlib import closing
 from pathlib import Path
 
 import anyio
 import pytest
 
-import pure_server
-from pure_world import settings, write_world
 from reflact import Trainer
 from reflact.events import EVENT, Finished
-from served import asked_of, configured, reflact_process, send, serving
+from served import HANGS, Endpoint, configured, reflact_process, world
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
 
-HANGS = 60.0
-"""Longer than any of these processes may live."""
-
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-
-
-class Endpoint:
-    """Answers as the pure server does; what ``hold`` picks is answered once ``go_on`` is set.
-
-    Args:
-        hold: Says of a request's sample, and of those before it, whether it waits.
-    """
-
-    def __init__(self, hold: Callable[[str, list[str]], bool]) -> None:
-        self.samples: list[str] = []
-        self.held = threading.Event()
-        self.go_on = threading.Event()
-        self._hold = hold
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
-        body, sample = asked_of(handler), handler.headers["x-sample"]
-        wait = self._hold(sample, list(self.samples))
-        self.samples.append(sample)
-        if wait:
-            self.held.set()
-            self.go_on.wait(HANGS)
-        with_length = pure_server.completion(body, pure_server.answer(body, sample))
-        try:
-            send(handler, with_length)
-        except OSError:
-            assert wait, "only those that were kept waiting may have hung up"
-
-
-@contextmanager
-def world(folder: Path, endpoint: Endpoint, *, grace: float) -> Iterator[Path]:
-    """Serve an endpoint and give the path of a configuration for it, of one epoch."""
-    with serving(endpoint.answer) as url:
-        plain = settings(
-            write_world(folder / "world", train=3, val=3, test=2),
-            folder / "run",
-            url=url.removesuffix("/v1"),
-            train={"num_epochs": 1, "accumulation": 1, "grace_seconds": grace},
-            appendix={"enabled": False},
-            test={"enabled": False},
-        )
-        path = folder / "run.yaml"
-        path.write_text(json.dumps(plain), encoding="utf-8")
-        try:
-            yield path
-        finally:
-            endpoint.go_on.set()
 
 
 def every(sample: str, before: list[str]) -> bool:

@@ -67,23 +67,24 @@ def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
 
 
 def test_a_folder_remembers_how_far_its_run_came(tmp_path: Path) -> None:
-    """What was noted of one run is there for the next holder, for that run alone, until it is forgotten."""
+    """What was noted of a run is there for the next holder until it is forgotten."""
     with run_lock(tmp_path) as lease:
-        assert lease.reached("r1") == 0
+        assert lease.reached is None
+        lease.reach("r1", 6)
         lease.reach("r1", 7)
     with run_lock(tmp_path) as lease:
-        assert (lease.reached("r1"), lease.reached("r2")) == (7, 0)
+        assert lease.reached == ("r1", 7)
         assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
         lease.forget()
     with run_lock(tmp_path) as lease:
-        assert lease.reached("r1") == 0
+        assert lease.reached is None
 
 
 def test_a_lock_file_with_another_text(tmp_path: Path) -> None:
     """Whatever stands in the file, the folder can be held and nothing is remembered."""
     (tmp_path / "run.lock").write_bytes(b"\xff\xfe\nr1 many\n" * 1000)
     with run_lock(tmp_path) as lease:
-        assert lease.reached("r1") == 0
+        assert lease.reached is None
 
 
 def test_an_error_releases_the_folder(tmp_path: Path) -> None:

@@ -261,9 +261,9 @@ async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
 
 
 async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
-    """A folder that has seen more commits than its database holds says so, and goes on with the right file.
+    """A folder that has seen more commits than its database holds says so, and goes on with the right files.
 
-    Left behind without its write-ahead log, a database is whole, older and silent.
+    Left behind without its write-ahead log, a database is whole, older and silent; nothing is written to it.
     """
     path, log = tmp_path / "run.db", tmp_path / "run.db-wal"
     with run_lock(tmp_path) as lease:
@@ -273,14 +273,15 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
             older, parts = path.read_bytes(), log.read_bytes()
             await store.commit("r", record(1), after(1, SECOND), [SECOND])
             newer = (path.read_bytes(), log.read_bytes())
-        for old in (older, b""):
-            path.write_bytes(old)
-            log.write_bytes(parts if old else b"")
-            async with open_store(path, lease=lease) as store:
-                with pytest.raises(
-                    StoreError, match=r"holds \d commits of run r, which has made 2: .*run.db-wal"
-                ):
-                    await store.open_run("r", IDENTITY, None)
+        for left, part in ((older, parts), (older, b""), (b"", b"")):
+            path.write_bytes(left)
+            log.write_bytes(part)
+            with pytest.raises(
+                StoreError, match=r"holds \d commits of run r, which made 2: .*run.db-wal"
+            ):
+                async with open_store(path, lease=lease):
+                    pass
+            assert path.read_bytes() == left
         path.write_bytes(newer[0])
         log.write_bytes(newer[1])
         async with open_store(path, lease=lease) as store:

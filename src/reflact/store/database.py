@@ -67,6 +67,7 @@ class Database:
         patience: Seconds to wait for another process's lock.
         grace: Seconds that closing waits for writes under way where it is cancelled; they complete even if
             it leaves earlier, unless another process's lock keeps them from beginning.
+        guard: Looks at a file that is there before anything is written to it, and may raise.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -81,11 +82,13 @@ class Database:
         *,
         patience: float = PATIENCE_SECONDS,
         grace: float = 0.3,
+        guard: Callable[[Tables], None] | None = None,
     ) -> None:
         self.path = path
         self._schema = migrations
         self._patience = patience
         self._grace = grace
+        self._guard = guard
         self._open = False
         self._leaving = threading.Event()
         self._transactions = 0
@@ -176,6 +179,8 @@ class Database:
             reason = error.strerror or error
             raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
         try:
+            if self._guard is not None:
+                self._guard(self._connect("ro", self._patience))
             self._tables = self._connect("rwc", min(self._patience, SLICE_SECONDS))
             self._patiently(self._prepare)
             for _ in range(READERS):

@@ -46,10 +46,11 @@ class Lease:
         self._reached = _text(file).partition("\n")[2].strip()
         self._write()
 
-    def reached(self, run_id: str) -> int:
-        """Return how many commits of a run this folder has seen, as far as it remembers."""
-        known, _, number = self._reached.partition(" ")
-        return int(number) if known == run_id and number.isdecimal() else 0
+    @property
+    def reached(self) -> tuple[str, int] | None:
+        """The run that was last held here, and how many commits it had; None where that is not known."""
+        run_id, _, commits = self._reached.partition(" ")
+        return (run_id, int(commits)) if commits.isdecimal() else None
 
     def reach(self, run_id: str, commits: int) -> None:
         """Remember how many commits of a run were made."""

@@ -6,7 +6,7 @@ own, never inside a value.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,16 @@ from reflact.store.effects import SQLiteEffects
 from reflact.store.lock import Lease
 from reflact.store.migrations import MIGRATIONS
 from reflact.store.reading import read_back
-from reflact.store.writing import IDENTITY, changes, column, commit, conflict, imported, open_run
+from reflact.store.writing import (
+    IDENTITY,
+    changes,
+    column,
+    commit,
+    conflict,
+    imported,
+    open_run,
+    refuse_older,
+)
 from reflact.types import Frozen, Skill, canonical
 
 JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -59,17 +68,22 @@ async def open_store(
         patience: Seconds to wait for another process's lock.
 
     Raises:
-        StoreError: It cannot be opened: no folder, read-only, not a database, or of a newer version.
+        StoreError: It cannot be opened: no folder, read-only, not a database, of a newer version, or older
+            than what the lease remembers.
     """
-    if lease is not None:
-        _forget_what_is_gone(path, lease)
-    async with Database(path, MIGRATIONS, patience=patience) as database:
+    guard = None if lease is None else _guard(path, lease)
+    async with Database(path, MIGRATIONS, patience=patience, guard=guard) as database:
         yield SQLiteStore(database, lease)
 
 
-def _forget_what_is_gone(path: Path, lease: Lease) -> None:
+def _guard(path: Path, lease: Lease) -> Callable[[Tables], None] | None:
+    """Return what refuses a database that holds less than was committed; one that is gone starts anew."""
     if not path.exists():
         lease.forget()
+    if lease.reached is None:
+        return None
+    run_id, commits = lease.reached
+    return lambda tables: refuse_older(tables, path, run_id, commits)
 
 
 class SQLiteStore(SQLiteEffects):
@@ -102,14 +116,10 @@ class SQLiteStore(SQLiteEffects):
 
         Raises:
             RunConflict: The run was started with another identity; names each key that differs.
-            StoreError: The run's folder has seen more commits than the database holds.
         """
         path = self._database.path
-        reached = 0 if self._lease is None else self._lease.reached(run_id)
         return await self._database.write(
-            lambda tables: open_run(
-                tables, path, run_id, dict(identity), config, goes_on=goes_on, reached=reached
-            )
+            lambda tables: open_run(tables, path, run_id, dict(identity), config, goes_on=goes_on)
         )
 
     async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:

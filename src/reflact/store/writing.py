@@ -29,12 +29,8 @@ def open_run(
     config: JsonValue,
     *,
     goes_on: bool,
-    reached: int,
 ) -> RunState | None:
-    """Start or go on with a run that has ``reached`` commits; see ``SQLiteStore.open_run``."""
-    stored = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()[0] or 0
-    if stored < reached:
-        raise lost(run_id, path, stored, reached)
+    """Start or go on with a run; see ``SQLiteStore.open_run``."""
     known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     if known is None:
         tables.execute(
@@ -68,13 +64,22 @@ def conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict
     )
 
 
-def lost(run_id: str, path: Path, stored: int, reached: int) -> StoreError:
-    """Return the error for a database that holds less of a run than its folder has seen."""
-    return StoreError(
-        f"database {path}: it holds {stored} commits of run {run_id}, which has made {reached}: this is an "
-        f"older copy, or {path.name}-wal, which belongs to it, was left behind; put the right files back, or "
-        f"delete {path.parent / 'run.lock'} to go on from what is there"
-    )
+def refuse_older(tables: Tables, path: Path, run_id: str, commits: int) -> None:
+    """Make sure that a database holds as many commits of a run as were made.
+
+    Raises:
+        StoreError: It holds less: it was replaced by an older copy, or lost its write-ahead log.
+    """
+    stored = 0
+    if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
+        (latest,) = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()
+        stored = latest or 0
+    if stored < commits:
+        raise StoreError(
+            f"database {path}: it holds {stored} commits of run {run_id}, which made {commits}: this is an "
+            f"older copy, or {path.name}-wal, which belongs to it, was left behind; restore the right files, "
+            f"or delete {path.parent / 'run.lock'} to go on from what is there"
+        )
 
 
 def imported(run_id: str, path: Path, source: str) -> RunConflict:

@@ -1,0 +1,330 @@
+"""Bad days of a run's store: full, read-only, locked and damaged; what is said, kept, and how it goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+from typer.testing import CliRunner, Result
+
+from pure_world import Ended, differences, left_by
+from reflact import Trainer, wiring
+from reflact.cli.app import app
+from reflact.errors import StoreError
+from reflact.loading import load
+from reflact.run import Run
+from reflact.store.runs import open_store
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from served import HANGS, MAIN, Endpoint, reflact_process, world
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits and mounts of Unix")
+
+Rows = Mapping[str, frozenset[Any]]
+
+KEPT = ("replies", "rollouts", "skills", "commits", "journal", "events")
+PAGE = 4096
+
+
+class World(NamedTuple):
+    """A configuration whose endpoint answers, and what its run of two steps leaves if nothing happens."""
+
+    config: Path
+    endpoint: Endpoint
+    whole: Ended
+
+    @property
+    def out_dir(self) -> Path:
+        """The folder of the run."""
+        return self.config.parent / "run"
+
+    @property
+    def database(self) -> Path:
+        """The database of the run."""
+        return self.out_dir / "run.db"
+
+    def half_done(self) -> Rows:
+        """Stop the run in order after its first step, and return what is kept of it."""
+
+        async def main() -> None:
+            trainer = Trainer(self.config)
+            async with trainer.stream() as happenings:
+                async for event in happenings:
+                    if event.kind == "step_committed":
+                        trainer.stop("half done")
+
+        anyio.run(main)
+        return kept(self.out_dir)
+
+    def goes_on(self, before: Rows, *, flown: int = 0) -> None:
+        """Check that the same command ends as if nothing had happened, and has lost and repeated nothing.
+
+        ``flown`` calls may be repeated: they were in flight when a process was killed.
+        """
+        done = reflact("train", self.config)
+        assert done.exit_code == 0, done.output
+        assert differences(left_by(self.out_dir), self.whole) == []
+        assert_kept(self.out_dir, before)
+        repeats = Counter(self.endpoint.samples) - Counter(set(self.endpoint.samples))
+        assert repeats.total() <= flown
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world, served for all tests of this module."""
+    folder, endpoint = tmp_path_factory.mktemp("faults"), Endpoint()
+    with world(folder, endpoint, train=6) as config:
+        assert reflact("train", config).exit_code == 0
+        yield World(config, endpoint, left_by(folder / "run"))
+
+
+@pytest.fixture
+def place(served: World) -> World:
+    """The world without a run, and with nothing asked so far."""
+    shutil.rmtree(served.out_dir)
+    served.endpoint.samples.clear()
+    return served
+
+
+def reflact(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
+
+
+def kept(out_dir: Path) -> Rows:
+    """Return all rows of the tables that nothing is ever removed from."""
+    with closing(sqlite3.connect(out_dir / "run.db")) as database:
+        return {name: frozenset(database.execute(f"SELECT * FROM {name}")) for name in KEPT}
+
+
+def assert_kept(out_dir: Path, before: Rows) -> None:
+    """Check that a database still holds all that it held."""
+    now = kept(out_dir)
+    assert [name for name in KEPT if not now[name] >= before[name]] == []
+
+
+def assert_one_error(stderr: str, *words: str) -> None:
+    """Check that standard error is one sentence that holds the words."""
+    assert stderr.startswith("error: "), stderr
+    assert stderr.count("\n") == 1, stderr
+    for word in words:
+        assert re.search(word, stderr), stderr
+
+
+# ------------------------------------------------------------------------------------------ damaged files
+
+
+def overwritten(path: Path) -> None:
+    """Put other bytes into pages in the middle."""
+    content = path.read_bytes()
+    middle = len(content) // PAGE // 2 * PAGE
+    path.write_bytes(content[:middle] + b"\xff" * 3 * PAGE + content[middle + 3 * PAGE :])
+
+
+def halved(path: Path) -> None:
+    """Cut the second half off."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def replaced(path: Path) -> None:
+    """Put another kind of file in its place."""
+    path.write_text("seed: 42\n" * 2000, encoding="utf-8")
+
+
+def emptied(path: Path) -> None:
+    """Leave a file without content, which is what a database of no tables looks like."""
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (overwritten, "the file is damaged; put back a copy"),
+        (halved, "the file is damaged; put back a copy"),
+        (replaced, "not a SQLite database"),
+        (emptied, "holds 0 commits of run r[0-9a-f]+, which made 2: .* older copy"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_damaged_database(place: World, spoil: Callable[[Path], None], words: str) -> None:
+    """Damage ends every start with one error before anything is asked; with a copy put back it goes on."""
+    before = place.half_done()
+    sound, asked = place.database.read_bytes(), len(place.endpoint.samples)
+    spoil(place.database)
+    spoiled = place.database.read_bytes()
+    for _ in range(2):
+        done = reflact("train", place.config)
+        assert done.exit_code == 2, done.output
+        assert_one_error(done.stderr, re.escape(str(place.database)), words)
+    assert place.database.read_bytes() == spoiled
+    assert len(place.endpoint.samples) == asked
+    place.database.write_bytes(sound)
+    place.goes_on(before)
+
+
+def test_a_lost_write_ahead_log(place: World, tmp_path: Path) -> None:
+    """Without the log that a killed process left, nothing is taken for the run; with it, all is there."""
+    with reflact_process("train", place.config) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("step 1"):
+            pass
+        process.send_signal(signal.SIGKILL)
+    log, aside = place.out_dir / "run.db-wal", tmp_path / "aside"
+    log.rename(aside)
+    alone = place.database.read_bytes()
+    done = reflact("train", place.config)
+    assert done.exit_code == 2, done.output
+    assert_one_error(done.stderr, "holds 0 commits .* made 2: .* run.db-wal")
+    assert place.database.read_bytes() == alone
+    aside.rename(log)
+    place.goes_on(kept(place.out_dir), flown=32)
+
+
+# ---------------------------------------------------------------------------- full, small and read-only disks
+
+
+@cache
+def mounts() -> bool:
+    """Whether this user may mount things in a namespace of its own."""
+    command = [*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+NAMESPACE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+
+can_mount = pytest.mark.skipif("not mounts()", reason="needs unshare and the right to mount")
+
+
+def in_a_namespace(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a shell script, in which ``reflact`` is the command, where its mounts touch nobody else."""
+    command = f'reflact() {{ "$PYTHON" -c "$MAIN" "$@"; }}\n{script}'
+    return subprocess.run(
+        [*NAMESPACE, "sh", "-c", command, "sh", *(str(argument) for argument in arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * HANGS,
+        env={**os.environ, "PYTHON": sys.executable, "MAIN": MAIN},
+    )
+
+
+FULL = """
+    mkdir -p "$2" && mount -t tmpfs -o size=32m none "$2" || exit 9
+    mkdir -p "$2/full" && head -c $((32 * 1024 * 1024 - $3 * 1024 - 8192)) /dev/zero > "$2/ballast" || exit 9
+    reflact train "$1"
+    first=$?
+    cp -r "$2" "$4/full" && rm "$4/full/ballast" "$2/ballast" || exit 9
+    reflact train "$1" >/dev/null
+    second=$?
+    cp -r "$2" "$4/again" || exit 9
+    echo "codes $first $second"
+"""
+
+
+@can_mount
+@pytest.mark.parametrize(("kilobytes", "code"), [(40, 2), (700, 1)], ids=["at the start", "under way"])
+def test_a_full_disk(place: World, tmp_path: Path, kilobytes: int, code: int) -> None:
+    """A disk without room ends the run with one error and loses nothing; with room again it goes on."""
+    done = in_a_namespace(FULL, place.config, place.out_dir, kilobytes, tmp_path)
+    assert done.stdout.splitlines()[-1] == f"codes {code} 0", done.stdout + done.stderr
+    assert_one_error(done.stderr, "run", "full|room|No space left", "start again|choose another")
+    before = kept(tmp_path / "full") if code == 1 else {name: frozenset() for name in KEPT}
+    assert_kept(tmp_path / "again", before)
+    assert differences(left_by(tmp_path / "again"), place.whole) == []
+    assert len(set(place.endpoint.samples)) == len(place.endpoint.samples)
+    place.out_dir.mkdir(exist_ok=True)
+
+
+def test_a_limit_on_the_size_of_files(place: World) -> None:
+    """Where no file may grow further, the run ends with one error; without the limit it goes on."""
+
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+
+    with reflact_process("train", place.config, preexec_fn=limit) as process:
+        _, errors = process.communicate(timeout=HANGS)
+    assert process.returncode == 1, errors
+    assert_one_error(errors, re.escape(str(place.database)), "limit on the size of files")
+    place.goes_on(kept(place.out_dir))
+
+
+READ_ONLY = """
+    mount --bind "$2" "$2" && mount -o remount,ro,bind "$2" || exit 9
+    reflact train "$1"
+    echo "code $?"
+"""
+
+
+@can_mount
+@pytest.mark.parametrize("part", ["folder", "database"])
+def test_what_is_read_only(place: World, part: str) -> None:
+    """A folder or a database that may not be written to ends the run with one error that says so."""
+    before = place.half_done()
+    asked = len(place.endpoint.samples)
+    where = place.out_dir if part == "folder" else place.database
+    done = in_a_namespace(READ_ONLY, place.config, where)
+    assert done.stdout.splitlines()[-1] == "code 2", done.stdout + done.stderr
+    assert_one_error(done.stderr, re.escape(str(place.out_dir)), "writable")
+    assert len(place.endpoint.samples) == asked
+    place.goes_on(before)
+
+
+# -------------------------------------------------------------------------------------------- locked files
+
+
+@pytest.mark.anyio
+async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
+    """Another process's lock ends a run under way with one error; what was committed stands, it goes on."""
+    config = {
+        "out_dir": tmp_path / "run",
+        "train": {"num_epochs": 2, "batch_size": 4},
+        "gate": {"early_stop": False},
+    }
+    target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())
+    environment = ToyEnvironment(train=8, val=4, test=4)
+    passed = wiring.Passed(environment, target, optimizer)
+    planned = wiring.plan(load(config), passed)
+    database = tmp_path / "run" / "run.db"
+    with closing(sqlite3.connect(tmp_path / "other", isolation_level=None, check_same_thread=False)) as other:
+
+        async def lock(event: Any) -> None:
+            if event.kind == "step_committed" and event.step == 2:
+                other.execute("ATTACH ? AS run", (str(database),))
+                other.execute("BEGIN IMMEDIATE")
+                other.execute("DELETE FROM run.skills WHERE 0")
+
+        async def impatient() -> None:
+            async with (
+                open_store(database, patience=0.05) as store,
+                wiring.furnished(planned, passed, store, None) as house,
+            ):
+                run = Run(house, lock)
+                await run.open()
+                await run.complete()
+
+        with pytest.raises(StoreError, match=r"run\.db: another process kept it locked; end that process"):
+            await impatient()
+        other.execute("ROLLBACK")
+    before = kept(tmp_path / "run")
+    assert len(before["commits"]) >= 3
+    trainer = Trainer(config, environment=environment, target=target, optimizer=ScriptedLLM(toy_optimizer()))
+    summary = await trainer.train()
+    assert (summary.status, summary.steps) == ("completed", 4)
+    assert_kept(tmp_path / "run", before)
