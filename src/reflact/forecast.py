@@ -246,7 +246,7 @@ class _Forecaster:
                 add("lapse_success", Amount(expected=success.expected, high=success.high))
             self._deciding(failure, success, add)
         for _ in range(self._ends()):
-            once = Amount(low=1, expected=1, high=1)
+            once = Amount(low=float(self._config.slow_update.pair_policy == "mixed"), expected=1, high=1)
             if self._config.slow_update.enabled:
                 add("slow_update", once)
             if self._config.meta_skill.enabled:
