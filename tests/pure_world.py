@@ -65,13 +65,13 @@ def left_by(out_dir: Path) -> Ended:
     """Read what a run left."""
     summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text(encoding="utf-8"))
     exported = [*sorted((out_dir / "skills").iterdir()), out_dir / "best_skill.md"]
-    unlike = {"seconds": 0.0, "config": None, "spend": (), "stages": (), "reused": Reuse(), "surplus": 0}
+    unlike = {"seconds": 0.0, "config": None, "spend": (), "stages": (), "faults": (), "reused": Reuse()}
     return Ended(
         commits=rows(out_dir, "SELECT number, kind, step, record, state FROM commits ORDER BY number"),
         events=rows(out_dir, "SELECT event FROM events ORDER BY sequence"),
         journal=rows(out_dir, "SELECT step, label, value FROM journal ORDER BY step, label"),
         files={path.name: path.read_bytes().decode("utf-8") for path in exported},
-        summary=summary.model_copy(update=unlike),
+        summary=summary.model_copy(update={**unlike, "surplus": 0}),
         skills=rows(out_dir, "SELECT hash FROM skills ORDER BY hash"),
         replies=rows(out_dir, "SELECT key FROM replies ORDER BY key"),
         rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),

@@ -16,7 +16,7 @@ from reflact.errors import RunConflict, StoreError
 from reflact.events import Decided, Event, RunStarted, StepStarted
 from reflact.ports import RunStore
 from reflact.records import RunState, StepRecord, Version
-from reflact.results import RunSummary, Spend, Usage
+from reflact.results import FaultCount, RunSummary, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.store.effects import _settle, _spend
 from reflact.store.lock import run_lock
@@ -173,6 +173,18 @@ async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteSt
         await store.keep_reply(reply("k"), intent("k", run_id))
         (spend,) = await store.spend(run_id)
         assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
+
+
+async def test_faults_add_up_over_starts(path: Path) -> None:
+    """Failed attempts are counted by run and kind, and a later start goes on counting."""
+    for _ in range(2):
+        async with open_store(path) as store:
+            await store.open_run("r", IDENTITY, {"seed": 42})
+            await store.count_fault("r", "timeout")
+            await store.count_fault("r", "429")
+            await store.count_fault("other", "429")
+            counted = await store.faults("r")
+    assert counted == (FaultCount(kind="429", count=2), FaultCount(kind="timeout", count=2))
 
 
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteStore) -> None:

@@ -299,6 +299,9 @@ async def _effects(store: RunStore) -> AsyncIterator[object]:
     await store.keep_reply(_reply("k", "second", None), _intent("k", "other"))
     yield await store.find_reply("k")
     await store.keep_reply(_reply("late", "x", 0.2), _intent("late"))
+    for kind in ("timeout", "429", "timeout"):
+        await store.count_fault("r", kind)
+    yield [await store.faults(run_id) for run_id in ("r", "other")]
     for purpose in ("merge", "merge", "analyst"):
         await store.intend(_intent("open", purpose=purpose))
     await store.drop_intent(_intent("open"))

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from reflact.calls import Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
 from reflact.events import Event
 from reflact.records import EpochRecord, Promotion, Review, RunState, StepRecord
-from reflact.results import Reuse, Spend, StageTime, Status, Usage
+from reflact.results import FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
 from reflact.types import Graded, Item, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
@@ -130,6 +130,10 @@ class EffectStore(Protocol):
         """Close an intent whose call is known to have given nothing that is charged."""
         ...
 
+    async def count_fault(self, run_id: str, kind: FaultKind) -> None:
+        """Count a failed attempt of a run's call; on disk when this returns."""
+        ...
+
 
 class RolloutStore(Protocol):
     """Rollouts that finished."""
@@ -235,6 +239,10 @@ class RunStore(RolloutStore, EffectStore, Protocol):
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
+        ...
+
+    async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
+        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
         ...
 
     async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:

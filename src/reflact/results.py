@@ -122,6 +122,29 @@ class Reuse(Frozen):
         return Reuse(rollouts=self.rollouts + rollouts, replies=self.replies + replies)
 
 
+FaultKind = Literal[
+    "408",
+    "409",
+    "429",
+    "5xx",
+    "timeout",
+    "unreachable",
+    "reset",
+    "truncated",
+    "malformed",
+    "broken stream",
+    "unusable",
+]
+"""How an attempt of a call can fail; ``reflact.llm.faults`` says what each kind is."""
+
+
+class FaultCount(Frozen):
+    """How many attempts of calls failed in one way, over all starts of the run."""
+
+    kind: FaultKind
+    count: int
+
+
 class EpochStats(Frozen):
     """Counts of one epoch's decisions, and the gate scores at its end; None for an unmeasured text."""
 
@@ -144,7 +167,8 @@ class RunSummary(Frozen):
 
     ``missing`` says, for each measurement of the end that could not be had, which one and why. ``surplus``
     counts rollouts that had finished when a decision was clear without them; they and ``reused`` are those
-    of the latest start.
+    of the latest start. ``faults`` counts failed attempts of calls, also where a repeat succeeded; those of
+    models that were passed in are not seen.
     """
 
     run_id: str
@@ -163,6 +187,7 @@ class RunSummary(Frozen):
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
+    faults: tuple[FaultCount, ...] = ()
     reused: Reuse = Reuse()
     surplus: int = 0
     deterministic: bool = True

@@ -148,6 +148,7 @@ class Run:
             missing=self._measured.missing,
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
+            faults=await self._store.faults(self.id),
             reused=self._store.reused,
             surplus=self.rolls.surplus,
             test_openings=self.ending.openings,

@@ -15,12 +15,13 @@ import httpx
 from reflact.calls import Intent, StoredReply
 from reflact.errors import ReflactError
 from reflact.llm.budget import Budget, Hold
+from reflact.llm.faults import GARBLING, body_fault, cut_off, failure_fault, status_fault
 from reflact.llm.limits import Admission, Lease
 from reflact.llm.prices import cap_of, usd_of, worst_case
-from reflact.llm.retries import Pieces, kept_headers, retry_after
+from reflact.llm.retries import GARBLED, Pieces, kept_headers, retry_after
 from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore
-from reflact.results import Usage
+from reflact.results import FaultKind, Usage
 from reflact.roles import ModelConfig
 
 INTENT = "reflact_intent"
@@ -43,7 +44,7 @@ class PayingTransport(httpx.AsyncBaseTransport):
 
     An error status is free. An attempt that was cut off, by a time-out, a broken connection, a broken answer
     or a cancellation, counts at its worst case for good, since a provider may charge for it; so does an
-    answer that does not say what it consumed.
+    answer that does not say what it consumed. Each attempt that failed is counted by kind.
 
     Args:
         inner: Sends a request.
@@ -98,6 +99,7 @@ class PayingTransport(httpx.AsyncBaseTransport):
             if isinstance(error, UNSENT):
                 await self._effects.drop_intent(intent)
                 hold.settle(None)
+            await self._count(intent, failure_fault(error))
             raise
 
     async def _book(
@@ -109,10 +111,11 @@ class PayingTransport(httpx.AsyncBaseTransport):
         usage = usage_of(content_type, chunks)
         asked = retry_after(response.headers.get("retry-after"))
         admission.heard(response.status_code, asked, None if usage.uncounted else _tokens(usage))
+        fault = status_fault(response.status_code)
         if not response.is_success:
             await self._effects.drop_intent(intent)
             hold.settle(None)
-        elif complete(content_type, chunks):
+        elif (fault := body_fault(content_type, "".join(chunks))) is None:
             if not usage.uncounted:
                 usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
             reply = StoredReply(
@@ -125,20 +128,14 @@ class PayingTransport(httpx.AsyncBaseTransport):
             with anyio.CancelScope(shield=True):
                 await self._effects.keep_reply(reply, intent)
             hold.settle(usage)
+        await self._count(intent, fault)
         stream = Pieces([chunk.encode("utf-8") for chunk in chunks])
-        return httpx.Response(response.status_code, headers=headers, stream=stream)
+        marks = {GARBLED: True} if fault in GARBLING else {}
+        return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
 
-
-def complete(content_type: str, chunks: tuple[str, ...]) -> bool:
-    """Whether a body is an answer to keep: a chat completion, or a stream that reached its end."""
-    text = "".join(chunks)
-    if content_type.startswith("text/event-stream"):
-        return "data: [DONE]" in text
-    try:
-        document = json.loads(text)
-        return isinstance(document["choices"][0]["message"], dict)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return False
+    async def _count(self, intent: Intent, fault: FaultKind | None) -> None:
+        if fault is not None:
+            await self._effects.count_fault(intent.run_id, fault)
 
 
 def _tokens(usage: Usage) -> int:
@@ -149,13 +146,15 @@ async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds
     """Send a request once and read its answer to the end.
 
     Raises:
+        CutOff: The answer began and broke off.
         httpx.TransportError: It failed on the way, or took longer than ``seconds`` in all.
     """
     try:
         with anyio.fail_after(seconds):
             response = await inner.handle_async_request(request)
             try:
-                pieces = [piece async for piece in response.aiter_bytes()]
+                with cut_off(response):
+                    pieces = [piece async for piece in response.aiter_bytes()]
             finally:
                 await response.aclose()
     except TimeoutError:

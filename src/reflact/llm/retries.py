@@ -19,12 +19,15 @@ RETRIED = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
 PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """Failures on the way that a later attempt may mend."""
 
+GARBLED = "reflact_garbled"
+"""The extension of an answer whose status says success and whose body broke on the way."""
+
 UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
 """Failures to reach an address at all."""
 
 
 class RetryTransport(httpx.AsyncBaseTransport):
-    """Repeats requests after connection errors, time-outs and passing statuses.
+    """Repeats requests after connection errors, time-outs, passing statuses and garbled answers.
 
     After 429 and 503 the endpoint as a whole backs off (``reflact.llm.limits``), and a repeat waits for its
     admission like any other call. Otherwise the wait before repeat n is drawn evenly from
@@ -86,7 +89,8 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     response = again(response)
                 asked = retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                if last or not patient or response.status_code not in RETRIED:
+                passing = response.status_code in RETRIED or GARBLED in response.extensions
+                if last or not patient or not passing:
                     return response
                 if response.status_code in LIMITED:
                     continue

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from reflact.calls import Intent, StoredReply
 from reflact.errors import StoreError
-from reflact.results import Reuse, Spend, Usage
+from reflact.results import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.store.reading import read_back
 from reflact.types import Rollout
@@ -88,6 +88,21 @@ class SQLiteEffects:
             f"DELETE FROM calls WHERE id = {NEWEST_OPEN}",  # noqa: S608 - a constant
             (intent.run_id, intent.key),
         )
+
+    async def count_fault(self, run_id: str, kind: FaultKind) -> None:
+        """Count a failed attempt of a run's call; on disk when this returns."""
+        await self._database.execute(
+            "INSERT INTO faults (run_id, kind, count) VALUES (?, ?, 1)"
+            " ON CONFLICT (run_id, kind) DO UPDATE SET count = count + 1",
+            (run_id, kind),
+        )
+
+    async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
+        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
+        rows = await self._database.rows(
+            "SELECT kind, count FROM faults WHERE run_id = ? ORDER BY kind", (run_id,)
+        )
+        return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return those of the keys that are stored, in the order of the keys.

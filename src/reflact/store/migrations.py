@@ -143,8 +143,18 @@ ALTER TABLE calls ADD COLUMN worst_output_tokens INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE calls ADD COLUMN worst_usd REAL;
 """
 
+FAULTS = """
+CREATE TABLE faults (
+    run_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (run_id, kind)
+);
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
     Migration("0003_worst_cases", WORST_CASES),
+    Migration("0004_faults", FAULTS),
 )

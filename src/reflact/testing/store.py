@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from reflact.errors import RunConflict, StoreError
 from reflact.events import Event
 from reflact.ports import Committed
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord
-from reflact.results import Reuse, Spend, StageTime, Status, Usage
+from reflact.results import FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
 from reflact.types import Rollout, Skill, canonical
 
 
@@ -50,6 +50,7 @@ class MemoryStore:
         self._skills: dict[str, Skill] = {}
         self._calls: list[_Booked] = []
         self._runs: dict[str, _Run] = {}
+        self._faults: dict[str, Counter[FaultKind]] = defaultdict(Counter)
         self._reused = Reuse()
 
     @property
@@ -84,6 +85,15 @@ class MemoryStore:
         booked = self._open_call(intent)
         if booked is not None:
             self._calls.remove(booked)
+
+    async def count_fault(self, run_id: str, kind: FaultKind) -> None:
+        """Count a failed attempt of a run's call."""
+        self._faults[run_id][kind] += 1
+
+    async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
+        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
+        counts = self._faults.get(run_id, Counter())
+        return tuple(FaultCount(kind=kind, count=counts[kind]) for kind in sorted(counts))
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return those of the keys that are stored, in the order of the keys."""
