@@ -301,10 +301,11 @@ async def test_a_gigabyte_of_output_ends_early(stream: str) -> None:
 
 async def test_a_program_that_waits_is_ended() -> None:
     """Waiting takes no processor time, and ends all the same."""
+    others = children()
     with anyio.fail_after(20):
         result = await graded({"stdout": "x"}, SLEEPER, Python(seconds=1, patience=1))
     assert "waited too long" in str(result.feedback)
-    assert not children()
+    assert children() <= others
 
 
 async def test_the_event_loop_goes_on() -> None:
@@ -326,12 +327,13 @@ async def test_the_event_loop_goes_on() -> None:
 
 async def test_cancelling_ends_the_program() -> None:
     """A grader that is cancelled leaves no process."""
+    others = children()
     with anyio.fail_after(3):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(graded, {"stdout": "x"}, SLEEPER)
-            await until(lambda: bool(children()))
+            await until(lambda: bool(children() - others))
             tasks.cancel_scope.cancel()
-    assert not children()
+    assert children() <= others
 
 
 async def test_a_free_program_leaves_no_process_either() -> None:
