@@ -13,6 +13,9 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+import pure_server
+import pure_world
+from pure_world import PureNetwork
 from reflact import Trainer
 from reflact.halting import Brake
 from reflact.ports import Session, Target
@@ -229,25 +232,55 @@ async def test_cancelling_ends_a_run_within_a_second(tmp_path: Path, hanging: in
     await goes_on_as_unbroken(config, tmp_path)
 
 
+class Locking:
+    """Locks a run's database, as another process would, once it is called so many times."""
+
+    def __init__(self, folder: Path, calls: int) -> None:
+        self._database = folder / "run" / "run.db"
+        self._calls = calls
+        self.other: sqlite3.Connection | None = None
+
+    def __call__(self, *_: object) -> None:
+        self._calls -= 1
+        if self._calls == 0:
+            self.other = sqlite3.connect(self._database, isolation_level=None)
+            self.other.execute("BEGIN IMMEDIATE")
+
+    async def cancelled(self, run: Trainer) -> float:
+        """Start a run and cancel it once the database is locked; returns the seconds that it then took."""
+        async with group() as tasks:
+            tasks.start_soon(run.train)
+            while self.other is None:
+                await checkpoint()
+            await anyio.wait_all_tasks_blocked()
+            since = time.monotonic()
+            tasks.cancel_scope.cancel()
+        took = time.monotonic() - since
+        self.other.execute("ROLLBACK")
+        self.other.close()
+        return took
+
+
 async def test_cancelling_does_not_wait_for_another_process(tmp_path: Path) -> None:
     """Cancelled while another process keeps the database locked, a run is over in a second all the same."""
-    config = settings(tmp_path)
-    database = tmp_path / "run" / "run.db"
-
-    def begun(number: int) -> None:
-        if number == 2 * VALIDATION + 2:
-            other.append(sqlite3.connect(database, isolation_level=None))
-            other[0].execute("BEGIN IMMEDIATE")
-
-    other: list[sqlite3.Connection] = []
-    async with group() as tasks:
-        tasks.start_soon(trainer(config, Watched(begun)).train)
-        while not other:
-            await checkpoint()
-        await anyio.wait_all_tasks_blocked()
-        since = time.monotonic()
-        tasks.cancel_scope.cancel()
-    assert time.monotonic() - since < 1
-    other[0].execute("ROLLBACK")
-    other[0].close()
+    config, lock = settings(tmp_path), Locking(tmp_path, 2 * VALIDATION + 2)
+    assert await lock.cancelled(trainer(config, Watched(lock))) < 1
     await goes_on_as_unbroken(config, tmp_path)
+
+
+async def test_cancelling_does_not_wait_to_store_an_answer(tmp_path: Path) -> None:
+    """So it is where an answer has come and cannot be stored for the lock; it is asked for again."""
+    lock = Locking(tmp_path, 3)
+
+    def answer(body: dict[str, Any], sample: str) -> str:
+        lock()
+        return pure_server.answer(body, sample)
+
+    config = pure_world.settings(
+        pure_world.write_world(tmp_path / "world", train=3, val=3, test=2),
+        tmp_path / "run",
+        train={"num_epochs": 1, "accumulation": 1},
+        appendix={"enabled": False},
+    )
+    assert await lock.cancelled(Trainer(config, transport=PureNetwork(answer))) < 1
+    assert (await Trainer(config, transport=PureNetwork()).train()).status == "completed"

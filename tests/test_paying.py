@@ -294,7 +294,7 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: Mem
     class Cancelling(MemoryStore):
         async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
             scope.cancel()
-            await anyio.sleep(1)
+            await anyio.sleep(0.1)
             await store.keep_reply(reply, intent)
 
     slow = Cancelling()

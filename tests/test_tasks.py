@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import SingleFlight, Stream, fan_out, fan_out_then, fan_out_until, group
+from reflact.tasks import SingleFlight, Stream, fan_out, fan_out_then, fan_out_until, group, seen_through
 
 pytestmark = pytest.mark.anyio
 
@@ -655,3 +655,50 @@ async def test_a_stream_is_iterated_once() -> None:
     assert [number async for number in stream] == [1]
     with pytest.raises(RuntimeError, match="once"):
         await anext(aiter(stream))
+
+
+# ------------------------------------------------------------------------------------------ seen through
+
+
+async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
+    """Work under way when its caller is cancelled ends first; then the caller is cancelled all the same."""
+    begun, go_on, ends = anyio.Event(), anyio.Event(), list[str]()
+
+    async def work() -> None:
+        begun.set()
+        await go_on.wait()
+        ends.append("work")
+
+    async def caller() -> None:
+        try:
+            await seen_through(work, seconds=60)
+        finally:
+            ends.append("caller")
+
+    with anyio.fail_after(20):
+        async with group() as tasks:
+            tasks.start_soon(caller)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+            go_on.set()
+    assert ends == ["work", "caller"]
+
+
+async def test_work_that_hangs_is_not_seen_through() -> None:
+    """A cancelled caller does not wait for ever."""
+    with anyio.fail_after(20):
+        async with group() as tasks:
+            tasks.start_soon(lambda: seen_through(anyio.sleep_forever, seconds=0.01))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+
+
+async def test_what_is_seen_through_gives_its_result_or_its_error() -> None:
+    """Undisturbed, the result comes back, and an error comes out bare."""
+
+    async def half(number: int) -> float:
+        return 1 / number
+
+    assert await seen_through(lambda: half(2)) == 0.5
+    with pytest.raises(ZeroDivisionError):
+        await seen_through(lambda: half(0))

@@ -32,15 +32,12 @@ from reflact.results import RunSummary, Status
 from reflact.rolling import Emit, Rolls
 from reflact.steps import Steps
 from reflact.summing import counted
-from reflact.tasks import beside
+from reflact.tasks import beside, seen_through
 from reflact.types import Skill, Split
 from reflact.wiring import House
 
 BEAT_SECONDS = 1.0
 """How far ahead active time is booked: the most by which a kill makes it too long."""
-
-COMMIT_SECONDS = 0.2
-"""How long a commit under way holds up cancelling; it is made all the same."""
 
 CARDS: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
@@ -236,13 +233,7 @@ class Run:
         return await work(state)
 
     async def _commit(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> RunState:
-        """Commit and tell it; where it is cancelled meanwhile, the commit is waited for, but not for long."""
-        try:
-            await self._save(record, state, skills)
-        except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(COMMIT_SECONDS, shield=True):
-                await self._save(record, state, skills)  # the same commit twice is harmless
-            raise
+        await seen_through(lambda: self._save(record, state, skills))
         if record is not None:
             for event in told(self.id, record):
                 await self._emit(event)

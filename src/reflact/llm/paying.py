@@ -23,6 +23,7 @@ from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore
 from reflact.results import FaultKind, Usage
 from reflact.roles import ModelConfig
+from reflact.tasks import seen_through
 
 INTENT = "reflact_intent"
 """The extension of a request that holds its intent; what has none costs nothing."""
@@ -125,13 +126,15 @@ class PayingTransport(httpx.AsyncBaseTransport):
                 chunks=chunks,
                 usage=usage,
             )
-            with anyio.CancelScope(shield=True):
-                await self._effects.keep_reply(reply, intent)
-            hold.settle(usage)
+            await seen_through(lambda: self._keep(reply, intent, hold))
         await self._count(intent, fault)
         stream = Pieces([chunk.encode("utf-8") for chunk in chunks])
         marks = {GARBLED: True} if fault in GARBLING else {}
         return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
+
+    async def _keep(self, reply: StoredReply, intent: Intent, hold: Hold) -> None:
+        await self._effects.keep_reply(reply, intent)
+        hold.settle(reply.usage)
 
     async def _count(self, intent: Intent, fault: FaultKind | None) -> None:
         if fault is not None:
