@@ -138,11 +138,16 @@ def settings(world: Path, out_dir: Path, *, url: str = URL, **sections: Any) -> 
     return plain
 
 
+class TooLong(Exception):
+    """A request that does not fit the model's context."""
+
+
 class PureNetwork(httpx.AsyncBaseTransport):
     """The pure server's answers without a server.
 
     Args:
-        answer: Says what the model says to a body and a sample; by default as the pure server does.
+        answer: Says what the model says to a body and a sample, by default as the pure server does; it may
+            raise ``TooLong``.
 
     Attributes:
         samples: The samples that were asked for, in order.
@@ -157,4 +162,8 @@ class PureNetwork(httpx.AsyncBaseTransport):
         sample = request.headers["x-sample"]
         self.samples.append(sample)
         await checkpoint()
-        return httpx.Response(200, json=pure_server.completion(body, self._answer(body, sample)))
+        try:
+            said = self._answer(body, sample)
+        except TooLong:
+            return httpx.Response(400, json={"error": {"code": "context_length_exceeded"}})
+        return httpx.Response(200, json=pure_server.completion(body, said))

@@ -364,24 +364,37 @@ async def test_a_threshold_says_what_failed() -> None:
 
 
 @pytest.mark.parametrize("size", range(8, 20))
-async def test_an_absence_is_noted_when_an_analyst_first_relies_on_it(size: int) -> None:
-    """Each analyst finds noted what was lost before its cases were complete, and nothing beyond that."""
+async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size: int) -> None:
+    """Each analyst finds noted what was lost before the cases of earlier reports, and nothing beyond that."""
     batch = items(*(["0", "0", "lost", "0", "lost"] * 4)[:size])
     order = in_order(batch)
     lost = {item.id for item in batch if str(item.input).endswith("lost")}
     store = await opened()
-    noted: list[int] = []
+    relied = [0]
 
     async def analyse(part: Minibatch) -> Report:
         found = {value.split()[0].strip('"') for value in notes_of(store).values()}
-        complete = order.index(part.items[-1].id) if len(part.items) == 2 else size
-        assert found == lost & set(order[:complete])
-        noted.append(len(found))
+        assert found == lost & set(order[: max(relied)])
+        relied.append(order.index(part.items[-1].id) if len(part.items) == 2 else size)
         return part.blank
 
     await gathered([batch], environment=World(), store=store, limit=1, analyse=analyse)
-    assert len(noted) == (size - len(lost) + 1) // 2
+    assert len(relied) == 1 + (size - len(lost) + 1) // 2
     assert len(notes_of(store)) == len(lost)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_an_outage_freezes_nothing(overlap: bool) -> None:
+    """What an outage cut off is tried again after a restart, where it kept analysts from reporting too."""
+    batch = items("0", "0", "lost", "0", "lost")
+    store = await opened()
+
+    async def unreachable(part: Minibatch) -> Report:
+        raise ProviderDown("gone")
+
+    with pytest.raises(ProviderDown, match="gone"):
+        await gathered([batch], environment=World(), store=store, overlap=overlap, analyse=unreachable)
+    assert not notes_of(store)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
 
 import pure_server
-from pure_world import Ended, PureNetwork, differences, left_by, rows, settings, write_world
+from pure_world import Ended, PureNetwork, TooLong, differences, left_by, rows, settings, write_world
 from reflact import Trainer, events, loading, wiring
 from reflact.calls import Intent, StoredReply
 from reflact.ports import Committed
@@ -48,6 +48,13 @@ POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19}
 EARLY_POINTS = 6
 SEEDS = range(7, 17)
 """Where a run is looked for in which everything happens: the first of them should do."""
+
+
+def crowded(body: dict[str, Any], sample: str) -> str:
+    """Answer as the pure server does; but the first merges of a step are too long, which no store keeps."""
+    if re.match(r"optimizer/merge/step=4/part=\w+%2F\d+%2F0/", sample):
+        raise TooLong
+    return pure_server.answer(body, sample)
 
 
 class Watched(SQLiteStore):
@@ -100,7 +107,7 @@ class WatchedJournal(SQLiteJournal):
 
 async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     """Train to the end over a watched store, and return the samples that were asked for."""
-    network = PureNetwork()
+    network = PureNetwork(crowded)
     plan = wiring.plan(loading.load(config), wiring.Passed(transport=network))
     async with Database(plan.config.out_dir / "run.db", MIGRATIONS) as database:
         store = Watched(database, wrote)
@@ -188,8 +195,8 @@ def assert_goes_on(
     but: tuple[str, ...] = (),
 ) -> None:
     """Check that a new trainer goes on in a folder to the end of the unbroken run, paying nothing twice."""
-    network = network or PureNetwork()
-    paid = {sample for (sample,) in rows(folder, "SELECT sample FROM calls WHERE state = 'settled'")}
+    network = network or PureNetwork(crowded)
+    paid = settled(folder)
     config = {**whole.config, "out_dir": str(folder)}
     summary = anyio.run(Trainer(config, transport=network, approve=approver or Approver()).train)
     assert (summary.status, summary.reason) == ("completed", None)
@@ -197,7 +204,13 @@ def assert_goes_on(
     assert not paid & set(network.samples)
     if not but:
         assert max(Counter(network.samples).values(), default=1) == 1
-        assert paid | set(network.samples) == set(whole.samples)
+        assert settled(folder) == settled(Path(whole.config["out_dir"]))
+        assert set(network.samples) <= set(whole.samples)
+
+
+def settled(folder: Path) -> set[str]:
+    """Return the samples of the calls that a run has paid for."""
+    return {sample for (sample,) in rows(folder, "SELECT sample FROM calls WHERE state = 'settled'")}
 
 
 # -------------------------------------------------------------------------------------- named moments

@@ -23,6 +23,7 @@ from reflact.testing import Fault, FaultyTransport, Refused, TimedOut
 
 HURRY = 50
 NEVER = 1e6
+DEATHS = 12
 HERE = Path(__file__).parent
 REFLACT = (sys.executable, "-c", "from reflact.cli import main; main()")
 
@@ -41,12 +42,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_world(tmp_path_factory.mktemp("world"))
 
 
+class Clean(NamedTuple):
+    """What a run leaves whose provider never fails, and the samples that it asked for, in order."""
+
+    ended: Ended
+    samples: list[str]
+
+    def asked(self, words: str) -> int:
+        """Return how many requests came before the last one whose sample begins with words."""
+        return max(n for n, sample in enumerate(self.samples) if sample.startswith(words))
+
+
 @pytest.fixture(scope="module")
-def clean(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """What a run leaves whose provider never fails."""
-    folder = tmp_path_factory.mktemp("clean")
-    anyio.run(Trainer(impatient(world, folder), transport=PureNetwork()).train)
-    return left_by(folder)
+def clean(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
+    """A run whose provider never fails."""
+    folder, network = tmp_path_factory.mktemp("clean"), PureNetwork()
+    anyio.run(Trainer(impatient(world, folder), transport=network).train)
+    return Clean(left_by(folder), network.samples)
 
 
 # ------------------------------------------------------------------------------------------- in passing
@@ -83,7 +95,7 @@ class Passing:
         return Refused(status=429, headers=(("retry-after", "0"),)) if len(self.failed) % 2 else TimedOut()
 
 
-def test_failures_in_passing_change_nothing(world: Path, clean: Ended, tmp_path: Path) -> None:
+def test_failures_in_passing_change_nothing(world: Path, clean: Clean, tmp_path: Path) -> None:
     """With 10% of the rollouts refused with 429 or without an answer at first, a run leaves what it would."""
     config = impatient(world, tmp_path)
     for role in config["models"].values():
@@ -92,8 +104,8 @@ def test_failures_in_passing_change_nothing(world: Path, clean: Ended, tmp_path:
     trainer = Trainer(config, transport=FaultyTransport(PureNetwork(), passing))
     summary = anyio.run(trainer.train, backend_options={"loop_factory": HurriedLoop})
     assert summary.status == "completed"
-    assert differences(left_by(tmp_path), clean) == []
-    assert len(passing.failed) > len(clean.rollouts) / 20
+    assert differences(left_by(tmp_path), clean.ended) == []
+    assert len(passing.failed) > len(clean.ended.rollouts) / 20
 
 
 # --------------------------------------------------------------------------------------------- for good
@@ -158,6 +170,42 @@ def test_a_provider_that_dies_fails_the_run(world: Path, server: Server, tmp_pat
     assert differences(left_by(tmp_path / "broken"), left_by(tmp_path / "whole")) == []
 
 
+class Mortal(PureNetwork):
+    """Answers so many requests, and none after them."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__()
+        self._left = answers
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self._left -= 1
+        if self._left < 0:
+            raise httpx.ConnectError("the line is dead", request=request)
+        return await super().handle_async_request(request)
+
+
+def assert_nothing_is_lost(world: Path, clean: Clean, folder: Path, *, answers: int) -> None:
+    """Check that a run whose provider dies after so many answers fails, and once it is back ends as clean."""
+    summary = anyio.run(Trainer(impatient(world, folder), transport=Mortal(answers)).train)
+    assert summary.status == "failed"
+    anyio.run(Trainer(impatient(world, folder), transport=PureNetwork()).train)
+    assert differences(left_by(folder), clean.ended) == []
+
+
+@pytest.mark.parametrize("moment", range(DEATHS))
+def test_what_an_outage_cut_off_is_tried_again(
+    world: Path, clean: Clean, tmp_path: Path, moment: int
+) -> None:
+    """Whenever a provider dies, a restart leaves nothing unmeasured and goes on to the unbroken end."""
+    answers = 2 + moment * clean.asked("optimizer/") // DEATHS
+    assert_nothing_is_lost(world, clean, tmp_path, answers=answers)
+
+
+def test_a_comparison_that_an_outage_cut_off_is_made_again(world: Path, clean: Clean, tmp_path: Path) -> None:
+    """A provider that dies within an epoch's comparison leaves no gap in what the memory is made from."""
+    assert_nothing_is_lost(world, clean, tmp_path, answers=clean.asked("optimizer/meta_skill") - 1)
+
+
 # -------------------------------------------------------------------------------------- for one decision
 
 
@@ -209,28 +257,30 @@ DECISIONS = pytest.mark.parametrize(
 
 @DECISIONS
 def test_an_unmeasured_decision_stops_the_run(
-    world: Path, clean: Ended, tmp_path: Path, decision: Decision
+    world: Path, clean: Clean, tmp_path: Path, decision: Decision
 ) -> None:
     """Below coverage a decision is tried once more, then the run fails with nothing of it committed."""
     heard: list[events.Event] = []
     trainer = Trainer(impatient(world, tmp_path), transport=Outage(world, decision.words))
     summary = anyio.run(_told, trainer, heard.append)
     repeated = [event for event in heard if isinstance(event, events.Repeated)]
-    assert [event.reason[: len(decision.name)] for event in repeated] == [decision.name]
+    assert [(e.step, e.reason[: len(decision.name)]) for e in repeated] == [
+        (decision.commit[1], decision.name)
+    ]
     assert summary.status == "failed"
     assert str(summary.reason).startswith(decision.name)
     commits = rows(tmp_path, "SELECT number, kind, step, record, state FROM commits ORDER BY number")
-    assert commits == clean.commits[: len(commits)]
-    assert clean.commits[len(commits)][1:3] == decision.commit
+    assert commits == clean.ended.commits[: len(commits)]
+    assert clean.ended.commits[len(commits)][1:3] == decision.commit
     assert not rows(tmp_path, "SELECT 1 FROM journal WHERE label LIKE 'unmeasured/%'")
 
     anyio.run(Trainer(impatient(world, tmp_path), transport=PureNetwork()).train)
-    assert differences(left_by(tmp_path), clean) == []
+    assert differences(left_by(tmp_path), clean.ended) == []
 
 
 @DECISIONS
 def test_a_decision_is_measured_the_second_time(
-    world: Path, clean: Ended, tmp_path: Path, decision: Decision
+    world: Path, clean: Clean, tmp_path: Path, decision: Decision
 ) -> None:
     """Where the provider is back when an unmeasured decision is repeated, the run leaves what it would."""
     network = Outage(world, decision.words)
@@ -244,4 +294,4 @@ def test_a_decision_is_measured_the_second_time(
     summary = anyio.run(_told, Trainer(impatient(world, tmp_path), transport=network), hear)
     assert summary.status == "completed"
     assert len(repeated) == 1
-    assert differences(left_by(tmp_path), clean) == []
+    assert differences(left_by(tmp_path), clean.ended) == []

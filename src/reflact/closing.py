@@ -76,7 +76,7 @@ class EpochEnd:
         if epoch == 1 or state.last_hash is None:
             return self._reserve(record, current, state)
         earlier = await self._store.skill(state.last_hash)
-        pairs = await self._compared(earlier, current, epoch=epoch, step=state.step)
+        pairs, used = await self._compared(earlier, current, epoch=epoch, step=state.step)
         record = record.model_copy(update={"compared": tuple(pair.outcome for pair in pairs)})
         if not pairs:
             nothing = Fallback(
@@ -89,9 +89,10 @@ class EpochEnd:
         shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
         if self._config.meta_skill.enabled:
             record = await self._remember(record, earlier, current, shown, state)
+            await note_unmeasured(used, journal=self._journal, step=state.step)
         if not self._config.slow_update.enabled:
             return Closed(record=record)
-        return await self._guide(record, earlier, current, shown, state)
+        return await self._guide(record, earlier, current, shown, state, used=used)
 
     def _reserve(self, record: EpochRecord, current: Skill, state: RunState) -> Closed:
         if not self._config.slow_update.enabled or self._config.slow_update.gated:
@@ -102,7 +103,12 @@ class EpochEnd:
 
     async def _compared(
         self, earlier: Skill, current: Skill, *, epoch: int, step: int
-    ) -> tuple[Compared, ...]:
+    ) -> tuple[tuple[Compared, ...], Sequence[Rollout]]:
+        """Return the pairs and the rollouts that they come from.
+
+        Absences among these are noted when a model has answered to the pairs, not before: what the same
+        outage cut off as the answer is then tried again.
+        """
         slow = self._config.slow_update
         used: list[Rollout] = []
 
@@ -122,8 +128,7 @@ class EpochEnd:
             seed=self._config.seed,
             epoch=epoch,
         )
-        await note_unmeasured(used, journal=self._journal, step=step)
-        return pairs
+        return pairs, used
 
     async def _remember(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
@@ -145,7 +150,14 @@ class EpochEnd:
         return record.model_copy(update={"meta": reply.memory})
 
     async def _guide(
-        self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
+        self,
+        record: EpochRecord,
+        earlier: Skill,
+        current: Skill,
+        shown: str,
+        state: RunState,
+        *,
+        used: Sequence[Rollout],
     ) -> Closed:
         reply = await slow_update(
             earlier,
@@ -158,6 +170,7 @@ class EpochEnd:
             step=record.step,
             epoch=record.epoch,
         )
+        await note_unmeasured(used, journal=self._journal, step=record.step)
         if isinstance(reply, Refusal):
             record = _with_fallback(record, "slow_update", reply, "the guidance stays as it was")
             return Closed(record=record.model_copy(update={"slow": SlowUpdate(action="refused")}))

@@ -114,8 +114,12 @@ class EditsApplied(_Event):
 
 
 class GateLooked(_Event):
-    """The gate asked for more rollouts: ``n`` items of a trial on both sides, for a decision of ``part``."""
+    """Live: the gate asks for rollouts: ``n`` items of a trial on both sides, for a decision of ``part``.
 
+    The looks of a decision that could not be measured and is taken again are no part of the history.
+    """
+
+    durable: ClassVar[bool] = False
     kind: Literal["gate_looked"] = "gate_looked"
     part: str
     trial: int

@@ -26,19 +26,17 @@ class Rolls:
 
     Args:
         house: The run's collaborators.
-        emit: Told of progress, which is not stored.
-        tell: Told of what the gate asks for, which is.
+        emit: Told of progress and of what the gate asks for, which is not stored.
 
     Attributes:
         surplus: Rollouts that had finished when a decision was clear without them.
     """
 
-    def __init__(self, house: House, *, emit: Emit, tell: Emit) -> None:
+    def __init__(self, house: House, *, emit: Emit) -> None:
         self._house = house
         self._plan = house.plan
         self._config = house.plan.config
         self._emit = emit
-        self._tell = tell
         self._journal = house.store.journal(house.plan.run_id)
         self._validation = {item.id: item for item in house.plan.data.val}
         self.surplus = 0
@@ -86,7 +84,7 @@ class Rolls:
                 finished += 1
                 await count(rollout)
 
-            await self._tell(
+            await self._emit(
                 events.GateLooked(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
             )
             pairs = await rollout_pairs(

@@ -70,7 +70,7 @@ class Run:
         train = self._config.train
         self._per_epoch = steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
         self._total = self._per_epoch * train.num_epochs
-        self.rolls = Rolls(house, emit=emit, tell=self._emit)
+        self.rolls = Rolls(house, emit=emit)
         self._judge = Judge(
             plan,
             store=store,
@@ -126,10 +126,10 @@ class Run:
             per_epoch=self._per_epoch,
         )
         while state.step < self._total:
-            state = await self._twice(self._close_epoch, state)
-            state = await self._twice(lambda now: self._step(steps, now, records), state)
-        state = await self._twice(self._close_epoch, state)
-        state = await self._twice(self._promote, state)
+            state = await self._twice(self._close_epoch, state, state.step)
+            state = await self._twice(lambda now: self._step(steps, now, records), state, state.step + 1)
+        state = await self._twice(self._close_epoch, state, state.step)
+        state = await self._twice(self._promote, state, state.step)
         with self._clock.stage("final test"):
             self._measured = await self.ending.measure(state)
 
@@ -224,12 +224,14 @@ class Run:
         alpha = self._judge.alpha(state, step=state.step)
         return await self._commit(promotion, after_promotion(state, promotion, alpha, undecided), [])
 
-    async def _twice(self, work: Callable[[RunState], Awaitable[RunState]], state: RunState) -> RunState:
-        """Do what changes the state; once more where too little of it could be measured."""
+    async def _twice(
+        self, work: Callable[[RunState], Awaitable[RunState]], state: RunState, step: int
+    ) -> RunState:
+        """Do what changes the state; once more where too little of it could be measured in a step."""
         try:
             return await work(state)
         except Unmeasured as error:
-            await self._sink(events.Repeated(run_id=self.id, step=state.step + 1, reason=str(error)))
+            await self._sink(events.Repeated(run_id=self.id, step=step, reason=str(error)))
         return await work(state)
 
     async def _commit(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> RunState:

@@ -37,8 +37,10 @@ async def gather(
 ) -> tuple[tuple[Rollout, ...], tuple[Report, ...]]:
     """Roll out a step's batches with feedback and have them analysed.
 
-    The absence of unmeasured rollouts is journalled before the first analyst that starts after them in
-    their batch's order, or with the last one of the step.
+    The absence of unmeasured rollouts is used by the first analyst that gives a report on cases after them
+    in their batch's order, and journalled before its report is returned; all are with the last one of the
+    step. An analyst that an outage keeps from reporting has used nothing, so that a restart tries what the
+    same outage cut off again.
 
     Args:
         batches: The step's accumulated batches. An item that occurs in several has a trial for each.
@@ -87,8 +89,9 @@ async def gather(
         return [_Case(minibatch, tuple(prefix)) for minibatch in filled]
 
     async def study(case: _Case) -> Report:
+        report = await analyse(case.minibatch)
         await note_unmeasured(case.known, journal=journal, step=step)
-        return await analyse(case.minibatch)
+        return report
 
     rows, early = await fan_out_then(
         runner.run, lanes, ready=ready, then=study, limit=limit, then_limit=config.concurrency
