@@ -547,7 +547,7 @@ async def test_a_redirected_call_keeps_its_identity() -> None:
 
 async def test_a_streamed_answer_is_kept_in_its_pieces() -> None:
     """A body that came in pieces is stored and given back in the same pieces."""
-    pieces = ['data: {"choices": []}\n\n', "data: ü", "\n\ndata: [DONE]\n\n"]
+    pieces = ['data: {"choices": []}\n\n', 'data: "ü', '"\n\ndata: [DONE]\n\n']
 
     class Streaming(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
