@@ -177,6 +177,26 @@ def test_a_blocked_event_loop_does_not_keep_the_process() -> None:
     assert_in_order(process, errors, 143)
 
 
+def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
+    """Whoever is asked about a candidate and interrupts instead waits for no grace, and need not answer."""
+    terminal, keyboard = os.openpty()
+    with (
+        world(tmp_path, Endpoint(), grace=HANGS) as path,
+        reflact_process("train", path, "--review", "--set", "gate.policy=strict", stdin=keyboard) as process,
+    ):
+        assert process.stderr is not None
+        said = ""
+        while "take it?" not in said:
+            said += process.stderr.read(1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    os.close(terminal)
+    os.close(keyboard)
+    assert process.returncode == 130
+    assert "what is under way may finish" in errors
+    assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by SIGINT")]
+
+
 def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:
     """`eval` is no run: the first interrupt ends it, in one line, with code 130."""
     endpoint = Endpoint(every)

@@ -11,7 +11,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from reflact.calls import Rendered, Reply, ReplyModel, Sample
-from reflact.ports import LLM, Environment, Session
+from reflact.ports import LLM, Approve, Environment, Session
+from reflact.records import Review
 from reflact.types import Graded, Item, Split
 from reflact.wiring import House
 
@@ -25,8 +26,9 @@ class Brake:
     """Halts one start of a run once it is pulled.
 
     From then on rollouts and calls of the optimizer that would begin are held back. The run is cancelled
-    when it has committed, when all that is under way has finished and something is held back, or when the
-    grace is over, whichever comes first. Cancelling cannot be mistaken for a failure of what it ends.
+    when it has committed, when all that is under way has finished and something is held back or waits for a
+    person, or when the grace is over, whichever comes first. Cancelling cannot be mistaken for a failure of
+    what it ends.
 
     Args:
         grace: Seconds that what is under way may take.
@@ -40,7 +42,7 @@ class Brake:
         self._grace = grace
         self._scope: anyio.CancelScope | None = None
         self._under_way = 0
-        self._held_back = False
+        self._stuck = False
 
     @property
     def halted(self) -> bool:
@@ -52,6 +54,7 @@ class Brake:
         if self.reason is None:
             self.reason = reason
             self._end_within(self._grace)
+            self._settle()
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -65,7 +68,7 @@ class Brake:
     async def piece(self) -> AsyncIterator[None]:
         """Hold a piece of work back where the brake is pulled, else count it as under way."""
         if self.reason is not None:
-            self._held_back = True
+            self._stuck = True
             self._settle()
             await anyio.sleep_forever()
         self._under_way += 1
@@ -75,6 +78,15 @@ class Brake:
             self._under_way -= 1
             self._settle()
 
+    @contextmanager
+    def person(self) -> Iterator[None]:
+        """A block that waits for a person: the run does not go on by itself, and gets no grace for it."""
+        self._stuck = True
+        try:
+            yield
+        finally:
+            self._stuck = self.reason is not None
+
     async def committed(self) -> None:
         """Halt here where the brake is pulled."""
         if self.reason is not None:
@@ -82,12 +94,22 @@ class Brake:
             await checkpoint()
 
     def _settle(self) -> None:
-        if self._held_back and not self._under_way:
+        if self.reason is not None and self._stuck and not self._under_way:
             self._end_within(BREATH_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
         if self._scope is not None:
             self._scope.deadline = min(self._scope.deadline, anyio.current_time() + seconds)
+
+
+def patient(approve: Approve, brake: Brake) -> Approve:
+    """Return an approver that is not waited for once the brake is pulled."""
+
+    async def ask(review: Review) -> bool | str:
+        with brake.person():
+            return await approve(review)
+
+    return ask
 
 
 def braked(house: House, brake: Brake) -> House:

@@ -12,7 +12,7 @@ import anyio
 from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
-from reflact.halting import Brake, braked
+from reflact.halting import Brake, braked, patient
 from reflact.ports import LLM, Approve, Environment, Target
 from reflact.results import RunSummary, Scored, Status
 from reflact.rolling import Emit
@@ -102,9 +102,10 @@ class Trainer:
 
     async def _train(self, emit: Emit) -> RunSummary:
         brake = self._brake
+        approve = None if self._approve is None else patient(self._approve, brake)
         try:
             async with wiring.compose(self._plan, self._passed) as house:
-                return await self._run(Run(braked(house, brake), emit, self._approve, brake), brake, emit)
+                return await self._run(Run(braked(house, brake), emit, approve, brake), brake, emit)
         finally:
             self._brake = self._new_brake()
 
