@@ -25,7 +25,7 @@ from training_process import train
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
 RUNS = 4
-KILLS_EACH = 5
+KILLS_EACH = 4
 IN_FLIGHT = 16
 SEED = 20260
 LATEST_SECONDS = 0.03

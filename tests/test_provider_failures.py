@@ -23,7 +23,7 @@ from reflact.testing import Fault, FaultyTransport, Refused, TimedOut
 
 HURRY = 50
 NEVER = 1e6
-DEATHS = 12
+DEATHS = 8
 HERE = Path(__file__).parent
 REFLACT = (sys.executable, "-c", "from reflact.cli import main; main()")
 
