@@ -425,6 +425,23 @@ def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[s
     assert run(main) == (10.0, 10.0)
 
 
+def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
+    """Of a queue that first waits for its turns and then for slots, only the first part teaches anything."""
+
+    async def main() -> float:
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.lease(limits(concurrency=2)) as lease:
+            await call(lease, [], status=429)
+            await anyio.sleep(5)
+            async with group() as tasks:
+                for number in range(30):
+                    seconds = 0.0 if number < 5 else 10.0
+                    tasks.start_soon(lambda seconds: call(lease, [], seconds=seconds), seconds)
+        return endpoint.rate or 0.0
+
+    assert 2.0 < run(main) < 10.0
+
+
 def test_a_rate_that_holds_calls_back_grows() -> None:
     """The same load without other bounds finds that the endpoint serves more."""
 
@@ -485,39 +502,38 @@ def test_a_rate_grows_evenly_to_what_was_refused_and_faster_beyond() -> None:
 # -------------------------------------------------------------------------------------------------- leases
 
 
-async def refused_calls(lease: Lease, count: int) -> list[object]:
-    """Make calls of a role and return what they are refused with."""
-    said: list[object] = []
+async def refused_calls(lease: Lease, count: int) -> list[float]:
+    """Make calls of a role that is refused half a second later, and return when they were told."""
+    told: list[float] = []
 
     async def one() -> None:
         try:
             async with lease.admit(1):
                 await anyio.sleep(1)
-        except Refused as refused:
-            said.append(refused.said)
+        except Refused:
+            told.append(anyio.current_time())
 
     async with group() as tasks:
         for _ in range(count):
             tasks.start_soon(one)
         await anyio.sleep(0.5)
         lease.refuse(httpx.Response(401))
-    return said
+    return told
 
 
 def test_a_refused_role_is_admitted_no_more() -> None:
     """Waiting calls of the role end at once, later ones too; the other role goes on."""
 
-    async def main() -> tuple[int, float, list[float], int]:
+    async def main() -> tuple[list[float], list[float], int]:
         endpoint, done = Endpoint("e"), list[float]()
         with endpoint.lease(limits(concurrency=2)) as one, endpoint.lease(limits(concurrency=2)) as other:
-            said = await refused_calls(one, 10)
-            at = anyio.current_time()
+            told = await refused_calls(one, 10)
             with pytest.raises(Refused):
                 await call(one, [])
             await call(other, done)
-        return len(said), at, done, endpoint.in_flight + endpoint.waiting
+        return told, done, endpoint.in_flight + endpoint.waiting
 
-    assert run(main) == (8, 1.0, [1.0], 0)
+    assert run(main) == ([0.5] * 8, [1.0], 0)
 
 
 def test_the_first_refusal_of_a_role_counts() -> None:
