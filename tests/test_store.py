@@ -288,9 +288,7 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
         for left, part in ((older, parts), (older, b""), (b"", b"")):
             path.write_bytes(left)
             log.write_bytes(part)
-            with pytest.raises(
-                StoreError, match=r"holds \d commits of run r, which made 2: .*run.db-wal"
-            ):
+            with pytest.raises(StoreError, match=r"holds \d commits of run r, which made 2: .*run.db-wal"):
                 async with open_store(path, lease=lease):
                     pass
             assert path.read_bytes() == left
