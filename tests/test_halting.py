@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +212,33 @@ async def test_a_pulled_brake_keeps_its_first_reason() -> None:
     assert brake.reason == "first"
 
 
+async def test_a_run_halts_at_its_commit() -> None:
+    """Once the brake is pulled nothing is gone on with after a commit, stored answers or not."""
+    brake, went_on = Brake(GRACE), False
+    with brake.run():
+        await brake.committed()
+        brake.pull("enough")
+        await brake.committed()
+        went_on = True
+    assert brake.halted
+    assert not went_on
+
+
 # ----------------------------------------------------------------------------------------------- cancel
+
+
+async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path: Path) -> None:
+    """A store that refuses the last words of a cancelled run does not turn its end into an error."""
+
+    def begun(number: int) -> None:
+        if number == 3:
+            with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as other:
+                other.execute("DROP TABLE stage_times")
+            task.cancel()
+
+    task = asyncio.create_task(trainer(settings(tmp_path), Watched(begun)).train())
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize("hanging", [1, 2 * VALIDATION + 2, 2 * VALIDATION + 7])

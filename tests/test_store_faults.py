@@ -127,10 +127,10 @@ def assert_one_error(stderr: str, *words: str) -> None:
 
 
 def overwritten(path: Path) -> None:
-    """Put other bytes into pages in the middle."""
+    """Put other bytes into a page that holds an answer, which starting does not come by."""
     content = path.read_bytes()
-    middle = len(content) // PAGE // 2 * PAGE
-    path.write_bytes(content[:middle] + b"\xff" * 3 * PAGE + content[middle + 3 * PAGE :])
+    place = content.rfind(b"chat.completion") // PAGE * PAGE
+    path.write_bytes(content[:place] + b"\xff" * PAGE + content[place + PAGE :])
 
 
 def halved(path: Path) -> None:
