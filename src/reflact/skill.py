@@ -334,7 +334,7 @@ def _fitted(words: str, text: str) -> str:
     crlf, all_breaks = text.count("\r\n"), text.count("\n")
     if 0 < crlf < all_breaks:
         return words
-    return re.sub(r"\r?\n", newline(text), words)
+    return re.sub(r"\r*\n", newline(text), words)
 
 
 def _lines(text: str) -> list[str]:
