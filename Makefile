@@ -9,11 +9,12 @@ PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 endif
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check lint types format docs wheel-test clean
+.PHONY: help demo test chaos check lint types format docs wheel-test clean
 
 help:
 	@echo 'make demo        a complete training run from recorded replies, into $(OUT)'
 	@echo 'make test        the test suite'
+	@echo 'make chaos       a run against a provider that fails in many ways, beside the same run against a calm one'
 	@echo 'make check       everything that CI checks: lint, types, tests, docs, the built wheel'
 	@echo 'make format      rewrite the sources in the house format'
 	@echo 'make docs        write the generated pages of docs/ anew'
@@ -25,6 +26,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/chaos.py
 
 check: lint types wheel-test test
 

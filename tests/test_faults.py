@@ -109,11 +109,13 @@ async def test_each_failed_attempt_is_counted() -> None:
 
 async def test_what_is_garbled_to_the_end_is_told() -> None:
     """An answer that is malformed in all attempts is an error that shows it, and nothing is stored."""
-    store, provider = await opened(), Endpoint(CUT, CUT)
+    store, provider = await opened(), Endpoint(CUT, CUT, GOOD)
     async with connected(provider, config(max_retries=1), store=store) as client:
         with pytest.raises(ProviderDown, match="no chat completion"):
             await client.ask(PROMPT, Text, sample=sample())
-    assert len(provider.requests) == 2
+        assert len(provider.requests) == 2
+        reply = await client.ask(PROMPT, Text, sample=sample())
+    assert (reply.value.text, len(provider.requests)) == ("fine", 3)
     assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
 
 

@@ -118,7 +118,7 @@ class ModelConfig(Section):
     max_retries: int = Field(
         5,
         ge=0,
-        description="Repeats after connection errors, time-outs, 408, 409, 429 and 5xx.",
+        description="Repeats after connection errors, time-outs, 408, 409, 429, 5xx and garbled answers.",
         json_schema_extra=CHANGEABLE,
     )
     price: Price | None = Field(
