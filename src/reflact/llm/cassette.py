@@ -19,6 +19,7 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
+from reflact.llm.network import Network
 from reflact.llm.retries import Pieces, kept_headers
 from reflact.llm.secrets import ScrubTransport
 from reflact.types import Frozen, canonical, digest
@@ -58,7 +59,7 @@ async def open_cassette(
         if inner is not None:
             yield RecordTransport(ScrubTransport(inner), file, known)
             return
-        async with httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None)) as network:
+        async with Network() as network:
             yield RecordTransport(ScrubTransport(network), file, known)
 
 

@@ -30,6 +30,7 @@ from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
 from reflact.llm.limits import endpoint_for
 from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
+from reflact.llm.network import Network
 from reflact.llm.paying import PayingTransport
 from reflact.llm.prices import usd_of
 from reflact.llm.retries import RetryTransport
@@ -119,9 +120,7 @@ class Client:
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
-            network = await self._stack.enter_async_context(
-                httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
-            )
+            network = await self._stack.enter_async_context(Network())
         lease = self._stack.enter_context(endpoint_for(self._config))
         paying = PayingTransport(
             ScrubTransport(network),
