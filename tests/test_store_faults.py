@@ -37,6 +37,9 @@ Rows = Mapping[str, frozenset[Any]]
 KEPT = ("replies", "rollouts", "skills", "commits", "journal", "events")
 PAGE = 4096
 
+IN_FLIGHT = 16
+"""Calls that may be in flight: eight for each role."""
+
 
 class World(NamedTuple):
     """A configuration whose endpoint answers, and what its run of two steps leaves if nothing happens."""
@@ -71,7 +74,7 @@ class World(NamedTuple):
     def goes_on(self, before: Rows, *, flown: int = 0) -> None:
         """Check that the same command ends as if nothing had happened, and has lost and repeated nothing.
 
-        ``flown`` calls may be repeated: they were in flight when a process was killed.
+        ``flown`` calls may be repeated: they were in flight when the run was cut off.
         """
         done = reflact("train", self.config)
         assert done.exit_code == 0, done.output
@@ -189,7 +192,7 @@ def test_a_lost_write_ahead_log(place: World, tmp_path: Path) -> None:
     assert_one_error(done.stderr, "holds 0 commits .* made 2: .* run.db-wal")
     assert place.database.read_bytes() == alone
     aside.rename(log)
-    place.goes_on(kept(place.out_dir), flown=32)
+    place.goes_on(kept(place.out_dir), flown=IN_FLIGHT)
 
 
 # ---------------------------------------------------------------------------- full, small and read-only disks
@@ -246,7 +249,7 @@ def test_a_full_disk(place: World, tmp_path: Path, kilobytes: int, code: int) ->
     before = kept(tmp_path / "full") if code == 1 else {name: frozenset() for name in KEPT}
     assert_kept(tmp_path / "again", before)
     assert differences(left_by(tmp_path / "again"), place.whole) == []
-    assert len(set(place.endpoint.samples)) == len(place.endpoint.samples)
+    assert len(place.endpoint.samples) - len(set(place.endpoint.samples)) <= IN_FLIGHT
     place.out_dir.mkdir(exist_ok=True)
 
 
@@ -262,7 +265,7 @@ def test_a_limit_on_the_size_of_files(place: World) -> None:
         _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 1, errors
     assert_one_error(errors, re.escape(str(place.database)), "limit on the size of files")
-    place.goes_on(kept(place.out_dir))
+    place.goes_on(kept(place.out_dir), flown=IN_FLIGHT)
 
 
 READ_ONLY = """

@@ -48,8 +48,8 @@ class Refusing:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Refuse a request."""
-        asked_of(handler)
         self.requests += 1
+        asked_of(handler)
         send(handler, {"error": self._body}, self._status)
 
 
