@@ -110,11 +110,6 @@ class Rollout(Frozen):
     feedback: str | None = None
     error: str | None = None
 
-    @property
-    def failed(self) -> bool:
-        """True for a scored rollout without any success; an unmeasured one has not failed."""
-        return failed(self, None)
-
 
 def failed(rollout: Rollout, threshold: float | None) -> bool:
     """Whether a scored rollout's hard score is below a threshold, or 0 where there is none.

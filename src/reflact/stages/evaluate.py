@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 from reflact.early_stop import settled
-from reflact.gate import Metric, measure, score
+from reflact.gate import Metric, measure, score, weighed
 from reflact.paired import Ask, Pair, Ruling, Setting, covered, look, rule
 from reflact.types import (
     Candidate,
@@ -43,13 +43,7 @@ class Scale(Frozen):
 
     def value(self, value: Score) -> float:
         """Return a score on this scale, in 0..1."""
-        match self.metric:
-            case "hard":
-                return value.hard
-            case "soft":
-                return value.soft
-            case "mixed":
-                return (1 - self.mixed_weight) * value.hard + self.mixed_weight * value.soft
+        return weighed(value.hard, value.soft, metric=self.metric, mixed_weight=self.mixed_weight)
 
     def solved(self, rollout: Rollout) -> bool | None:
         """Return whether a rollout solved its item; None where it is unmeasured."""
