@@ -8,10 +8,10 @@ from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed, Unmeasured
 from reflact.folding import is_better
 from reflact.judging import Judge
-from reflact.ports import Journal, RunStore
+from reflact.ports import Emit, Journal, RunStore
 from reflact.records import Promotion, RunState, Undecided
 from reflact.results import Improvement, Scored
-from reflact.rolling import REPORTED, Emit, Rolls
+from reflact.rolling import REPORTED, Rolls
 from reflact.stages.final_test import Contender, improved, placebo, scored
 from reflact.types import Frozen, Rollout, Split
 from reflact.wiring import Plan

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 from reflact.records import SlowUpdate, Version
-from reflact.results import Improvement, RunSummary, Scored
+from reflact.results import Improvement, RunSummary, Scored, Usage
 from reflact.types import Action, EditResult, Fallback, Frozen, Report, Verdict, digest
 
 Stage = Literal[
@@ -196,6 +196,100 @@ class Progress(_Event):
     note: str = ""
 
 
+class SkillMade(_Event):
+    """A skill version is in the store; version 0 is the initial document."""
+
+    kind: Literal["skill_made"] = "skill_made"
+    version: Version
+
+
+class StageStarted(_Event):
+    """Live: a stage of a step begins."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["stage_started"] = "stage_started"
+    stage: Stage
+
+
+class StageFinished(_Event):
+    """Live: a stage of a step is over, after so many seconds."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["stage_finished"] = "stage_finished"
+    stage: Stage
+    seconds: float
+
+
+class _ModelEvent(_Event):
+    """Base: which call; ``sample`` is its label, equal in all events of its attempts."""
+
+    durable: ClassVar[bool] = False
+    role: str
+    purpose: str
+    sample: str
+
+
+class ModelCalled(_ModelEvent):
+    """Live: a model call is over, all its attempts included.
+
+    ``outcome`` is ``reply`` where a validated reply came of it. ``usage`` counts what came from the store
+    as well; ``stored`` says that nothing was sent.
+    """
+
+    kind: Literal["model_called"] = "model_called"
+    outcome: Literal["reply", "failed"]
+    attempts: int
+    usage: Usage
+    seconds: float
+    stored: bool = False
+
+
+class Drafted(_ModelEvent):
+    """Live: what an attempt has written so far, as JSON that grows and never takes anything back.
+
+    It is not validated: the reply of the call is what counts. ``attempt`` is the attempt's number, from 1.
+    """
+
+    kind: Literal["drafted"] = "drafted"
+    attempt: int
+    draft: JsonValue
+
+
+class DraftReset(_ModelEvent):
+    """Live: what was drafted so far counts for nothing; another attempt begins, or the call has failed."""
+
+    kind: Literal["draft_reset"] = "draft_reset"
+    attempt: int
+    reason: str
+
+
+class BudgetMoved(_Event):
+    """Live: what all starts of the run have taken, reservations apart, beside the limits."""
+
+    durable: ClassVar[bool] = False
+    kind: Literal["budget_moved"] = "budget_moved"
+    usage: Usage
+    seconds: float
+    max_usd: float | None = None
+    max_tokens: int | None = None
+    max_calls: int | None = None
+    max_seconds: float | None = None
+
+
+class BackedOff(_Event):
+    """Live: an endpoint said that it is asked too much; nothing is sent there for so many seconds.
+
+    ``rate`` is the calls a second at which it goes on, None where no rate was found.
+    """
+
+    durable: ClassVar[bool] = False
+    kind: Literal["backed_off"] = "backed_off"
+    endpoint: str
+    status: int
+    seconds: float
+    rate: float | None = None
+
+
 class Repeated(_Event):
     """Live: too little of a step could be measured, so it is tried again."""
 
@@ -237,7 +331,15 @@ Event = Annotated[
     | TestOpened
     | FinalScore
     | ImprovementMeasured
+    | SkillMade
+    | StageStarted
+    | StageFinished
     | Progress
+    | ModelCalled
+    | Drafted
+    | DraftReset
+    | BudgetMoved
+    | BackedOff
     | Repeated
     | Warned
     | Finished,

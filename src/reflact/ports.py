@@ -21,6 +21,9 @@ R = TypeVar("R", bound=ReplyModel)
 Committed = StepRecord | EpochRecord | Promotion
 """What a run commits, each with the state after it."""
 
+Emit = Callable[[Event], Awaitable[None]]
+"""Is told of everything that happens; waits where whoever listens is slow."""
+
 Approve = Callable[[Review], Awaitable[bool | str]]
 """Looks at a candidate that the gate would accept: True lets it pass; False, or a reason, is a veto."""
 

@@ -7,12 +7,11 @@ from functools import partial
 
 from reflact import events
 from reflact.paired import Ask
+from reflact.ports import Emit
 from reflact.stages.evaluate import Duel, Duels, Until
 from reflact.stages.rollout import rollout, rollout_pairs
 from reflact.types import Item, Rollout, Skill, Split
 from reflact.wiring import House
-
-Emit = Callable[[events.Event], Awaitable[None]]
 
 REPORTED = 1_000_000_000
 """Number of the first trial that reported scores come from; no gate reads it or a later one."""

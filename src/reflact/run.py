@@ -26,10 +26,10 @@ from reflact.folding import (
 from reflact.gate import measure
 from reflact.halting import Brake
 from reflact.judging import Judge
-from reflact.ports import Approve, Committed
+from reflact.ports import Approve, Committed, Emit
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord
 from reflact.results import RunSummary, Status
-from reflact.rolling import Emit, Rolls
+from reflact.rolling import Rolls
 from reflact.steps import Steps
 from reflact.summing import counted
 from reflact.tasks import beside, seen_through

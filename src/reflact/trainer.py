@@ -13,9 +13,8 @@ from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
 from reflact.halting import Brake, braked, patient
-from reflact.ports import LLM, Approve, Environment, Target
+from reflact.ports import LLM, Approve, Emit, Environment, Target
 from reflact.results import RunSummary, Scored, Status
-from reflact.rolling import Emit
 from reflact.run import Run
 from reflact.stages.final_test import Contender, scored
 from reflact.tasks import Stream

@@ -1,0 +1,225 @@
+"""The values of calibration: transitions, evaluations of them, contrast pairs, memory cards.
+
+They are pure and stand to the left of the ports, since the store keeps them and the calibration corridor
+works with them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from reflact.types import Frozen, digest
+
+Phi = Annotated[float, Field(ge=0, le=10)]
+"""How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+MISTAKES: Final = ("credit_for_intention", "inflated_score", "ignored_evidence", "scale_inconsistency")
+"""The kinds of mistakes that critics are known to make; users may add their own."""
+
+Construction = Literal[
+    "other_purpose", "no_effect", "claim_for_effect", "evidence_withdrawn", "progress_reversed", "asked"
+]
+"""How the wrong side of a pair came about: an input perturbed in a named way, or a mistake asked for."""
+
+GoldSource = Literal["program", "human", "agreement"]
+
+# ----------------------------------------------------------------------------------------- transitions
+
+
+class Action(Frozen):
+    """What an agent did: a tool's name, or what stands for one, and its arguments."""
+
+    name: str
+    arguments: JsonValue = None
+
+
+class Transition(Frozen):
+    """One step of an agent; states are text or JSON values and are kept whole."""
+
+    before: JsonValue
+    action: Action
+    after: JsonValue
+
+    @property
+    def changed(self) -> bool:
+        """Whether the states differ, in any way."""
+        return digest(self.before) != digest(self.after)
+
+
+class Evaluation(Frozen):
+    """How far a transition brought an agent, as somebody judged it.
+
+    ``evidence`` quotes what the judgement rests on; ``confidence`` is the probability, by its own account,
+    that the judgement is right.
+    """
+
+    phi_before: Phi
+    phi_after: Phi
+    reasoning: str
+    evidence: tuple[str, ...] = ()
+    confidence: Share = 0.5
+
+    @property
+    def delta(self) -> float:
+        """The change, in -10..10."""
+        return self.phi_after - self.phi_before
+
+
+class Gold(Frozen):
+    """What is right for a transition, who says so, and how far those who say so are apart (0 for one)."""
+
+    phi_before: Phi
+    phi_after: Phi
+    source: GoldSource
+    spread: float = Field(default=0.0, ge=0, le=10)
+    reasoning: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+class ScoreEvent(Frozen):
+    """One scored step of a trace."""
+
+    step: int = Field(ge=0)
+    transition: Transition
+    evaluation: Evaluation
+    gold: Gold | None = None
+
+
+# ----------------------------------------------------------------------------------------------- cards
+
+CardKind = Literal[
+    "purpose_contract",
+    "user_preference",
+    "skill_card",
+    "episodic_case",
+    "failure_pattern",
+    "critic_calibration",
+    "tool_policy",
+]
+
+CardStatus = Literal["candidate", "quarantined", "promoted", "rejected", "archived"]
+
+
+class Scope(Frozen):
+    """For whom a card is meant; an empty field means everyone.
+
+    A card with a field that is not empty is found only by those who name one of its values.
+    """
+
+    roles: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    task_categories: tuple[str, ...] = ()
+    user: str | None = None
+
+
+class Provenance(Frozen):
+    """Where a card comes from; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
+
+    trace_id: str | None = None
+    step: int | None = None
+    prompt: str | None = None
+    model: str | None = None
+
+
+class ContrastPair(Frozen):
+    """A right and a wrong evaluation of one transition, and why the wrong one is wrong.
+
+    Args:
+        purpose: What the agent was to achieve.
+        transition: What both evaluations speak of.
+        right: The correct one: gold, or what independent samples agree on.
+        wrong: One that is wrong by construction, or a mistake that was asked for.
+        why: What makes it wrong, in words.
+        mistake: One of ``MISTAKES``, or a user's own.
+        construction: How the wrong one came about.
+        label: Where the right one comes from.
+        judges: How many blind comparisons were made; 0: none.
+        agreement: The share of them that found the right one; None without judges.
+        scope: For whom the pair's cards are meant.
+        provenance: Where it comes from.
+    """
+
+    purpose: str
+    transition: Transition
+    right: Evaluation
+    wrong: Evaluation
+    why: str
+    mistake: str
+    construction: Construction
+    label: GoldSource
+    judges: int = 0
+    agreement: Share | None = None
+    scope: Scope = Scope(roles=("critic",))
+    provenance: Provenance = Provenance()
+
+    @property
+    def id(self) -> str:
+        """Content hash, 64 hexadecimal digits: equal pairs are one, whoever made them and when."""
+        names = {"purpose", "transition", "right", "wrong", "mistake", "scope"}
+        return digest(self.model_dump(mode="json", include=names))
+
+    @property
+    def difficulty(self) -> float | None:
+        """1 - agreement: 0 where every judge tells right from wrong."""
+        return None if self.agreement is None else 1 - self.agreement
+
+
+class MemoryCard(Frozen):
+    """One thing that was learned.
+
+    The two cards of a contrast pair carry its id as ``pair_id`` and are stored, scanned, promoted and
+    retired together. ``utility`` is measured; 0.5 until something measured it.
+    """
+
+    id: str
+    kind: CardKind
+    status: CardStatus = "candidate"
+    content: str
+    pattern: str = ""
+    strategy: str = ""
+    scope: Scope = Scope()
+    trust: Share = 0.5
+    utility: Share = 0.5
+    version: int = 1
+    pair_id: str | None = None
+    provenance: Provenance = Provenance()
+    created_by: str = ""
+    reason: str | None = None
+    created: datetime | None = None
+    changed: datetime | None = None
+
+
+class Promotion(Frozen):
+    """The evidence on which a batch of pairs was promoted, or was not.
+
+    Args:
+        pair_ids: The batch.
+        promoted: Whether it passed.
+        traces: Traces that the replay test compared, the unit of the test.
+        transitions: Transitions in them.
+        batches_before: Batches tested before it, which share the error probability with it.
+        effect: Mean absolute error without the batch minus with it, so that above 0 is better.
+        low, high: The effect's interval, resampled by trace.
+        p_value: Of the test that decided.
+        alpha: What it was compared with.
+        critic: The critic's identity: model and settings.
+        prompt: Its prompt's name and version.
+    """
+
+    pair_ids: tuple[str, ...]
+    promoted: bool
+    traces: int
+    transitions: int
+    batches_before: int
+    effect: float
+    low: float
+    high: float
+    p_value: float
+    alpha: float
+    critic: str
+    prompt: str
