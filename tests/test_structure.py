@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "reflact"
 
 RANKS = (
-    {"errors", "types", "records", "results"},
+    {"errors", "types", "records", "results", "memory"},
     {
         "calls",
         "roles",
@@ -41,7 +41,7 @@ RANKS = (
         "forecast",
     },
     {"ports"},
-    {"stages", "llm", "store", "environments", "targets", "report"},
+    {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
     {"wiring", "importing"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting"},
     {"cli", "testing"},
