@@ -90,6 +90,26 @@ class ScoreEvent(Frozen):
     gold: Gold | None = None
 
 
+class StateScore(Frozen):
+    """What a critic says of a transition.
+
+    Args:
+        evaluation: What counts, after the guards.
+        raw: What the model said; the median sample where there were several.
+        guarded: The names of the guards that changed something, in the order in which they stand.
+        samples: Evaluations that were asked for.
+        spread: The largest difference between their phi after; 0 for one.
+        pair_ids: The pairs that the prompt showed as worked examples.
+    """
+
+    evaluation: Evaluation
+    raw: Evaluation
+    guarded: tuple[str, ...] = ()
+    samples: int = 1
+    spread: float = Field(default=0.0, ge=0, le=10)
+    pair_ids: tuple[str, ...] = ()
+
+
 # ----------------------------------------------------------------------------------------------- cards
 
 CardKind = Literal[
