@@ -1,0 +1,279 @@
+"""What calibration needs from storage: cards and pairs with their states, the tests that promote them, traces.
+
+A *unit* is what is stored, scanned, promoted and retired as one: a contrast pair with its two cards, named by
+the pair's id, or a card that stands alone, named by its own. All methods raise StoreError where the file
+cannot be read or written, and DataError where an id names nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, Protocol
+
+from pydantic import Field
+
+from reflact.memory import (
+    CardKind,
+    CardStatus,
+    ContrastPair,
+    Gold,
+    MemoryCard,
+    Promotion,
+    Scope,
+    ScoreEvent,
+    Share,
+)
+from reflact.types import Frozen
+
+
+class Submission(Frozen):
+    """What became of a unit that was handed in.
+
+    Args:
+        unit_id: The pair's id, or the card's.
+        new: False where the store had it already; it is then as it was.
+        status: Where it stands now: quarantined, rejected, or whatever it was.
+        reason: The rule that held or rejected it, ``anchor`` where its transition is one that is never
+            learned from; None where nothing was found.
+    """
+
+    unit_id: str
+    new: bool
+    status: CardStatus
+    reason: str | None = None
+
+
+class StoredPair(Frozen):
+    """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested."""
+
+    pair: ContrastPair
+    status: CardStatus
+    reason: str | None = None
+    version: int = 1
+    trust: Share = 0.5
+    utility: Share = 0.5
+    created_by: str = ""
+    created: datetime
+    changed: datetime
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody has to look at it before it counts; see ``CardStore.release``."""
+        return self.status == "quarantined" and self.reason is not None
+
+
+class Query(Frozen):
+    """What is looked for.
+
+    Args:
+        text: Words that count for relevance; any text is valid, none finds everything by worth.
+        kinds: Kinds of cards; empty for all.
+        statuses: Only promoted cards count anywhere but in a list.
+        scope: Who asks: a card with a field that is not empty is found only where this names one of its values.
+        all_scopes: Look past scopes: for lists that a person reads, never for a prompt.
+        now: The time against which recency is counted; without it recency does not count.
+        limit: At most so many.
+    """
+
+    text: str = ""
+    kinds: tuple[CardKind, ...] = ()
+    statuses: tuple[CardStatus, ...] = ("promoted",)
+    scope: Scope = Scope()
+    all_scopes: bool = False
+    now: datetime | None = None
+    limit: int = Field(default=10, ge=1, le=1000)
+
+
+class StatusChange(Frozen):
+    """One entry of a unit's history; ``promotion`` is the number of the evidence it rests on."""
+
+    before: CardStatus | None
+    after: CardStatus
+    reason: str | None
+    promotion: int | None = None
+    version: int = 1
+    at: datetime
+
+
+class BatchTest(Frozen):
+    """A batch that was tested, or is being tested while it has no evidence yet.
+
+    Args:
+        number: Counts all batches of the store, from 1.
+        held_out: The set of traces on which it was tested.
+        before: Batches opened on that set before it.
+        unit_ids: The batch.
+        evidence: How it ended.
+        use: Whether it was tested to promote, or measured again.
+    """
+
+    number: int
+    held_out: str
+    before: int
+    unit_ids: tuple[str, ...]
+    evidence: Promotion | None = None
+    use: Literal["promote", "demote"] = "promote"
+    at: datetime
+
+
+class Forgotten(Frozen):
+    """What ``forget`` removed; the ids of units are hashes and hold nothing of their content."""
+
+    trace_id: str
+    trace: bool
+    events: int
+    unit_ids: tuple[str, ...]
+    cards: int
+    anchors: int
+
+
+class StoredTrace(Frozen):
+    """A trace as far as it was appended."""
+
+    id: str
+    purpose: str
+    events: tuple[ScoreEvent, ...]
+
+
+class CardStore(Protocol):
+    """Pairs and cards, from submission to promotion and back."""
+
+    async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
+        """Store a pair with its two cards, scanned; on disk when this returns. The same pair twice is one."""
+        ...
+
+    async def submit_card(self, card: MemoryCard) -> Submission:
+        """Store a card that stands alone, scanned, made by ``memory_cards.new_card``.
+
+        Raises:
+            DataError: Its status is not candidate, it belongs to a pair, or its id is not that of its content.
+        """
+        ...
+
+    async def edit(
+        self,
+        card_id: str,
+        *,
+        content: str | None = None,
+        pattern: str | None = None,
+        strategy: str | None = None,
+    ) -> Submission:
+        """Change a card's text: its unit is scanned again and goes back to quarantine, one version up."""
+        ...
+
+    async def find(self, query: Query) -> tuple[MemoryCard, ...]:
+        """Return cards, the best first; the same store and query give the same order."""
+        ...
+
+    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
+        """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
+        ...
+
+    async def pairs(
+        self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
+    ) -> tuple[StoredPair, ...]:
+        """Return pairs in the order of their ids; those of ``pair_ids`` that are stored, or all."""
+        ...
+
+    async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
+        """Return those of the ids that were ever submitted and not forgotten."""
+        ...
+
+    async def open_test(
+        self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+    ) -> BatchTest:
+        """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
+
+        A test that never ends stays booked: it counts against the error probability.
+
+        Raises:
+            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote).
+        """
+        ...
+
+    async def close_test(self, number: int, evidence: Promotion) -> None:
+        """Store how a test ended and do what follows, in one transaction.
+
+        To promote: the batch is promoted where ``evidence.promoted``. To demote: ``promoted`` says whether
+        it may stay; where not, it goes back to quarantine and is held.
+
+        Raises:
+            DataError: The evidence speaks of another batch or of other tests before it, or the test is over.
+        """
+        ...
+
+    async def tests(self) -> tuple[BatchTest, ...]:
+        """Return all tests, in their order."""
+        ...
+
+    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        """Reject quarantined units."""
+        ...
+
+    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        """Retire units."""
+        ...
+
+    async def release(self, unit_id: str, *, reason: str) -> None:
+        """Let a held unit be tested: somebody looked at it."""
+        ...
+
+    async def measure(self, unit_id: str, *, utility: float) -> None:
+        """Store a unit's measured utility, in 0..1."""
+        ...
+
+    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
+        """Return all status changes of a unit, the first first."""
+        ...
+
+    async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
+        """Keep gold pairs that are never learned from; returns how many were new.
+
+        Raises:
+            DataError: A stored pair speaks of the same transition.
+        """
+        ...
+
+    async def anchors(self) -> tuple[ContrastPair, ...]:
+        """Return the anchors in the order of their ids."""
+        ...
+
+    async def forget(self, trace_id: str) -> Forgotten:
+        """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
+
+        The evidence of tests stays: it holds hashes and numbers, and tests have to be counted.
+        """
+        ...
+
+
+class TraceStore(Protocol):
+    """Traces, appended event by event."""
+
+    async def open_trace(self, trace_id: str, purpose: str) -> None:
+        """Make a trace, or go on with it.
+
+        Raises:
+            DataError: It is known with another purpose.
+        """
+        ...
+
+    async def append(self, trace_id: str, event: ScoreEvent) -> bool:
+        """Append an event, whole; on disk when this returns. False where it is there already.
+
+        Raises:
+            DataError: The trace is unknown, or another event has the same step.
+        """
+        ...
+
+    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
+        """Say what is right for a step that was appended without it, or otherwise."""
+        ...
+
+    async def trace(self, trace_id: str) -> StoredTrace | None:
+        """Return a trace with its events in the order of their steps, or None."""
+        ...
+
+    async def trace_ids(self) -> tuple[str, ...]:
+        """Return the ids of all traces, sorted."""
+        ...
