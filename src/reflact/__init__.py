@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reflact.calibration.critic import Critic
+    from reflact.calibration.trace import Trace
     from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
     from reflact.config import TrainerConfig
     from reflact.errors import ReflactError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "Critic",
     "Edit",
     "Environment",
     "Graded",
@@ -34,11 +37,14 @@ __all__ = [
     "Skill",
     "Split",
     "Target",
+    "Trace",
     "Trainer",
     "TrainerConfig",
 ]
 
 _HOMES = {
+    "calibration.critic": ("Critic",),
+    "calibration.trace": ("Trace",),
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
     "config": ("TrainerConfig",),
     "errors": ("ReflactError",),
