@@ -103,7 +103,7 @@ class Trainer:
         brake = self._brake
         approve = None if self._approve is None else patient(self._approve, brake)
         try:
-            async with wiring.compose(self._plan, self._passed) as house:
+            async with wiring.compose(self._plan, self._passed, emit) as house:
                 return await self._run(Run(braked(house, brake), emit, approve, brake), brake, emit)
         finally:
             self._brake = self._new_brake()

@@ -17,7 +17,7 @@ from reflact.forecast import Forecast, forecast
 from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
 from reflact.llm.budget import Budget
 from reflact.loading import identity as config_identity
-from reflact.ports import LLM, Environment, RunStore, Target
+from reflact.ports import LLM, Emit, Environment, RunStore, Target
 from reflact.prompts import PromptBook, load_book
 from reflact.results import Spend
 from reflact.roles import ModelConfig
@@ -133,8 +133,10 @@ def prompts_of(config: TrainerConfig) -> frozenset[str]:
 
 
 @asynccontextmanager
-async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
+async def compose(planned: Plan, passed: Passed, emit: Emit | None = None) -> AsyncIterator[House]:
     """Lock the run's folder, open its store and connect its models; closes all of them.
+
+    ``emit`` is told of what its models, its budget and its endpoints do.
 
     Raises:
         RunConflict: The folder holds another run, or another process works in it.
@@ -163,12 +165,16 @@ async def compose(planned: Plan, passed: Passed) -> AsyncIterator[House]:
         await store.check()
         if config.store is None and not config.fork:
             await store.refuse_others(planned.run_id, planned.identity)
-        yield await stack.enter_async_context(furnished(planned, passed, store, transport))
+        yield await stack.enter_async_context(furnished(planned, passed, store, transport, emit))
 
 
 @asynccontextmanager
 async def furnished(
-    planned: Plan, passed: Passed, store: RunStore, transport: httpx.AsyncBaseTransport | None
+    planned: Plan,
+    passed: Passed,
+    store: RunStore,
+    transport: httpx.AsyncBaseTransport | None,
+    emit: Emit | None = None,
 ) -> AsyncIterator[House]:
     """Connect a run's models to an open store, under the run's budget.
 
@@ -183,7 +189,9 @@ async def furnished(
         if target is None:
             from reflact.targets.chat import ChatTarget
 
-            llm = await stack.enter_async_context(_client(planned, "target", store, transport, budget))
+            llm = await stack.enter_async_context(
+                _client(planned, "target", store, transport, budget=budget, emit=emit)
+            )
             target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
         elif worst is not None:
             environment = UnseenRollouts(
@@ -192,7 +200,7 @@ async def furnished(
         optimizer = passed.optimizer
         if optimizer is None:
             optimizer = await stack.enter_async_context(
-                _client(planned, "optimizer", store, transport, budget)
+                _client(planned, "optimizer", store, transport, budget=budget, emit=emit)
             )
         yield House(replace(planned, environment=environment), store, target, optimizer, budget)
 
@@ -203,7 +211,9 @@ async def _client(
     role: str,
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
+    *,
     budget: Budget,
+    emit: Emit | None,
 ) -> AsyncIterator[LLM]:
     from reflact.llm.client import Client
 
@@ -218,6 +228,7 @@ async def _client(
         journal=store.journal(planned.run_id),
         budget=budget,
         transport=transport,
+        emit=emit,
     )
     async with client:
         yield client

@@ -7,7 +7,6 @@ back with the reason, in one conversation that grows.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from json import JSONDecodeError
@@ -24,7 +23,8 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.config import BudgetConfig
-from reflact.errors import ConfigError, ProviderError, ReplyError
+from reflact.errors import ConfigError, ProviderError, ReflactError, ReplyError
+from reflact.events import Event
 from reflact.llm.budget import Budget
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
@@ -34,12 +34,13 @@ from reflact.llm.network import Network
 from reflact.llm.paying import PayingTransport
 from reflact.llm.prices import usd_of
 from reflact.llm.retries import RetryTransport
-from reflact.llm.secrets import ScrubTransport, own_headers, refuse_key_in, unlogged
+from reflact.llm.secrets import ScrubTransport, key_for, own_headers, refuse_key_in, unlogged
+from reflact.llm.telling import CALL, Call
 from reflact.llm.translate import translated, unusable
 from reflact.llm.usage import usage_of
-from reflact.ports import EffectStore, Journal
+from reflact.ports import EffectStore, Emit, Journal
 from reflact.results import Usage
-from reflact.roles import KeySource, ModelConfig
+from reflact.roles import ModelConfig
 from reflact.tasks import SingleFlight
 from reflact.types import canonical
 
@@ -72,6 +73,7 @@ class Client:
         journal: Where the settled structured-output mode is noted.
         budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
+        emit: Told of each call; None: nobody.
 
     Raises:
         ConfigError: On entering: the key's environment variable is not set.
@@ -87,6 +89,7 @@ class Client:
         journal: Journal,
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        emit: Emit | None = None,
     ) -> None:
         self._config = config
         self._role = role
@@ -95,6 +98,7 @@ class Client:
         self._journal = journal
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
+        self._emit = emit
         self._stack = AsyncExitStack()
         self._secret: str | None = None
         self._parsers: dict[type[ReplyModel], Any] = {}
@@ -113,7 +117,7 @@ class Client:
     async def __aenter__(self) -> Self:
         if self._config.api == "azure" and self._config.api_version is None:
             raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
-        self._secret = await self._key()
+        self._secret = await key_for(self._config, self._role)
         if self._secret is not None:
             refuse_key_in(self._config, self._role, self._secret)
             self._stack.enter_context(unlogged(self._secret))
@@ -161,10 +165,21 @@ class Client:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.ports.LLM.ask``."""
-        mode: Mode | None = None
-        if not issubclass(reply_type, Text):
-            mode = self._mode or await self._settle(prompt, reply_type, sample)
-        return await self._ask(prompt, reply_type, mode, sample, check)
+        call = Call()
+        token = CALL.set(call)
+        try:
+            reply = await self._ask(prompt, reply_type, sample, check, call)
+        except ReflactError as error:
+            await self._told(call.over(self._run_id, sample, error))
+            raise
+        finally:
+            CALL.reset(token)
+        await self._told(call.over(self._run_id, sample, None))
+        return reply
+
+    async def _told(self, event: Event) -> None:
+        if self._emit is not None:
+            await self._emit(event)
 
     # ------------------------------------------------------------------------------------ attempts
 
@@ -172,23 +187,27 @@ class Client:
         self,
         prompt: Rendered,
         reply_type: type[R],
-        mode: Mode | None,
         sample: Sample,
         check: Callable[[R], None] | None,
+        call: Call,
     ) -> Reply[R]:
+        mode: Mode | None = None
+        if not issubclass(reply_type, Text):
+            mode = self._mode or await self._settle(prompt, reply_type, sample)
         conversation = messages_for(mode, prompt.messages, reply_type) if mode else list(prompt.messages)
         reasons: list[str] = []
-        usage = Usage()
         for attempt in range(1, self._config.reasks + 2):
+            call.attempts = attempt
             try:
                 place = sample.model_copy(update={"attempt": sample.attempt + attempt - 1})
                 value, used = await self._attempt(conversation, reply_type, mode, place, check)
             except _Invalid as invalid:
                 reasons.append(str(invalid))
-                usage += invalid.usage
+                call.usage += invalid.usage
                 conversation = [*conversation, *_sent_back(invalid)]
             else:
-                return Reply(value=value, attempts=attempt, usage=usage + used)
+                call.usage += used
+                return Reply(value=value, attempts=attempt, usage=call.usage)
         raise ReplyError(
             f"models.{self._role}: no valid {reply_type.__name__} in {len(reasons)} attempts "
             f"({sample.label}); the last one: {reasons[-1]}",
@@ -306,37 +325,6 @@ class Client:
             "reasoning_effort": config.reasoning_effort,
         }
         return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}
-
-    async def _key(self) -> str | None:
-        config = self._config
-        if config.key is not None:
-            source, key = "the function passed as `key`", await self._called(config.key)
-        elif config.api_key_env is not None:
-            source = f"the environment variable {config.api_key_env}"
-            key = os.environ.get(config.api_key_env, "")
-        else:
-            return None
-        if not key:
-            raise ConfigError(
-                f"models.{self._role}: {source} holds no key; set it, "
-                f"name another in api_key_env, or set api_key_env to null for an endpoint without keys"
-            )
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ConfigError(
-                f"models.{self._role}: {source} holds more than a key: a space, a line break or another "
-                f"character that no key has; remove it"
-            )
-        return key
-
-    async def _called(self, source: KeySource) -> str:
-        try:
-            return await source()
-        except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key
-            kind = type(error).__name__
-        raise ConfigError(
-            f"models.{self._role}: the function passed as `key` failed with {kind}; its words are not "
-            "repeated, since they may hold the key"
-        )
 
     def _connect(self, http: Any) -> openai.AsyncOpenAI:
         """Make the client. It is typed for httpx2 and takes httpx as well, which a test pins."""

@@ -16,6 +16,7 @@ from reflact.calls import Intent
 from reflact.llm.keys import effect_key, endpoint_of
 from reflact.llm.paying import INTENT
 from reflact.llm.retries import Pieces, kept_headers
+from reflact.llm.telling import CALL
 from reflact.ports import EffectStore
 from reflact.tasks import SingleFlight
 
@@ -24,11 +25,15 @@ REPLY_HEADER = "x-reflact-reply"
 
 
 class Landed(NamedTuple):
-    """What came of a request: its status, the headers that the client library needs to see, its body."""
+    """What came of a request: its status, the headers that the client library needs to see, its body.
+
+    ``stored`` says that it was not sent.
+    """
 
     status: int
     headers: dict[str, str]
     pieces: list[bytes]
+    stored: bool = False
 
 
 class EffectTransport(httpx.AsyncBaseTransport):
@@ -87,6 +92,9 @@ class EffectTransport(httpx.AsyncBaseTransport):
         )
         outgoing.extensions[INTENT] = intent
         landed = await self._flights.join(key, lambda: self._land(outgoing, key))
+        call = CALL.get()
+        if call is not None and not landed.stored:
+            call.sent = True
         return httpx.Response(landed.status, headers=landed.headers, stream=Pieces(landed.pieces))
 
     def _outgoing(self, request: httpx.Request, sample: str, body: bytes) -> httpx.Request:
@@ -106,7 +114,7 @@ class EffectTransport(httpx.AsyncBaseTransport):
         stored = await self._effects.find_reply(key)
         if stored is not None:
             pieces = [chunk.encode("utf-8") for chunk in stored.chunks]
-            return Landed(stored.status, {"content-type": stored.content_type}, pieces)
+            return Landed(stored.status, {"content-type": stored.content_type}, pieces, stored=True)
         response = await self._inner.handle_async_request(request)
         pieces = [piece async for piece in response.aiter_bytes()]
         return Landed(response.status_code, kept_headers(response), pieces)

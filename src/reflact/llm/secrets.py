@@ -7,6 +7,7 @@ taken out of all that where it comes in, so that nothing further up can store, r
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -14,7 +15,7 @@ import httpx
 
 from reflact.errors import ConfigError
 from reflact.llm.keys import endpoint_of
-from reflact.roles import ModelConfig
+from reflact.roles import KeySource, ModelConfig
 
 MARK = "[key]"
 """What stands where a key was."""
@@ -30,6 +31,43 @@ LEAST = 12
 
 LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 """The loggers of httpcore; at their lowest level they write down what a server sent, as it came."""
+
+
+async def key_for(config: ModelConfig, role: str) -> str | None:
+    """Return a role's key from where its settings say, None for an endpoint without keys.
+
+    Raises:
+        ConfigError: There is none, or what is there is no key.
+    """
+    if config.key is not None:
+        source, key = "the function passed as `key`", await _called(config.key, role)
+    elif config.api_key_env is not None:
+        source = f"the environment variable {config.api_key_env}"
+        key = os.environ.get(config.api_key_env, "")
+    else:
+        return None
+    if not key:
+        raise ConfigError(
+            f"models.{role}: {source} holds no key; set it, "
+            f"name another in api_key_env, or set api_key_env to null for an endpoint without keys"
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"models.{role}: {source} holds more than a key: a space, a line break or another "
+            f"character that no key has; remove it"
+        )
+    return key
+
+
+async def _called(source: KeySource, role: str) -> str:
+    try:
+        return await source()
+    except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key
+        kind = type(error).__name__
+    raise ConfigError(
+        f"models.{role}: the function passed as `key` failed with {kind}; its words are not "
+        "repeated, since they may hold the key"
+    )
 
 
 class ScrubTransport(httpx.AsyncBaseTransport):
