@@ -11,8 +11,10 @@ from rich.console import Console
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.terminal import Story, change, print_summary, score_table, spend_lines, watching
-from reflact.results import RunSummary, Scored, Spend, Usage
+from reflact.report.live import watching
+from reflact.report.story import Story, change
+from reflact.report.terminal import print_summary, score_table, spend_lines
+from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
 from reflact.types import Edit, EditResult, Split, Verdict
 
 RUN = "r1"
@@ -138,6 +140,16 @@ def test_the_summary_names_the_files_that_exist(tmp_path: Path) -> None:
     assert "best: v1 from step 1, val 0.500" in text.getvalue()
     assert "best_skill.md" in text.getvalue()
     assert "run.db" not in text.getvalue()
+
+
+def test_the_summary_counts_failed_attempts_by_kind(tmp_path: Path) -> None:
+    """What went wrong on the way is one line; a run without a fault has no such line."""
+    faults = (FaultCount(kind="429", count=12), FaultCount(kind="timeout", count=1))
+    to, text = console()
+    print_summary(to, RunSummary(run_id=RUN, status="completed", faults=faults), tmp_path)
+    print_summary(to, RunSummary(run_id=RUN, status="completed"), tmp_path)
+    assert text.getvalue().count("failed attempts of calls: 12 x 429, 1 x timeout") == 1
+    assert text.getvalue().count("failed attempts") == 1
 
 
 @given(st.none() | st.floats(0, 1), st.none() | st.floats(0, 1))

@@ -12,7 +12,7 @@ from reflact.cli.running import Config, Overrides, configured
 
 if TYPE_CHECKING:
     from reflact.config import TrainerConfig
-    from reflact.report.terminal import Show
+    from reflact.report.live import Show
     from reflact.results import Scored
     from reflact.types import Skill, Split
 
@@ -38,7 +38,8 @@ def evaluate(
     import anyio
     from rich.console import Console
 
-    from reflact.report.terminal import score_table, watching
+    from reflact.report.live import watching
+    from reflact.report.terminal import score_table
     from reflact.types import Split
 
     settings = configured(config, overrides)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reflact.cli.interrupts import Interrupts
     from reflact.config import TrainerConfig
     from reflact.ports import Approve
-    from reflact.report.terminal import Show
+    from reflact.report.live import Show
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
 
@@ -55,7 +55,8 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: App
     from rich.console import Console
 
     from reflact.cli.interrupts import Interrupts
-    from reflact.report.terminal import print_summary, watching
+    from reflact.report.live import watching
+    from reflact.report.terminal import print_summary
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)

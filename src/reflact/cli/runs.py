@@ -23,7 +23,7 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from reflact.report.terminal import number
+    from reflact.report.story import number
 
     table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("steps", "best", "started"):

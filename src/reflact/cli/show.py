@@ -76,7 +76,8 @@ def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
 async def _print_run(
     console: Console, store: SQLiteStore, row: RunRow, records: Sequence[StepRecord], folder: Path
 ) -> None:
-    from reflact.report.terminal import epoch_line, print_summary, step_table
+    from reflact.report.story import epoch_line
+    from reflact.report.terminal import print_summary, step_table
     from reflact.report.visible import visible
 
     console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)

@@ -1,144 +1,20 @@
-"""A run at a terminal: a line for each step, bars for what is under way, tables at the end."""
+"""What a run came to, at a terminal: tables, and lines beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from reflact import events
-from reflact.records import EpochRecord, StepRecord, Version
+from reflact.records import StepRecord, Version
+from reflact.report.story import change, number
 from reflact.report.visible import visible
-from reflact.results import RunSummary, Scored, Spend, Usage
-from reflact.types import EditResult, Verdict
-
-Show = Callable[[events.Event], None]
-
-
-class Story:
-    """Turns events into lines; a step's line is complete when the step is committed."""
-
-    def __init__(self) -> None:
-        self._rollouts: events.RolloutsDone | None = None
-        self._edits: tuple[EditResult, ...] = ()
-        self._verdict: Verdict | None = None
-
-    def tell(self, event: events.Event) -> str | None:
-        """Return the line that an event is worth, or None."""
-        match event:
-            case events.StepStarted():
-                self._rollouts, self._edits, self._verdict = None, (), None
-            case events.RolloutsDone():
-                self._rollouts = event
-            case events.EditsApplied():
-                self._edits = event.results
-            case events.Decided():
-                self._verdict = event.verdict
-            case events.StepCommitted():
-                return self._step(event)
-        return _line(event)
-
-    def _step(self, event: events.StepCommitted) -> str:
-        words = [f"step {event.step:<3}", f"{event.action:<15}"]
-        if self._verdict is not None and self._verdict.current_score is not None:
-            words.append(f"val {change(self._verdict.current_score, self._verdict.candidate_score)}")
-        if self._rollouts is not None:
-            failures = self._rollouts.failures
-            words.append(f"train {self._rollouts.n - failures}/{self._rollouts.n} solved")
-        words.append(edit_count(self._edits))
-        words.append(f"current v{event.current.number}, best v{event.best.number}")
-        return "  ".join(words)
-
-
-def _line(event: events.Event) -> str | None:
-    """The line of an event that stands by itself."""
-    line: str | None = None
-    match event:
-        case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
-            line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps an epoch"
-        case events.Outlook():
-            line = f"outlook   {event.words} (At most {event.rollouts} rollouts a decision.)"
-        case events.BaselineMeasured():
-            line = f"baseline  val {event.score:.3f} on {event.n} items"
-        case events.FallbackTaken(fallback=fallback):
-            line = f"fallback  {fallback.label}: {fallback.reason}; instead: {fallback.instead}"
-        case events.EpochClosed():
-            line = epoch_line(event)
-        case events.Promoted():
-            line = f"last      {event.verdict.action}: {event.verdict.reason}"
-        case events.TestOpened():
-            line = f"test split opened (opening {event.count} of this run)"
-        case events.Repeated():
-            line = f"again     {event.reason}"
-        case events.Warned():
-            line = f"warning   {event.message}"
-    return line
-
-
-def number(value: float | None) -> str:
-    """Return a score with three digits, or a dash for none."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def change(before: float | None, after: float | None) -> str:
-    """Return ``before -> after``, or what is known of it."""
-    return number(before) if after is None else f"{number(before)} -> {number(after)}"
-
-
-def edit_count(results: Sequence[EditResult]) -> str:
-    """Return how many of a step's edits were applied."""
-    applied = sum(result.status == "applied" for result in results)
-    return f"{applied} of {len(results)} edits" if results else "no edits"
-
-
-@contextmanager
-def watching(console: Console, *, bars: bool = True) -> Iterator[Show]:
-    """Give a function that shows events as they come: with bars at a terminal, else in lines alone."""
-    story = Story()
-
-    def say(event: events.Event) -> None:
-        line = story.tell(event)
-        if line is not None:
-            console.print(Text(visible(line)), soft_wrap=True)
-
-    if not console.is_terminal or not bars:
-        yield say
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        shown = _Bars(progress)
-
-        def show(event: events.Event) -> None:
-            shown.move(event)
-            say(event)
-
-        yield show
-
-
-class _Bars:
-    """One bar for each stage of a step that is under way."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._open: dict[tuple[int, events.Stage], TaskID] = {}
-
-    def move(self, event: events.Event) -> None:
-        """Move, open or close the bar that an event is about."""
-        if not isinstance(event, events.Progress):
-            return
-        place = (event.step, event.stage)
-        if place not in self._open:
-            title = f"step {event.step:<3} {event.stage}"
-            self._open[place] = self._progress.add_task(title, total=event.total)
-        self._progress.update(self._open[place], completed=event.done, total=event.total)
-        if event.done >= event.total:
-            self._progress.remove_task(self._open.pop(place))
+from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
+from reflact.types import EditResult
 
 
 def score_table(scores: Sequence[Scored]) -> Table:
@@ -202,20 +78,6 @@ def step_lines(record: StepRecord) -> tuple[str, ...]:
     )
 
 
-def epoch_line(record: EpochRecord | events.EpochClosed) -> str:
-    """Return what happened after an epoch's last step."""
-    words = [f"epoch {record.epoch:<2}"]
-    if record.slow is not None:
-        scores = record.slow.verdict
-        words.append(f"slow update {record.slow.action}")
-        if scores is not None:
-            words.append(f"val {change(scores.current_score, scores.candidate_score)}")
-    if record.meta is not None:
-        words.append("memory written")
-    words.extend(f"fallback {f.label}: {f.reason}; instead: {f.instead}" for f in record.fallbacks)
-    return "  ".join([*words, f"current v{record.current.number}, best v{record.best.number}"])
-
-
 def _edit_line(result: EditResult) -> str:
     edit = result.edit
     what = " ".join(repr(text) for text in (edit.target, edit.content) if text)
@@ -241,6 +103,12 @@ def _consumed(role: str, entries: Sequence[Spend]) -> str:
     risk = f"; at most {tokens} tokens{_price(worst)} more for {' and '.join(lost)}" if lost else ""
     given, written = usage.input_tokens, usage.output_tokens
     return f"{role}: {usage.calls} calls, {given} tokens in, {written} out{_price(usage)}{risk}"
+
+
+def fault_line(faults: Sequence[FaultCount]) -> str:
+    """Return how many attempts of calls failed, by kind."""
+    kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in faults)
+    return f"failed attempts of calls: {kinds}"
 
 
 def _price(usage: Usage) -> str:
@@ -277,6 +145,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         say(f"not measured: {line}")
     for line in spend_lines(summary.spend):
         say(line)
+    if summary.faults:
+        say(fault_line(summary.faults))
     for name, what in FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
