@@ -1,0 +1,353 @@
+"""How good a critic's scores are: plain numbers with intervals that know that steps of a trace are alike.
+
+Scores are compared with the correct phi after the step. An interval is the 95% percentile interval over
+``RESAMPLES`` resamples of whole traces, so that a long trace counts as one witness and not as many.
+Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), 13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, pairwise
+from statistics import median
+from typing import NamedTuple
+
+from pydantic import Field
+
+from reflact.data import rng
+from reflact.memory import Evaluation, Gold, Phi, Share
+from reflact.types import Frozen
+
+RESAMPLES = 1000
+
+BINS = 10
+"""Bins of equal width that confidences are sorted into; the last one holds 1 as well."""
+
+TOLERANCE = 1.0
+"""A score is right where it is at most so far from the correct one: what confidences are about."""
+
+LEAST_DIFFERENCE = 0.5
+"""States count as ordered where their correct phi differ at least so much."""
+
+
+class Scored(Frozen):
+    """A critic's evaluation of one step beside the correct one.
+
+    Args:
+        trace_id: The trace, within which steps are alike.
+        step: The step's number in it.
+        gold: What is right.
+        evaluation: What the critic said, after its guards.
+        wrong: Phi after of the wrong evaluations in contrast pairs of this transition.
+        mistakes: The kinds of mistakes that these show.
+        difficulty: How hard judges found the hardest of these pairs; None where no judge was asked.
+    """
+
+    trace_id: str
+    step: int = Field(ge=0)
+    gold: Gold
+    evaluation: Evaluation
+    wrong: tuple[Phi, ...] = ()
+    mistakes: tuple[str, ...] = ()
+    difficulty: Share | None = None
+
+    @property
+    def error(self) -> float:
+        """Critic minus gold, phi after the step."""
+        return self.evaluation.phi_after - self.gold.phi_after
+
+    @property
+    def right(self) -> bool:
+        """Whether the score is within ``TOLERANCE`` of the correct one."""
+        return abs(self.error) <= TOLERANCE
+
+
+class Estimate(Frozen):
+    """A measured number and its 95% interval; of a single trace the interval is all that can be."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Group(Frozen):
+    """The error among steps of one kind; a step may be in several."""
+
+    name: str
+    transitions: int = Field(ge=1)
+    error: Estimate
+    bias: Estimate
+
+
+class Bin(Frozen):
+    """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often right."""
+
+    low: Share
+    high: Share
+    transitions: int = Field(ge=1)
+    confidence: Share
+    right: Share
+
+
+class Constant(Frozen):
+    """What whoever always says the same would reach: the bar below which a critic knows nothing.
+
+    Args:
+        phi: The median correct phi of these very steps, the best constant there is.
+        error: Its mean absolute error.
+        accuracy: Its pairwise accuracy: all ties.
+        brier: The Brier score of a confidence that always is the critic's share of right scores.
+    """
+
+    phi: Phi
+    error: float
+    accuracy: float = 0.5
+    brier: float
+
+
+class Measures(Frozen):
+    """A critic, measured.
+
+    Args:
+        traces: Traces that the steps come from.
+        transitions: Scored steps.
+        error: Mean absolute error of phi, in 0..10.
+        bias: Mean error, in -10..10; above 0 the critic inflates.
+        accuracy: Pairwise accuracy: of pairs of states of one trace whose correct phi differ by
+            ``LEAST_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
+            after-states of any two), taken together with the share of wrong evaluations that are further
+            from the critic's than the right one. Ties count half. None without any pair.
+        consistency: Of successive steps, the share in which the critic orders a state and the one before it
+            equally whether it sees both in one call or each in its own. None without successive steps.
+        brier: Mean squared difference of confidence and being right.
+        calibration: Expected calibration error over ``BINS`` bins of confidence; above 0 by chance alone
+            where steps are few.
+        constant: The constant predictor beside it.
+        by_mistake: Steps by the kind of mistake that they invite, sorted by name.
+        by_difficulty: Steps by the difficulty of their pairs: ``easy`` (no judge erred), ``middle`` (at most
+            one in five) and ``hard``.
+        reliability: The filled bins of confidence, lowest first.
+    """
+
+    traces: int = Field(ge=1)
+    transitions: int = Field(ge=1)
+    error: Estimate
+    bias: Estimate
+    accuracy: Estimate | None
+    consistency: Estimate | None
+    brier: Estimate
+    calibration: Estimate
+    constant: Constant
+    by_mistake: tuple[Group, ...] = ()
+    by_difficulty: tuple[Group, ...] = ()
+    reliability: tuple[Bin, ...] = ()
+
+
+def measure(scored: Sequence[Scored], *, seed: int = 0) -> Measures | None:
+    """Return what a critic's scores are worth, None where there are none."""
+    if not scored:
+        return None
+    sample = _Sample(scored, label=f"{seed}/all")
+    estimate, total = sample.estimate, sample.total
+    correct = [step.gold.phi_after for step in scored]
+    usual, share = median(correct), total.right / total.steps
+    return Measures(
+        traces=sample.traces,
+        transitions=len(scored),
+        error=estimate(lambda t: t.error / t.steps, 0, 10),
+        bias=estimate(lambda t: t.bias / t.steps, -10, 10),
+        accuracy=estimate(_accuracy, 0, 1) if total.pairs else None,
+        consistency=estimate(_consistency, 0, 1) if total.successions else None,
+        brier=estimate(lambda t: t.brier / t.steps, 0, 1),
+        calibration=estimate(_calibration, 0, 1),
+        constant=Constant(
+            phi=usual,
+            error=math.fsum(abs(phi - usual) for phi in correct) / len(correct),
+            brier=share * (1 - share),
+        ),
+        by_mistake=_groups(scored, lambda step: step.mistakes, seed),
+        by_difficulty=_groups(scored, _band, seed),
+        reliability=_bins(scored),
+    )
+
+
+def measure_accuracy(steps: Sequence[Scored]) -> float | None:
+    """Return the pairwise accuracy within one trace, None where nothing can be ordered."""
+    ordered = list(_ordered(steps))
+    return math.fsum(ordered) / len(ordered) if ordered else None
+
+
+def interval_of_mean(values: Sequence[float], *, low: float, high: float, label: str) -> Estimate:
+    """Return the mean of one value for each trace, with its interval, resampled by trace.
+
+    Args:
+        values: One for each trace.
+        low: The least that such a mean can be; with ``high``, the interval of a single value.
+        high: The most.
+        label: Names the resamples; equal labels draw equally.
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Estimate(value=mean, low=low, high=high)
+    draw, n = rng(0, label).random, len(values)
+    means = sorted(math.fsum(values[int(draw() * n)] for _ in range(n)) / n for _ in range(RESAMPLES))
+    return Estimate(value=mean, low=means[_CUT], high=means[-1 - _CUT])
+
+
+_CUT = round(0.025 * RESAMPLES) - 1
+
+
+class _Tally(NamedTuple):
+    """Sums over the steps of a trace, or of several; every figure is a function of such sums."""
+
+    steps: float = 0
+    error: float = 0
+    bias: float = 0
+    right: float = 0
+    brier: float = 0
+    pairs: float = 0
+    ordered: float = 0
+    successions: float = 0
+    consistent: float = 0
+    overconfidence: tuple[float, ...] = (0.0,) * BINS
+
+
+def _tally(steps: Sequence[Scored]) -> _Tally:
+    ordered = list(_ordered(steps))
+    consistent = list(_consistent(steps))
+    sums = [0.0] * BINS
+    for step in steps:
+        sums[_bin(step.evaluation.confidence)] += step.evaluation.confidence - step.right
+    return _Tally(
+        steps=len(steps),
+        error=math.fsum(abs(step.error) for step in steps),
+        bias=math.fsum(step.error for step in steps),
+        right=sum(step.right for step in steps),
+        brier=math.fsum((step.evaluation.confidence - step.right) ** 2 for step in steps),
+        pairs=len(ordered),
+        ordered=math.fsum(ordered),
+        successions=len(consistent),
+        consistent=sum(consistent),
+        overconfidence=tuple(sums),
+    )
+
+
+def _ordered(steps: Sequence[Scored]) -> Iterable[float]:
+    within = (
+        (s.gold.phi_after - s.gold.phi_before, s.evaluation.phi_after - s.evaluation.phi_before)
+        for s in steps
+    )
+    across = (
+        (b.gold.phi_after - a.gold.phi_after, b.evaluation.phi_after - a.evaluation.phi_after)
+        for a, b in combinations(steps, 2)
+    )
+    for correct, said in (*within, *across):
+        if abs(correct) >= LEAST_DIFFERENCE:
+            yield (1 + _sign(said) * _sign(correct)) / 2
+    for step in steps:
+        for wrong in step.wrong:
+            yield (1 + _sign(abs(step.evaluation.phi_after - wrong) - abs(step.error))) / 2
+
+
+def _consistent(steps: Sequence[Scored]) -> Iterable[bool]:
+    for earlier, later in pairwise(sorted(steps, key=lambda step: step.step)):
+        if later.step == earlier.step + 1:
+            together = later.evaluation.delta
+            apart = later.evaluation.phi_after - earlier.evaluation.phi_after
+            yield _sign(together) == _sign(apart)
+
+
+def _accuracy(tally: _Tally) -> float:
+    return tally.ordered / tally.pairs if tally.pairs else 0.5
+
+
+def _consistency(tally: _Tally) -> float:
+    return tally.consistent / tally.successions if tally.successions else 1.0
+
+
+def _calibration(tally: _Tally) -> float:
+    return math.fsum(map(abs, tally.overconfidence)) / tally.steps
+
+
+class _Sample:
+    """Traces and their resamples, which all figures share."""
+
+    def __init__(self, scored: Sequence[Scored], *, label: str) -> None:
+        tallies = [_tally(steps) for steps in _by_trace(scored).values()]
+        n = self.traces = len(tallies)
+        draw = rng(0, label).random
+        self.total = _sum(tallies)
+        self._resampled = [
+            _sum([tallies[int(draw() * n)] for _ in range(n)]) for _ in range(RESAMPLES if n > 1 else 0)
+        ]
+
+    def estimate(self, figure: Callable[[_Tally], float], low: float, high: float) -> Estimate:
+        """Return a figure with its interval; ``low`` and ``high`` are its range."""
+        if not self._resampled:
+            return Estimate(value=figure(self.total), low=low, high=high)
+        figures = sorted(map(figure, self._resampled))
+        return Estimate(value=figure(self.total), low=figures[_CUT], high=figures[-1 - _CUT])
+
+
+def _sum(tallies: Iterable[_Tally]) -> _Tally:
+    *plain, bins = zip(*tallies, strict=True)
+    return _Tally._make([*map(sum, plain), tuple(map(sum, zip(*bins, strict=True)))])
+
+
+def _groups(
+    scored: Sequence[Scored], names: Callable[[Scored], tuple[str, ...]], seed: int
+) -> tuple[Group, ...]:
+    members: dict[str, list[Scored]] = defaultdict(list)
+    for step in scored:
+        for name in names(step):
+            members[name].append(step)
+    return tuple(_group(name, members[name], seed) for name in sorted(members))
+
+
+def _group(name: str, steps: Sequence[Scored], seed: int) -> Group:
+    sample = _Sample(steps, label=f"{seed}/{name}")
+    return Group(
+        name=name,
+        transitions=len(steps),
+        error=sample.estimate(lambda t: t.error / t.steps, 0, 10),
+        bias=sample.estimate(lambda t: t.bias / t.steps, -10, 10),
+    )
+
+
+def _band(step: Scored) -> tuple[str, ...]:
+    if step.difficulty is None:
+        return ()
+    return ("easy",) if step.difficulty == 0 else ("middle",) if step.difficulty <= 0.2 else ("hard",)
+
+
+def _bins(scored: Sequence[Scored]) -> tuple[Bin, ...]:
+    members: dict[int, list[Scored]] = defaultdict(list)
+    for step in scored:
+        members[_bin(step.evaluation.confidence)].append(step)
+    return tuple(
+        Bin(
+            low=number / BINS,
+            high=(number + 1) / BINS,
+            transitions=len(steps),
+            confidence=min(1.0, math.fsum(step.evaluation.confidence for step in steps) / len(steps)),
+            right=sum(step.right for step in steps) / len(steps),
+        )
+        for number, steps in sorted(members.items())
+    )
+
+
+def _bin(confidence: float) -> int:
+    return min(int(confidence * BINS), BINS - 1)
+
+
+def _by_trace(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
+    traces: dict[str, list[Scored]] = defaultdict(list)
+    for step in scored:
+        traces[step.trace_id].append(step)
+    return traces
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

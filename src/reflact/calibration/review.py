@@ -1,0 +1,222 @@
+"""Whether a batch of contrast pairs makes the critic better: the replay test.
+
+Held-out steps are scored without the batch and with it. What counts is the error that it takes away, averaged
+within each trace, since steps of a trace are alike: a test over steps would promote one useless batch in
+ten. The traces' signs are flipped in all ways (an exact test); no assumption but symmetry is made.
+
+**Error probability.** Several batches may be tested on the same held-out traces. The k-th of them is given
+``LEVEL * 6 / (pi * k) ** 2``, and these sum to ``LEVEL`` over however many: the probability that any useless
+batch ever passes on these traces is at most 2.5%. ``LEVEL / k`` would not do, since it sums to more than any
+bound; equal shares would need the number of batches beforehand. The first batch pays for it with about an
+eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all that
+comes back from the held-out traces: a course of refusals is one course. Where batches are made for the
+critic's weakest kinds of mistakes, these are therefore found in the traces that are learned from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Literal
+
+from reflact.calibration.metrics import Estimate, Scored, interval_of_mean, measure_accuracy
+from reflact.memory import Share
+from reflact.types import Frozen
+
+LEVEL = 0.025
+"""One-sided error probability of all batches ever tested on one set of held-out traces."""
+
+LEAST_TRACES = 20
+"""Fewer traces decide nothing."""
+
+MOST_FALL = 0.02
+"""Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
+
+POWER = 0.95
+
+STEPS = 20_000
+"""Grid on which the test is exact: all effects together make about so many steps."""
+
+Use = Literal["promote", "demote"]
+
+Outcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_shown"]
+"""How a test ended; to promote: the first three, to demote: the last two."""
+
+
+class Replay(Frozen):
+    """What a replay test found.
+
+    Args:
+        outcome: The decision.
+        traces: Traces compared, the unit of the test.
+        transitions: Steps in them.
+        effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
+        p_value: Of the test that decided; one-sided.
+        alpha: What it was compared with.
+        accuracy_change: Pairwise accuracy with the batch minus without; None where nothing can be ordered.
+        deviation: Standard deviation of the effect between traces.
+    """
+
+    outcome: Outcome
+    traces: int
+    transitions: int
+    effect: Estimate
+    p_value: Share
+    alpha: Share
+    accuracy_change: float | None
+    deviation: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the batch is promoted, or may stay."""
+        return self.outcome in {"better", "no_harm_shown"}
+
+
+class NotEnoughTraces(Frozen):
+    """No decision: too few held-out traces have steps whose correct phi is known."""
+
+    traces: int
+    needed: int = LEAST_TRACES
+
+    @property
+    def words(self) -> str:
+        """What is missing, in a sentence."""
+        return (
+            f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "
+            f"{self.needed}: record more traces, or hold out a larger share of them"
+        )
+
+
+def level(before: int) -> float:
+    """Return the error probability of a test that ``before`` others preceded on the same traces."""
+    return LEVEL * 6 / (math.pi * (before + 1)) ** 2
+
+
+def replayed(
+    without: Sequence[Scored], with_: Sequence[Scored], *, before: int, use: Use = "promote"
+) -> Replay | NotEnoughTraces:
+    """Decide on a batch from the same held-out steps, scored without it and with it.
+
+    Args:
+        without: Scores without the batch.
+        with_: Scores of the same steps, in the same order, with it.
+        before: Tests that were made on these traces earlier.
+        use: To promote a candidate, error must have fallen; to demote what was promoted, it must have risen.
+
+    Raises:
+        ValueError: The two sides are not the same steps.
+    """
+    if [(s.trace_id, s.step) for s in without] != [(s.trace_id, s.step) for s in with_]:
+        raise ValueError("both sides of a replay test score the same steps, in the same order")
+    effects = trace_effects(without, with_)
+    if len(effects) < LEAST_TRACES:
+        return NotEnoughTraces(traces=len(effects))
+    alpha = level(before)
+    p_value = sign_flip(effects if use == "promote" else [-effect for effect in effects])
+    changes = _accuracy_changes(without, with_)
+    change = math.fsum(changes) / len(changes) if changes else None
+    if use == "demote":
+        outcome: Outcome = "worse" if p_value <= alpha else "no_harm_shown"
+    elif p_value > alpha:
+        outcome = "not_shown"
+    else:
+        outcome = "accuracy_fell" if _fell(changes) else "better"
+    mean = math.fsum(effects) / len(effects)
+    return Replay(
+        outcome=outcome,
+        traces=len(effects),
+        transitions=len(without),
+        effect=interval_of_mean(effects, low=-10, high=10, label="effect"),
+        p_value=p_value,
+        alpha=alpha,
+        accuracy_change=change,
+        deviation=math.sqrt(math.fsum((e - mean) ** 2 for e in effects) / (len(effects) - 1)),
+    )
+
+
+def trace_effects(without: Sequence[Scored], with_: Sequence[Scored]) -> tuple[float, ...]:
+    """Return for each trace, in the order of their ids, by how much the batch lowers its mean error."""
+    gains: dict[str, list[float]] = defaultdict(list)
+    for old, new in zip(without, with_, strict=True):
+        gains[old.trace_id].append(abs(old.error) - abs(new.error))
+    return tuple(math.fsum(gains[trace]) / len(gains[trace]) for trace in sorted(gains))
+
+
+def sign_flip(effects: Sequence[float]) -> float:
+    """Return the one-sided p-value of effects that would be symmetric about 0 if nothing had changed.
+
+    The share of the 2 ** n ways to give the effects signs whose sum is at least the observed one. All
+    of them are counted, on a grid to which the sizes are rounded before: rounding sees no signs, so the
+    test is exact. The counts of all sums stand side by side in one long integer, and each effect adds a
+    shifted copy of it. Source: B. Streitberg and J. Roehmel, Biometrical Journal 29 (1987), 1-7.
+
+    Args:
+        effects: One for each trace.
+    """
+    unit = math.fsum(map(abs, effects)) / STEPS
+    if unit == 0:
+        return 1.0
+    sizes = [round(abs(effect) / unit) for effect in effects]
+    observed = sum(size for size, effect in zip(sizes, effects, strict=True) if effect > 0)
+    width = len(effects) + 1
+    counts = 1
+    for size in sizes:
+        counts += counts << (size * width)
+    extreme = (counts >> (observed * width)) % ((1 << width) - 1)
+    return float(extreme / (1 << len(effects)))
+
+
+def traces_needed(ratio: float, *, before: int = 0, alpha: float | None = None) -> int:
+    """Return how many held-out traces show an effect with 95% power, by the normal approximation.
+
+    About ``13 / ratio ** 2`` at a level of 2.5%, an eighth more for the first batch and more for later ones.
+
+    Args:
+        ratio: The effect over its standard deviation between traces, above 0.
+        before: Tests made earlier on the same traces.
+        alpha: The level, where it is not the one that follows from ``before``.
+    """
+    quantile = NormalDist().inv_cdf
+    chance = level(before) if alpha is None else alpha
+    return max(LEAST_TRACES, math.ceil(((quantile(1 - chance) + quantile(POWER)) / ratio) ** 2))
+
+
+def outlook(traces: int, *, before: int = 0) -> str:
+    """Return in a sentence what so many held-out traces can show."""
+    if traces < LEAST_TRACES:
+        return NotEnoughTraces(traces=traces).words
+    quantile = NormalDist().inv_cdf
+    ratio = (quantile(1 - level(before)) + quantile(POWER)) / math.sqrt(traces)
+    return (
+        f"{traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "
+        f"standard deviation between traces, as batch {before + 1} on them; half of that effect takes "
+        f"{traces_needed(ratio / 2, before=before)} traces"
+    )
+
+
+def slice_of(trace_id: str, *, slices: int) -> int:
+    """Return to which slice a trace belongs, from its id alone: 0 to ``slices - 1``."""
+    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % slices
+
+
+def _accuracy_changes(without: Sequence[Scored], with_: Sequence[Scored]) -> list[float]:
+    sides: dict[str, tuple[list[Scored], list[Scored]]] = defaultdict(lambda: ([], []))
+    for old, new in zip(without, with_, strict=True):
+        sides[old.trace_id][0].append(old)
+        sides[old.trace_id][1].append(new)
+    changes = []
+    for old_steps, new_steps in sides.values():
+        old_share, new_share = measure_accuracy(old_steps), measure_accuracy(new_steps)
+        if old_share is not None and new_share is not None:
+            changes.append(new_share - old_share)
+    return changes
+
+
+def _fell(changes: Sequence[float]) -> bool:
+    if not changes:
+        return False
+    fall = -math.fsum(changes) / len(changes)
+    return fall > MOST_FALL or (fall > 0 and sign_flip([-change for change in changes]) <= LEVEL)

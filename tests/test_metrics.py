@@ -1,0 +1,189 @@
+"""What a critic's scores are worth: errors, orders, confidences, each with an interval by trace."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.calibration.metrics import Scored, interval_of_mean, measure
+from reflact.data import rng
+from reflact.memory import Evaluation, Gold
+
+PHI = st.floats(0, 10)
+
+
+def scored(
+    trace: str,
+    step: int,
+    gold: tuple[float, float],
+    said: tuple[float, float],
+    *,
+    confidence: float = 0.5,
+    wrong: tuple[float, ...] = (),
+    mistakes: tuple[str, ...] = (),
+    difficulty: float | None = None,
+) -> Scored:
+    """Return a scored step."""
+    return Scored(
+        trace_id=trace,
+        step=step,
+        gold=Gold(phi_before=gold[0], phi_after=gold[1], source="program"),
+        evaluation=Evaluation(phi_before=said[0], phi_after=said[1], reasoning="r", confidence=confidence),
+        wrong=wrong,
+        mistakes=mistakes,
+        difficulty=difficulty,
+    )
+
+
+STEPS = st.lists(
+    st.builds(
+        scored,
+        st.sampled_from("abcd"),
+        st.integers(0, 5),
+        st.tuples(PHI, PHI),
+        st.tuples(PHI, PHI),
+        confidence=st.floats(0, 1),
+        wrong=st.lists(PHI, max_size=2).map(tuple),
+        mistakes=st.sampled_from([(), ("inflated_score",)]),
+        difficulty=st.sampled_from([None, 0.0, 0.2, 0.4]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def test_nothing_scored_is_no_measure() -> None:
+    """Without steps there is no number at all."""
+    assert measure([]) is None
+
+
+def test_error_and_bias() -> None:
+    """Errors are absolute, the bias keeps its sign, and the constant predictor says the median."""
+    steps = [
+        scored("a", 0, (0, 2), (0, 5)),
+        scored("a", 1, (2, 4), (5, 3)),
+        scored("b", 0, (0, 0), (0, 1)),
+    ]
+    found = measure(steps)
+    assert found is not None
+    assert (found.traces, found.transitions) == (2, 3)
+    assert found.error.value == pytest.approx(5 / 3)
+    assert found.bias.value == pytest.approx(1.0)
+    assert found.constant.phi == 2
+    assert found.constant.error == pytest.approx(4 / 3)
+
+
+def test_pairwise_accuracy_counts_ties_half_and_forgets_equal_states() -> None:
+    """States that are correctly equal are no pair; an order that is not seen counts half."""
+    tied = measure([scored("a", 0, (0, 4), (3, 3))])
+    equal = measure([scored("a", 0, (4, 4), (3, 9))])
+    wrong = measure([scored("a", 0, (0, 4), (5, 3))])
+    assert tied is not None
+    assert tied.accuracy is not None
+    assert tied.accuracy.value == 0.5
+    assert equal is not None
+    assert equal.accuracy is None
+    assert wrong is not None
+    assert wrong.accuracy is not None
+    assert wrong.accuracy.value == 0
+
+
+def test_pairwise_accuracy_compares_states_of_one_trace_alone() -> None:
+    """Phi of different purposes are not ordered against each other."""
+    found = measure([scored("a", 0, (1, 1), (9, 9)), scored("b", 0, (9, 9), (1, 1))])
+    assert found is not None
+    assert found.accuracy is None
+
+
+def test_a_wrong_evaluation_nearer_to_the_critic_costs_accuracy() -> None:
+    """Of a contrast pair the critic should stand nearer to the right side."""
+    found = measure([scored("a", 0, (2, 2), (2, 4), wrong=(5, 9))])
+    assert found is not None
+    assert found.accuracy is not None
+    assert found.accuracy.value == 0.5
+
+
+def test_order_consistency_compares_one_call_with_two() -> None:
+    """A state above the one before it in one call and below it across calls is inconsistent."""
+    steps = [
+        scored("a", 0, (0, 2), (0, 5)),
+        scored("a", 1, (2, 4), (2, 4)),
+        scored("a", 2, (4, 6), (4, 6)),
+        scored("a", 5, (6, 8), (8, 6)),
+    ]
+    found = measure(steps)
+    assert found is not None
+    assert found.consistency is not None
+    assert found.consistency.value == 0.5
+
+
+def test_confidence_that_knows_has_no_error() -> None:
+    """Sure where right and unsure where wrong is perfect; the other way round is as bad as can be."""
+    right, wrong = ((0.0, 2.0), (0.0, 2.0)), ((0.0, 2.0), (0.0, 9.0))
+    knows = measure([scored("a", 0, *right, confidence=1), scored("a", 1, *wrong, confidence=0)])
+    boasts = measure([scored("a", 0, *right, confidence=0), scored("a", 1, *wrong, confidence=1)])
+    assert knows is not None
+    assert boasts is not None
+    assert (knows.brier.value, knows.calibration.value) == (0, 0)
+    assert (boasts.brier.value, boasts.calibration.value) == (1, 1)
+    assert [(b.low, b.confidence, b.right) for b in boasts.reliability] == [(0.0, 0, 1), (0.9, 1, 0)]
+
+
+def test_kinds_and_difficulties_are_measured_apart() -> None:
+    """A step counts with each kind of mistake that it invites, and in the band of its difficulty."""
+    steps = [
+        scored("a", 0, (0, 2), (0, 5), mistakes=("inflated_score", "mine"), difficulty=0.0),
+        scored("b", 0, (0, 2), (0, 3), mistakes=("mine",), difficulty=0.4),
+        scored("c", 0, (0, 2), (0, 2)),
+    ]
+    found = measure(steps)
+    assert found is not None
+    kinds = [(g.name, g.transitions, g.error.value) for g in found.by_mistake]
+    assert kinds == [("inflated_score", 1, 3), ("mine", 2, 2)]
+    assert [(g.name, g.error.value) for g in found.by_difficulty] == [("easy", 3), ("hard", 1)]
+
+
+def test_one_trace_says_nothing_about_others() -> None:
+    """The interval of a single trace is the whole range, however many steps it has."""
+    found = measure([scored("a", n, (0, 2), (0, 3)) for n in range(50)])
+    assert found is not None
+    assert (found.error.low, found.error.high) == (0, 10)
+    assert interval_of_mean([0.25], low=-10, high=10, label="x").high == 10
+
+
+def test_intervals_are_resampled_by_trace() -> None:
+    """A hundred equal steps of a trace are no more evidence than one."""
+    once = measure([scored(f"t{n}", 0, (0, 2), (0, 2 + n)) for n in range(8)])
+    often = measure([scored(f"t{n}", s, (0, 2), (0, 2 + n)) for n in range(8) for s in range(100)])
+    assert once is not None
+    assert often is not None
+    assert often.error == once.error
+    assert once.error.low < 2.5
+    assert once.error.high > 4.5
+
+
+def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
+    """Of 200 means of 40 draws, about 95% have the true one in their interval."""
+    hits = 0
+    for number in range(200):
+        draw = rng(7, f"covers/{number}").random
+        found = interval_of_mean([draw() for _ in range(40)], low=0, high=1, label=str(number))
+        hits += found.low <= 0.5 <= found.high
+    assert 180 <= hits <= 199
+
+
+@given(STEPS)
+def test_measures_are_in_range_and_deterministic(steps: list[Scored]) -> None:
+    """Every number lies in its range and its interval in the same; equal steps give equal measures."""
+    found = measure(steps)
+    assert found is not None
+    assert found == measure(steps)
+    for each in (found.accuracy, found.consistency, found.brier, found.calibration):
+        assert each is None or 0 <= each.low <= each.high <= 1
+    assert 0 <= found.error.low <= found.error.high <= 10
+    assert abs(found.bias.value) <= found.error.value + 1e-9
+    assert math.isclose(found.error.value, sum(abs(s.error) for s in steps) / len(steps), abs_tol=1e-9)
+    assert sum(each.transitions for each in found.reliability) == len(steps)

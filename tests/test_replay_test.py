@@ -1,0 +1,164 @@
+"""The replay test: what a batch of pairs has to show on held-out traces, and what keeps it out."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.calibration.metrics import Scored
+from reflact.calibration.review import (
+    LEVEL,
+    NotEnoughTraces,
+    Replay,
+    level,
+    outlook,
+    replayed,
+    sign_flip,
+    slice_of,
+    traces_needed,
+)
+from reflact.data import rng
+from reflact.memory import Evaluation, Gold
+
+TRACES = 24
+
+
+def step(trace: int, number: int, gold: float, said: float, *, before: float = 0) -> Scored:
+    """Return a step that was scored with ``said`` and came to ``gold``."""
+    return Scored(
+        trace_id=f"t{trace:03}",
+        step=number,
+        gold=Gold(phi_before=0, phi_after=gold, source="program"),
+        evaluation=Evaluation(phi_before=before, phi_after=said, reasoning="r"),
+    )
+
+
+def side(*said: float, traces: int = TRACES) -> list[Scored]:
+    """Return steps of traces, all of which came to 4, scored alike in each trace."""
+    return [step(trace, n, 4, phi) for trace in range(traces) for n, phi in enumerate(said)]
+
+
+def decided(without: list[Scored], with_: list[Scored], **options: object) -> Replay:
+    """Return the outcome of a test that has enough traces."""
+    found = replayed(without, with_, **{"before": 0, **options})  # type: ignore[arg-type]
+    assert isinstance(found, Replay)
+    return found
+
+
+def test_a_batch_that_takes_errors_away_passes() -> None:
+    """The effect is the error that is gone, and the evidence says on what it rests."""
+    found = decided(side(7, 4), side(4, 4))
+    assert (found.outcome, found.passed) == ("better", True)
+    assert (found.traces, found.transitions) == (TRACES, 2 * TRACES)
+    assert (found.effect.value, found.effect.low, found.effect.high) == (1.5, 1.5, 1.5)
+    assert found.p_value == 2**-TRACES
+
+
+@pytest.mark.parametrize("changed", [(7.0, 4.0), (9.0, 4.0)], ids=["placebo", "harmful"])
+def test_a_batch_that_changes_nothing_or_harms_does_not_pass(changed: tuple[float, float]) -> None:
+    """Nothing gained is nothing shown."""
+    assert decided(side(7, 4), side(*changed)).outcome == "not_shown"
+
+
+def test_too_few_traces_decide_nothing() -> None:
+    """Nineteen traces are not enough, however many steps they have and however large the effect."""
+    found = replayed(side(*[9.0] * 50, traces=19), side(*[4.0] * 50, traces=19), before=0)
+    assert found == NotEnoughTraces(traces=19)
+    assert "19 held-out traces" in found.words
+
+
+def test_steps_of_a_trace_are_one_witness() -> None:
+    """A gain in one long trace is no evidence, since the test flips traces and not steps."""
+    without = [*side(4), *(step(0, n, 4, 9) for n in range(1, 100))]
+    with_ = [*side(4), *(step(0, n, 4, 4) for n in range(1, 100))]
+    assert decided(without, with_).outcome == "not_shown"
+
+
+def test_accuracy_that_falls_blocks_a_smaller_error() -> None:
+    """A critic that says the same of everything may err less and is still no critic."""
+    without = [
+        step(trace, n, gold, said)
+        for trace in range(TRACES)
+        for n, (gold, said) in enumerate([(2, 5), (3, 6), (4, 7)])
+    ]
+    with_ = [step(trace, n, gold, 3) for trace in range(TRACES) for n, gold in enumerate((2, 3, 4))]
+    found = decided(without, with_)
+    assert found.effect.low > 0
+    assert found.accuracy_change is not None
+    assert found.accuracy_change < -0.02
+    assert (found.outcome, found.passed) == ("accuracy_fell", False)
+
+
+def test_what_was_promoted_and_harms_goes() -> None:
+    """A later measurement looks the other way: only harm that is shown demotes."""
+    assert decided(side(4, 4), side(6, 4), use="demote").outcome == "worse"
+    assert decided(side(4, 4), side(4, 4), use="demote").outcome == "no_harm_shown"
+    assert decided(side(6, 4), side(4, 4), use="demote").outcome == "no_harm_shown"
+
+
+def test_levels_of_all_batches_sum_to_the_level() -> None:
+    """However many batches are tested on the same traces, their levels add up to at most 2.5%."""
+    levels = [level(before) for before in range(10_000)]
+    assert levels == sorted(levels, reverse=True)
+    assert LEVEL - 1e-5 < sum(levels) <= LEVEL
+
+
+def test_a_later_batch_needs_more() -> None:
+    """The same evidence passes as the first batch and not as the thousandth."""
+    signs = rng(1, "later")
+    with_ = [step(t, 0, 4, 5 if signs.random() < 0.85 else 9) for t in range(TRACES)]
+    assert decided(side(7), with_).outcome == "better"
+    assert decided(side(7), with_, before=999).outcome == "not_shown"
+
+
+def test_both_sides_are_the_same_steps() -> None:
+    """Scores of other steps, or in another order, are refused."""
+    with pytest.raises(ValueError, match="same steps"):
+        replayed(side(4, 4), list(reversed(side(4, 4))), before=0)
+
+
+@given(st.lists(st.integers(-20, 20), max_size=9))
+def test_the_test_counts_all_signs(some: list[int]) -> None:
+    """The p-value is the share of sign patterns that do at least as well: enumerated, it is the same.
+
+    The sizes add up to what makes them whole steps of the grid.
+    """
+    effects = [*some, 200 - sum(map(abs, some))]
+    sums = [
+        sum(s * abs(e) for s, e in zip(signs, effects, strict=True))
+        for signs in product((1, -1), repeat=len(effects))
+    ]
+    expected = sum(total >= sum(effects) for total in sums) / len(sums)
+    assert sign_flip([float(effect) for effect in effects]) == expected
+
+
+def test_equal_sizes_are_the_binomial_test() -> None:
+    """Of twenty equal effects fifteen that are positive have the tail of a fair coin."""
+    assert sign_flip([1.0] * 15 + [-1.0] * 5) == 21700 / 2**20
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_a_p_value_is_a_share_and_looks_one_way(effects: list[float]) -> None:
+    """It lies in (0, 1], and the two directions together make at least 1."""
+    here, there = sign_flip(effects), sign_flip([-effect for effect in effects])
+    assert 0 < here <= 1
+    assert here + there >= 1
+
+
+def test_planning() -> None:
+    """Traces needed are about 13 over the squared ratio, at least twenty, and more for later batches."""
+    assert traces_needed(0.5, alpha=LEVEL) == 52
+    assert traces_needed(3.0) == 20
+    assert traces_needed(0.5) < traces_needed(0.5, before=3)
+    assert "as batch 1" in outlook(60)
+    assert "at least 20" in outlook(12)
+
+
+def test_slices_are_stable_and_even() -> None:
+    """A trace's slice follows from its id, and slices are about equally large."""
+    slices = [slice_of(f"trace {n}", slices=4) for n in range(4000)]
+    assert slices[:6] == [slice_of(f"trace {n}", slices=4) for n in range(6)]
+    assert all(900 < slices.count(number) < 1100 for number in range(4))
