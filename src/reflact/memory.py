@@ -22,9 +22,15 @@ MISTAKES: Final = ("credit_for_intention", "inflated_score", "ignored_evidence",
 """The kinds of mistakes that critics are known to make; users may add their own."""
 
 Construction = Literal[
-    "other_purpose", "no_effect", "claim_for_effect", "evidence_withdrawn", "progress_reversed", "asked"
+    "observed",
+    "other_purpose",
+    "no_effect",
+    "claim_for_effect",
+    "evidence_withdrawn",
+    "progress_reversed",
+    "asked",
 ]
-"""How the wrong side of a pair came about: an input perturbed in a named way, or a mistake asked for."""
+"""How the wrong side came about: the critic's own mistake, a perturbed input, or a mistake asked for."""
 
 GoldSource = Literal["program", "human", "agreement"]
 
@@ -153,7 +159,7 @@ class ContrastPair(Frozen):
         purpose: What the agent was to achieve.
         transition: What both evaluations speak of.
         right: The correct one: gold, or what independent samples agree on.
-        wrong: One that is wrong by construction, or a mistake that was asked for.
+        wrong: One that is wrong by construction, a mistake the critic made, or one that was asked for.
         why: What makes it wrong, in words.
         mistake: One of ``MISTAKES``, or a user's own.
         construction: How the wrong one came about.
