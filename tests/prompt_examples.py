@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import httpx
 from pydantic import JsonValue
 
+from reflact.calibration.critic import Critic
 from reflact.calls import Rendered, Reply, ReplyModel, Sample
 from reflact.config import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.cassette import open_cassette
 from reflact.llm.client import Client
+from reflact.memory import Action, ContrastPair, Evaluation, Transition
 from reflact.ports import R
 from reflact.prompts import load_book
 from reflact.records import BufferEntry
@@ -116,6 +119,33 @@ ATTEMPTS = (
         score_after=0.25,
     ),
 )
+PURPOSE = "Every item of the order is paid for and shipped, and the customer was told."
+SHIPPED = Transition(
+    before={"paid": True, "shipped": ["lamp"], "open": ["desk"], "mails": 0},
+    action=Action(name="ship", arguments={"item": "desk"}),
+    after={"paid": True, "shipped": ["lamp", "desk"], "open": [], "mails": 0},
+)
+CLAIMED = ContrastPair(
+    purpose="The backup is written and was checked.",
+    transition=Transition(
+        before={"backup": None, "checked": False},
+        action=Action(name="say", arguments={"text": "The backup is done and checked."}),
+        after={"backup": None, "checked": False, "said": "The backup is done and checked."},
+    ),
+    right=Evaluation(
+        phi_before=0,
+        phi_after=0,
+        reasoning="The agent says that the backup is done, but there is none.",
+        evidence=('"backup": null',),
+    ),
+    wrong=Evaluation(
+        phi_before=0, phi_after=9, reasoning="The agent reports success.", evidence=("done and checked",)
+    ),
+    why="What the agent says is no backup.",
+    mistake="credit_for_intention",
+    construction="claim_for_effect",
+    label="program",
+)
 
 
 @dataclass(frozen=True)
@@ -177,6 +207,7 @@ async def examples() -> dict[str, Example]:
     await _merge(asked, LIST, "rewrite", DRAFTS)
     await _decide(asked)
     await _close(asked)
+    await _judge(listener)
     return _older() | listener.heard
 
 
@@ -256,6 +287,11 @@ async def _close(asked: dict[str, Any]) -> None:
     place = {**asked, "comparison": comparison, "step": 2, "epoch": 2}
     await slow_update(SKILL, LATER, guidance="Read the question twice.", **place)
     await meta_skill(SKILL, LATER, attempts=show_buffer(ATTEMPTS), memory=MEMORY, **place)
+
+
+async def _judge(listener: Listener) -> None:
+    with suppress(ReplyError):
+        await Critic(listener).score(SHIPPED, purpose=PURPOSE, pairs=[CLAIMED])
 
 
 async def _unread(batch: Minibatch) -> Report:

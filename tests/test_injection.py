@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import PROMPT, Endpoint, completion, config, connected, sample
+from reflact.calibration.critic import Critic, CriticSettings
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.cards import RejectedEdit
 from reflact.config import AggregateConfig, UpdateConfig
@@ -24,6 +25,7 @@ from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import Exact
 from reflact.errors import ReplyError
+from reflact.memory import Action, ContrastPair, Evaluation, Transition
 from reflact.ports import R
 from reflact.prompts import NAMES, fence, load_book
 from reflact.records import BufferEntry
@@ -72,6 +74,15 @@ TAGS = (
     "advice",
     "notes",
     "guidance",
+    "purpose",
+    "before",
+    "action",
+    "after",
+    "change",
+    "example_1",
+    "right",
+    "wrong",
+    "why",
 )
 CANARY = "Zqx"
 TOKENS = 500_000
@@ -146,6 +157,7 @@ async def asked(says: Says) -> list[Rendered]:
     await _merge(ours, says, skill, "rewrite")
     await _decide(ours, says, skill)
     await _close(ours, says, skill, later)
+    await _judge(listener, says)
     return listener.heard
 
 
@@ -210,6 +222,43 @@ async def _close(ours: dict[str, Any], says: Says, skill: Skill, later: Skill) -
     place = {**ours, "comparison": comparison, "step": 2, "epoch": 2}
     await slow_update(skill, later, guidance=says("guidance"), **place)
     await meta_skill(skill, later, attempts=notes_of(says), memory=says("memory"), **place)
+
+
+async def _judge(listener: Listener, says: Says) -> None:
+    """Ask the critic about text states and about JSON states, with a worked example of each."""
+    texts = Transition(before=says("before"), action=_action(says), after=says("after"))
+    values = Transition(
+        before={"field": says("old"), "gone": 1},
+        action=_action(says),
+        after={"field": says("new"), "there": [2]},
+    )
+    pairs = [_pair(says, transition) for transition in (texts, values)]
+    settings = CriticSettings(example_tokens=TOKENS, state_tokens=TOKENS, example_state_tokens=TOKENS)
+    critic = Critic(listener, settings=settings, count=lambda text: len(text) // 100)
+    for transition in (texts, values):
+        with pytest.raises(ReplyError):
+            await critic.score(transition, purpose=says("purpose"), pairs=pairs)
+
+
+def _action(says: Says) -> Action:
+    return Action(name=says("tool"), arguments={"argument": says("argument")})
+
+
+def _pair(says: Says, transition: Transition) -> ContrastPair:
+    right, wrong = (
+        Evaluation(phi_before=1, phi_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),))
+        for phi, side in ((1, "right"), (9, "wrong"))
+    )
+    return ContrastPair(
+        purpose=says("example purpose"),
+        transition=transition,
+        right=right,
+        wrong=wrong,
+        why=says("why"),
+        mistake="inflated_score",
+        construction="asked",
+        label="human",
+    )
 
 
 def _edit(kind: EditKind, text: str, source: Source, *, target: str = "") -> Edit:

@@ -49,6 +49,7 @@ NAMES = (
     "slow_update",
     "meta_skill",
     "placebo",
+    "critic",
 )
 
 

@@ -2,61 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from pydantic import Field
+from pydantic import Field, JsonValue, field_validator
 
-from reflact.memory import ContrastPair, Scope, StateScore, Transition
-from reflact.memory_ports import CardStore
+from reflact.calibration.guards import Case, Limits, guarded, objection
+from reflact.calibration.memo import Memo
+from reflact.calibration.selection import in_scope, ranked, search_text
+from reflact.calibration.showing import Shown, show_examples, show_transition
+from reflact.calibration.tokens import Count, estimate
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.errors import ReplyError
+from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
+from reflact.memory_ports import CardStore, Query
 from reflact.ports import LLM
-from reflact.prompts import PromptBook
-from reflact.types import Frozen
+from reflact.prompts import PromptBook, load_book
+from reflact.roles import Section
+from reflact.tasks import fan_out
+from reflact.types import canonical, digest
 
 CRITIC = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
 
+PROMPT = "critic"
 
-class CriticSettings(Frozen):
-    """What a critic shows and how it takes what comes back.
+_FOUND = 64
+"""Pairs that the memory is asked for; the worked examples are chosen among them."""
 
-    Args:
-        samples: Evaluations asked for each transition; the median one counts.
-        example_tokens: Room for all worked examples and the line above them; 0 shows none.
-        examples: Worked examples at most.
-        state_tokens: Room for each of: purpose, state before, action, state after, change. What is longer
-            is cut, and the cut marked.
-        example_state_tokens: The same for each of these in a worked example.
-        jump: The largest change of phi, up or down, whose confidence is taken as it comes.
-        jump_confidence: The most that a larger one gets.
-        unsupported_confidence: The most that an evaluation without evidence gets.
-        show_same: Show pairs of the very transition that is scored, under the same purpose.
-        cache: Scores kept in memory.
-    """
+_SNAPSHOT = 1000
+"""Pairs that a critic is pinned to at most."""
 
-    samples: int = Field(default=1, ge=1, le=25)
-    example_tokens: int = Field(default=3000, ge=0)
-    examples: int = Field(default=8, ge=0, le=100)
-    state_tokens: int = Field(default=2000, ge=32)
-    example_state_tokens: int = Field(default=300, ge=32)
-    jump: float = Field(default=4.0, ge=0, le=10)
-    jump_confidence: float = Field(default=0.5, ge=0, le=1)
-    unsupported_confidence: float = Field(default=0.2, ge=0, le=1)
-    show_same: bool = False
-    cache: int = Field(default=1024, ge=0)
+
+class CriticSettings(Section):
+    """What a critic shows, and how it takes what comes back."""
+
+    samples: int = Field(1, ge=1, le=25, description="Evaluations of each transition; the median one counts.")
+    example_tokens: int = Field(
+        3000, ge=0, description="Room for all worked examples and the line above them; 0 shows none."
+    )
+    examples: int = Field(8, ge=0, le=100, description="Worked examples at most.")
+    state_tokens: int = Field(
+        2000,
+        ge=32,
+        description="Room for each of purpose, state before, action, state after and change; what is longer "
+        "is cut, and the cut marked.",
+    )
+    example_state_tokens: int = Field(300, ge=32, description="The same, for each in a worked example.")
+    jump: float = Field(
+        4.0, ge=0, le=10, description="Largest |delta phi| with confidence taken as it comes."
+    )
+    jump_confidence: float = Field(0.5, ge=0, le=1, description="Most confidence for a larger one.")
+    unsupported_confidence: float = Field(
+        0.2, ge=0, le=1, description="Most confidence without evidence, or with evidence that is not there."
+    )
+    show_same: bool = Field(
+        False, description="Show pairs of the very transition that is scored, under the same purpose."
+    )
+    cache: int = Field(1024, ge=0, description="Scores that are kept in memory.")
 
 
 DEFAULTS = CriticSettings()
 
 
+class CriticReply(ReplyModel):
+    """What the critic is asked to fill in."""
+
+    reasoning: str = Field(
+        max_length=2000, description="What the purpose asks for, and what of it the state after shows."
+    )
+    evidence: tuple[str, ...] = Field(
+        max_length=20, description="Texts copied from the state after or from the change."
+    )
+    phi_before: Phi = Field(description="How much of the purpose the state before fulfils, from 0 to 10.")
+    phi_after: Phi = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
+    confidence: Share = Field(description="How likely the numbers are right, from 0 to 1.")
+
+    @field_validator("reasoning")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("the reasoning is empty")
+        return value
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The reply as a value of its own."""
+        return Evaluation.model_validate(self.model_dump())
+
+
 class Critic:
     """Scores transitions.
+
+    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked once, also
+    when they are asked at the same time.
 
     Args:
         llm: The model that judges.
         memory: Where promoted pairs are; None: no worked examples.
         settings: What is shown and how replies are taken.
         prompts: Where its prompt is; None: the newest versions that are packaged.
-        count: Estimates the tokens of a text; see ``tokens.estimate``.
+        count: Counts the tokens of a text; see ``tokens.estimate``.
     """
 
     def __init__(
@@ -66,32 +111,58 @@ class Critic:
         memory: CardStore | None = None,
         settings: CriticSettings = DEFAULTS,
         prompts: PromptBook | None = None,
-        count: Callable[[str], int] | None = None,
+        count: Count = estimate,
     ) -> None:
-        raise NotImplementedError
+        self._llm = llm
+        self._memory = memory
+        self._settings = settings
+        self._prompts = prompts or load_book()
+        self._count = count
+        self._pinned: tuple[ContrastPair, ...] | None = None
+        self._scores: Memo[StateScore] = Memo(settings.cache)
 
     @property
     def identity(self) -> str:
-        """Model, prompt with version and checksum, settings, and the snapshot's hash if pinned, as JSON."""
-        raise NotImplementedError
+        """Model, prompt with checksum, settings, counter and, if pinned, snapshot, as canonical JSON."""
+        return canonical(
+            {
+                "critic": self.prompt,
+                "checksum": self._prompts.prompts[PROMPT].checksum[:16],
+                "llm": self._llm.identity,
+                "settings": self._settings.model_dump(mode="json", exclude={"cache"}),
+                "count": f"{self._count.__module__}.{getattr(self._count, '__qualname__', '')}",
+                "snapshot": self.snapshot,
+            }
+        )
 
     @property
     def prompt(self) -> str:
         """The prompt's name and version, such as ``critic@1``."""
-        raise NotImplementedError
+        return f"{PROMPT}@{self._prompts.prompts[PROMPT].header.version}"
 
     @property
     def snapshot(self) -> str | None:
         """Hash of the pairs and the prompt that it is pinned to; None where it reads the memory."""
-        raise NotImplementedError
+        if self._pinned is None:
+            return None
+        return digest([self.prompt, *(pair.id for pair in self._pinned)])
 
     def pinned(self, pairs: Sequence[ContrastPair]) -> Critic:
-        """Return a critic that chooses its worked examples from these pairs only, whatever is promoted."""
-        raise NotImplementedError
+        """Return a critic that chooses its worked examples from these pairs alone, whatever is promoted."""
+        critic = Critic(self._llm, settings=self._settings, prompts=self._prompts, count=self._count)
+        by_id = {pair.id: pair for pair in pairs}
+        critic._pinned = tuple(by_id[pair_id] for pair_id in sorted(by_id))
+        return critic
 
     async def pin(self, *, scope: Scope = CRITIC) -> Critic:
-        """Return a critic that is pinned to the pairs which are promoted now, for a scope."""
-        raise NotImplementedError
+        """Return a critic pinned to what is promoted now for a scope, or to what this one is pinned to.
+
+        Raises:
+            StoreError: The memory cannot be read.
+        """
+        if self._pinned is not None:
+            return self.pinned(self._pinned)
+        return self.pinned(await self._promoted(Query(scope=scope, limit=_SNAPSHOT)))
 
     async def score(
         self,
@@ -108,12 +179,104 @@ class Critic:
             transition: What is judged.
             purpose: What the agent is to achieve.
             scope: Whose cards count.
-            pairs: None: the promoted ones of the memory in scope, ranked. Else these alone, whatever their
-                status and scope; ``()`` is none. What is shown stays within the budget either way.
-            trial: Equal questions of another trial are asked anew.
+            pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their status
+                and scope; ``()`` is none. Either way they are ranked and shown as far as the budget goes.
+            trial: Equal questions of another trial are independent samples.
 
         Raises:
             ModelError: The model gave no score.
             StoreError: The memory cannot be read.
         """
-        raise NotImplementedError
+        if pairs is None:
+            pairs = await self._candidates(transition, purpose, scope)
+        examples = self._examples(pairs, transition, purpose)
+        shown = [pair.id for pair in examples.pairs]
+        place: list[JsonValue] = [purpose, transition.model_dump(mode="json"), trial, *shown]
+        return await self._scores.once(digest(place), lambda: self._ask(transition, purpose, examples, trial))
+
+    # ---------------------------------------------------------------------------------- what is shown
+
+    async def _candidates(
+        self, transition: Transition, purpose: str, scope: Scope
+    ) -> tuple[ContrastPair, ...]:
+        if self._pinned is not None:
+            return tuple(pair for pair in self._pinned if in_scope(pair.scope, scope))
+        text = search_text(purpose, transition)
+        return await self._promoted(Query(text=text, scope=scope, limit=_FOUND))
+
+    async def _promoted(self, query: Query) -> tuple[ContrastPair, ...]:
+        if self._memory is None:
+            return ()
+        found = await self._memory.find_pairs(query)
+        return tuple(
+            stored.pair
+            for stored in found
+            if stored.status == "promoted" and in_scope(stored.pair.scope, query.scope)
+        )
+
+    def _examples(self, pairs: Sequence[ContrastPair], transition: Transition, purpose: str) -> Shown:
+        return show_examples(
+            ranked(pairs, transition, purpose=purpose, show_same=self._settings.show_same),
+            room=self._settings.example_tokens,
+            most=self._settings.examples,
+            each=self._settings.example_state_tokens,
+            count=self._count,
+        )
+
+    # ------------------------------------------------------------------------------------- the question
+
+    async def _ask(self, transition: Transition, purpose: str, examples: Shown, trial: int) -> StateScore:
+        settings = self._settings
+        shown = show_transition(purpose, transition, room=settings.state_tokens, count=self._count)
+        prompt = self._prompts.render(PROMPT, {"examples": examples.text, "transition": shown})
+        limits = Limits(settings.jump, settings.jump_confidence, settings.unsupported_confidence)
+        case = Case.of(transition, limits)
+        part = digest([purpose, transition.model_dump(mode="json")])[:16]
+        places = [
+            Sample(role="critic", purpose="score", part=part, trial=trial * settings.samples + n)
+            for n in range(settings.samples)
+        ]
+        said = await fan_out(lambda place: self._evaluation(prompt, case, place), places)
+        return _together(said, case, tuple(pair.id for pair in examples.pairs))
+
+    async def _evaluation(self, prompt: Rendered, case: Case, place: Sample) -> Evaluation:
+        """Return an evaluation; where its evidence stays invented however often it is asked, the last one."""
+        last: list[Evaluation] = []
+
+        def check(reply: CriticReply) -> None:
+            last.append(reply.evaluation)
+            reason = objection(last[-1], case)
+            if reason is not None:
+                raise ValueError(reason)
+
+        try:
+            reply = await self._llm.ask(prompt, CriticReply, sample=place, check=check)
+        except ReplyError:
+            if not last:
+                raise
+            return last[-1]
+        return reply.value.evaluation
+
+
+def _together(said: Sequence[Evaluation], case: Case, pair_ids: tuple[str, ...]) -> StateScore:
+    """Return the median of the samples by phi after, each guarded on its own; the lower of two in the middle.
+
+    Samples that lie apart lower confidence: by a tenth for each point of phi.
+    """
+    judged = sorted(
+        ((*guarded(raw, case), raw) for raw in said), key=lambda each: (each[0].phi_after, each[0].delta)
+    )
+    evaluation, names, raw = judged[(len(judged) - 1) // 2]
+    spread = judged[-1][0].phi_after - judged[0][0].phi_after
+    agreed = 1 - spread / 10
+    if evaluation.confidence > agreed:
+        evaluation = evaluation.model_copy(update={"confidence": agreed})
+        names = (*names, "spread")
+    return StateScore(
+        evaluation=evaluation,
+        raw=raw,
+        guarded=names,
+        samples=len(judged),
+        spread=spread,
+        pair_ids=pair_ids,
+    )

@@ -1,0 +1,149 @@
+"""What differs between two states: field by field for JSON values, line by line for text. Pure.
+
+Everything takes time in proportion to the states: a live loop waits for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from reflact.types import canonical
+
+NOTHING = "Nothing changed."
+WHOLE = "state"
+"""Where a change stands that has no field."""
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_LINES_COMPARED = 200
+_AROUND = 60
+
+
+class Change(NamedTuple):
+    """One field that differs; ``before`` and ``after`` are JSON text, None where the field is not there."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+def show_state(value: JsonValue) -> str:
+    """Return a state as it is shown: text as it is, other values as indented JSON with sorted fields.
+
+    What has no UTF-8 (half a surrogate pair) is shown as its escape.
+    """
+    if not isinstance(value, str):
+        value = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def show_change(before: JsonValue, after: JsonValue, *, brief: bool = False) -> str:
+    """Return the difference of two states as text.
+
+    Two texts give a unified diff; other values a line for each field that differs, ``path: before -> after``.
+    Whole values that differ stand at the path ``state``.
+
+    Args:
+        before: The state before.
+        after: The state after.
+        brief: Leave out, marked, what long texts have in common at their beginnings and ends.
+    """
+    if isinstance(before, str) and isinstance(after, str) and not brief:
+        return _text_diff(show_state(before), show_state(after)) or NOTHING
+    lines = [_line(change, brief) for change in changes(before, after)]
+    return show_state("\n".join(lines)) or NOTHING
+
+
+def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Change]:
+    """Yield the fields in which two JSON values differ, in the order of their paths within each level.
+
+    Lists are compared between what they have in common at their beginnings and ends, place by place.
+    """
+    if canonical(before) == canonical(after):
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            yield from _field(before, after, name, _below(path, name))
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _places(before, after, path)
+    else:
+        yield Change(path or WHOLE, _json(before), _json(after))
+
+
+def _field(
+    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, path: str
+) -> Iterator[Change]:
+    if name not in before:
+        yield Change(path, None, _json(after[name]))
+    elif name not in after:
+        yield Change(path, _json(before[name]), None)
+    else:
+        yield from changes(before[name], after[name], path)
+
+
+def _places(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[Change]:
+    start, end = _shared([canonical(value) for value in before], [canonical(value) for value in after])
+    old, new = before[start : len(before) - end], after[start : len(after) - end]
+    for n in range(max(len(old), len(new))):
+        place = f"{path}[{start + n}]"
+        if n >= len(old):
+            yield Change(place, None, _json(new[n]))
+        elif n >= len(new):
+            yield Change(place, _json(old[n]), None)
+        else:
+            yield from changes(old[n], new[n], place)
+
+
+def _below(path: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        return f"{path}[{_json(name)}]"
+    return f"{path}.{name}" if path else name
+
+
+def _json(value: JsonValue) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _line(change: Change, brief: bool) -> str:
+    old, new = change.before, change.after
+    if brief and old is not None and new is not None:
+        old, new = _apart(old, new)
+    sides = ("(not there)" if side is None else side for side in (old, new))
+    return f"{change.path}: {' -> '.join(sides)}"
+
+
+def _apart(old: str, new: str) -> tuple[str, str]:
+    """Return two texts without most of what they share at both ends."""
+    start, end = _shared(old, new)
+    start, end = max(0, start - _AROUND), max(0, end - _AROUND)
+    marks = [f"[... {n:,} equal characters ...]" if n else "" for n in (start, end)]
+    inner = (text[start : len(text) - end] for text in (old, new))
+    first, second = (f"{marks[0]}{text}{marks[1]}" for text in inner)
+    return first, second
+
+
+def _shared(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """Return how much two sequences share at the beginning, and how much of the rest at the end."""
+    most = min(len(old), len(new))
+    start = next((n for n in range(most) if old[n] != new[n]), most)
+    left = most - start
+    end = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
+    return start, end
+
+
+def _text_diff(before: str, after: str) -> str:
+    old, new = before.splitlines(), after.splitlines()
+    start, end = _shared(old, new)
+    inner_old, inner_new = old[start : len(old) - end], new[start : len(new) - end]
+    if before != after and not inner_old and not inner_new:
+        return " -> ".join(_apart(_json(before), _json(after)))
+    if max(len(inner_old), len(inner_new)) > _LINES_COMPARED:
+        return "\n".join([*(f"-{line}" for line in inner_old), *(f"+{line}" for line in inner_new)])
+    lead, trail = old[max(0, start - 2) : start], old[len(old) - end :][:2]
+    lines = difflib.unified_diff([*lead, *inner_old, *trail], [*lead, *inner_new, *trail], lineterm="", n=2)
+    return "\n".join("@@" if line.startswith("@@") else line for line in [*lines][2:])

@@ -1,0 +1,105 @@
+"""Rules that an evaluation must keep whatever the model says. Pure.
+
+The first three take credit away and nothing gives it back; all of them only ever lower confidence. So none
+undoes what another did, and the order in which they stand is only the order of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from reflact.calibration.evidence import Grounds
+from reflact.memory import Evaluation, Transition
+
+
+class Limits(NamedTuple):
+    """What the guards go by; see ``CriticSettings``."""
+
+    jump: float
+    jump_confidence: float
+    unsupported_confidence: float
+
+
+class Case(NamedTuple):
+    """A transition as guards see it."""
+
+    changed: bool
+    grounds: Grounds
+    limits: Limits
+
+    @classmethod
+    def of(cls, transition: Transition, limits: Limits) -> Case:
+        """Return what the guards need to know of a transition."""
+        return cls(transition.changed, Grounds(transition), limits)
+
+
+def no_change(said: Evaluation, case: Case) -> Evaluation:
+    """Where nothing changed nothing was achieved: phi after is phi before."""
+    return said if case.changed else _no_credit(said)
+
+
+def invented_evidence(said: Evaluation, case: Case) -> Evaluation:
+    """Evidence that is not there is struck out; what rests on it gets no credit and little confidence."""
+    invented = case.grounds.unfounded(said.evidence) if case.changed else ()
+    if not invented:
+        return said
+    kept = tuple(quote for quote in said.evidence if quote not in invented)
+    return _at_most(_no_credit(said), case.limits.unsupported_confidence).model_copy(
+        update={"evidence": kept}
+    )
+
+
+def no_evidence(said: Evaluation, case: Case) -> Evaluation:
+    """A change that is judged without any evidence gets no credit and little confidence."""
+    if not case.changed or said.evidence:
+        return said
+    return _at_most(_no_credit(said), case.limits.unsupported_confidence)
+
+
+def jump(said: Evaluation, case: Case) -> Evaluation:
+    """A large change of phi in one step gets limited confidence."""
+    return _at_most(said, case.limits.jump_confidence) if abs(said.delta) > case.limits.jump else said
+
+
+GUARDS: Final[tuple[Callable[[Evaluation, Case], Evaluation], ...]] = (
+    no_change,
+    invented_evidence,
+    no_evidence,
+    jump,
+)
+
+
+def guarded(said: Evaluation, case: Case) -> tuple[Evaluation, tuple[str, ...]]:
+    """Return what is left of an evaluation, and the names of the guards that changed something."""
+    names: list[str] = []
+    for guard in GUARDS:
+        left = guard(said, case)
+        if left != said:
+            names.append(guard.__name__)
+        said = left
+    return said, tuple(names)
+
+
+def objection(said: Evaluation, case: Case) -> str | None:
+    """Return why an evaluation is to be asked for again, or None.
+
+    A difference between two states that differ has to rest on evidence, and on none that is invented.
+    """
+    if not case.changed or said.delta == 0:
+        return None
+    if not said.evidence:
+        return "evidence is empty: copy words from the state after or from the change, or give equal numbers"
+    invented = case.grounds.unfounded(said.evidence)
+    if not invented:
+        return None
+    quotes = ", ".join(repr(quote[:100]) for quote in invented[:3])
+    return f"evidence {quotes} stands neither in the state after nor in the change: copy words that do"
+
+
+def _no_credit(said: Evaluation) -> Evaluation:
+    return said.model_copy(update={"phi_after": said.phi_before})
+
+
+def _at_most(said: Evaluation, confidence: float) -> Evaluation:
+    return said.model_copy(update={"confidence": min(said.confidence, confidence)})

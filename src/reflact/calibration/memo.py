@@ -1,0 +1,68 @@
+"""Results that are kept for a while, and work that equal callers share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import anyio
+
+T = TypeVar("T")
+
+
+class Memo(Generic[T]):
+    """Does each piece of work once: those who ask while it is under way wait for it, later ones find it.
+
+    The first who asks does the work. An error goes to all who wait and is not kept. Where the first one is
+    cancelled, the next in line does the work.
+
+    Args:
+        size: Results kept; the one that was longest not asked for goes first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._under_way: dict[str, _Flight[T]] = {}
+
+    async def once(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result for a key, from what is kept, from who is at it, or from doing the work."""
+        while key not in self._kept:
+            flight = self._under_way.get(key)
+            if flight is None:
+                return await self._do(key, work)
+            await flight.landed.wait()
+            if flight.error is not None:
+                raise flight.error
+            if flight.results:
+                return flight.results[0]
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    async def _do(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        flight = self._under_way[key] = _Flight()
+        try:
+            result = await work()
+        except Exception as error:
+            flight.error = error
+            raise
+        else:
+            flight.results.append(result)
+            self._keep(key, result)
+            return result
+        finally:
+            del self._under_way[key]
+            flight.landed.set()
+
+    def _keep(self, key: str, result: T) -> None:
+        self._kept[key] = result
+        while len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+
+
+class _Flight(Generic[T]):
+    def __init__(self) -> None:
+        self.landed = anyio.Event()
+        self.results: list[T] = []
+        self.error: Exception | None = None
