@@ -35,6 +35,7 @@ RANKS = (
         "intervals",
         "prompts",
         "tasks",
+        "views",
         "exports",
         "folding",
         "summing",

@@ -1,15 +1,18 @@
 """The closed union of what can happen in a run.
 
 *Durable* events come in the plan's order, are stored once across all starts of a run and hold nothing
-that differs between two runs of the same plan: no times, no spend. *Live* events tell what is happening
-just now; siblings come in any order and nothing is stored.
+that differs between two runs of the same plan: no spend, and of times only the one at which they happened,
+which is no part of what they say. *Live* events tell what is happening just now; siblings come in any order
+and nothing is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from datetime import UTC, datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 
 from reflact.records import SlowUpdate, Version
 from reflact.results import Improvement, RunSummary, Scored, Usage
@@ -28,17 +31,45 @@ Stage = Literal[
 ]
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 class _Event(Frozen):
-    """Base: which run and which step (0: before the first)."""
+    """Base: which run, which step (0: before the first), and when.
+
+    Two events are equal where they say the same, whenever they happened. ``about`` names the fields that tell
+    what a live event is the latest word on.
+    """
 
     durable: ClassVar[bool] = True
+    about: ClassVar[tuple[str, ...]] = ()
     run_id: str
     step: int = 0
+    at: AwareDatetime = Field(default_factory=_now)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Event) or type(other) is not type(self):
+            return NotImplemented
+        return {**self.__dict__, "at": None} == {**other.__dict__, "at": None}
+
+    def __hash__(self) -> int:
+        return hash(self.said)
+
+    @property
+    def said(self) -> str:
+        """What the event says, as JSON, without its time: the same bytes in every run of the same plan."""
+        return self.model_dump_json(exclude={"at"})
 
     @property
     def id(self) -> str:
-        """Content-derived identity, 16 hexadecimal digits: equal in every run of the same plan."""
-        return digest(self.model_dump(mode="json"))[:16]
+        """Identity of what the event says, 16 hexadecimal digits: equal in every run of the same plan."""
+        return digest(self.model_dump(mode="json", exclude={"at"}))[:16]
+
+    @property
+    def subject(self) -> Hashable | None:
+        """What a live event is about; a newer one with the same subject makes it old. None: it stays true."""
+        return None if self.durable else (type(self), *(getattr(self, name) for name in self.about))
 
 
 class RunStarted(_Event):
@@ -120,6 +151,7 @@ class GateLooked(_Event):
     """
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("part",)
     kind: Literal["gate_looked"] = "gate_looked"
     part: str
     trial: int
@@ -189,6 +221,7 @@ class Progress(_Event):
     """Live: ``done`` of ``total`` parts of a stage are finished."""
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("stage", "note")
     kind: Literal["progress"] = "progress"
     stage: Stage
     done: int
@@ -207,6 +240,7 @@ class StageStarted(_Event):
     """Live: a stage of a step begins."""
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("stage",)
     kind: Literal["stage_started"] = "stage_started"
     stage: Stage
 
@@ -215,6 +249,7 @@ class StageFinished(_Event):
     """Live: a stage of a step is over, after so many seconds."""
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("stage",)
     kind: Literal["stage_finished"] = "stage_finished"
     stage: Stage
     seconds: float
@@ -224,6 +259,7 @@ class _ModelEvent(_Event):
     """Base: which call; ``sample`` is its label, equal in all events of its attempts."""
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("role", "purpose")
     role: str
     purpose: str
     sample: str
@@ -283,6 +319,7 @@ class BackedOff(_Event):
     """
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("endpoint",)
     kind: Literal["backed_off"] = "backed_off"
     endpoint: str
     status: int
@@ -294,6 +331,7 @@ class Repeated(_Event):
     """Live: too little of a step could be measured, so it is tried again."""
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("step", "reason")
     kind: Literal["repeated"] = "repeated"
     reason: str
 
@@ -302,6 +340,7 @@ class Warned(_Event):
     """Live: something worth knowing that changes nothing."""
 
     durable: ClassVar[bool] = False
+    about: ClassVar[tuple[str, ...]] = ("message",)
     kind: Literal["warned"] = "warned"
     message: str
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -18,7 +19,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectSendStream
+
+from reflact.views import Subject, View, Views
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -220,6 +222,26 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
+@asynccontextmanager
+async def outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[Callable[[T], None]]:
+    """Give a function that takes elements without waiting; they are delivered beside the block, in order.
+
+    None is dropped: the end of the block waits until all are delivered. An error of ``deliver`` cancels the
+    block and is raised bare.
+    """
+    send, receive = anyio.create_memory_object_stream[T](math.inf)
+
+    async def empty() -> None:
+        with receive:
+            async for element in receive:
+                await deliver(element)
+
+    async with group() as tasks:
+        tasks.start_soon(empty)
+        with send:
+            yield send.send_nowait
+
+
 class Stream(Generic[T]):
     """An iterator over what one task produces, with back-pressure and nothing dropped.
 
@@ -227,16 +249,25 @@ class Stream(Generic[T]):
     it; after a bare ``break`` the event loop does so when it finalises the iterator. An error of the
     producer is raised once everything produced before it was taken. It can be iterated once.
 
+    ``also`` and ``latest`` let others see the same elements. They start nothing and end nothing: the task
+    waits for the slowest of all, goes on without those that left, and is cancelled when the stream itself
+    is left, at which they end.
+
     Args:
         produce: Called with the function that hands an element over; runs in a task of its own.
-        buffer: Elements that may wait to be taken.
+        buffer: Elements that may wait to be taken, in each view.
+        subject: Says what an element is about, for ``latest``.
     """
 
     def __init__(
-        self, produce: Callable[[Callable[[T], Awaitable[None]]], Awaitable[None]], *, buffer: int = 256
+        self,
+        produce: Callable[[Callable[[T], Awaitable[None]]], Awaitable[None]],
+        *,
+        buffer: int = 256,
+        subject: Subject[T] | None = None,
     ) -> None:
         self._produce = produce
-        self._buffer = buffer
+        self._views = Views[T](buffer, subject)
         self._task: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -248,11 +279,23 @@ class Stream(Generic[T]):
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
+    def also(self) -> View[T]:
+        """Return another iterator over all elements that come from now on; it takes part at once."""
+        return self._views.add(latest=False)
+
+    def latest(self) -> View[T]:
+        """Return one for slow consumers: of waiting elements with one subject it keeps the newest alone.
+
+        Elements without a subject are all kept, in their order.
+        """
+        return self._views.add(latest=True)
+
     async def aclose(self) -> None:
         """Cancel the producer if it still runs, and wait until it has cleaned up.
 
         It is cancelled once, however often this is called: a second time would cut its clean-up short.
         """
+        self._views.close()
         if self._task is not None and not self._task.done():
             if not self._task.cancelling():
                 self._task.cancel()
@@ -264,19 +307,20 @@ class Stream(Generic[T]):
     async def _iterate(self) -> AsyncGenerator[T, None]:
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
-        send, receive = anyio.create_memory_object_stream[T](self._buffer)
-        self._task = asyncio.create_task(self._run(send))
         try:
-            with receive:
-                async for element in receive:
+            async with self._views.add(latest=False) as own:
+                self._task = asyncio.create_task(self._run())
+                async for element in own:
                     yield element
-                await self._task
+            await self._task
         finally:
             await self.aclose()
 
-    async def _run(self, send: MemoryObjectSendStream[T]) -> None:
-        with send:
-            await self._produce(send.send)
+    async def _run(self) -> None:
+        try:
+            await self._produce(self._views.hand)
+        finally:
+            self._views.close()
 
 
 class SingleFlight(Generic[T]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -95,21 +95,21 @@ class Hold:
         self._worst = worst
         self._strict = strict
         self.most = amount_of(worst)
-        self.cost = Amount()
+        self.took = Usage()
         self.broken: str | None = None
         self.decided = anyio.Event()
         self.admitted = False
 
     def sent(self) -> None:
         """From now on the call may be charged."""
-        self.cost = self.most
+        self.took = self._worst
 
     def settle(self, usage: Usage | None) -> None:
         """Note what the call cost: nothing for None, and its worst case where that was not counted."""
         if usage is None:
-            self.cost = Amount()
+            self.took = Usage()
         elif not usage.uncounted:
-            self.cost = amount_of(usage)
+            self.took = usage
             self.broken = overrun(usage, self._worst) if self._strict else None
 
 
@@ -121,12 +121,17 @@ class Budget:
 
     Args:
         limits: The limits.
+        told: Called when a call took something, with all that the run has taken and its active seconds;
+            must neither wait nor raise.
     """
 
-    def __init__(self, limits: BudgetConfig) -> None:
+    def __init__(self, limits: BudgetConfig, *, told: Callable[[Usage, float], None] | None = None) -> None:
         self._limits = limits
+        self._told = told
         self._strict = limits.max_tokens is not None or limits.max_usd is not None
+        self._used = Usage()
         self._taken = Amount()
+        self._since = 0.0
         self._held = Amount()
         self._in_flight = 0
         self._waiting: deque[Hold] = deque()
@@ -142,7 +147,10 @@ class Budget:
             spent: What the run has paid for and may have paid for.
             seconds: The run's active time so far.
         """
-        self._taken = sum((amount_of(s.usage) + amount_of(s.worst) for s in spent), Amount())
+        parts = [part for entry in spent for part in (entry.usage, entry.worst)]
+        self._used = sum(parts, Usage())
+        self._taken = sum((amount_of(part) for part in parts), Amount())
+        self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
             left = self._limits.max_seconds - seconds
             self._late = left <= 0
@@ -212,8 +220,14 @@ class Budget:
         if hold.admitted:
             self._in_flight -= 1
             self._held -= hold.most
-            self._taken += hold.cost
             self._broken = self._broken or hold.broken
+            self._take(hold.took)
         elif hold in self._waiting:
             self._waiting.remove(hold)
         self._admit()
+
+    def _take(self, usage: Usage) -> None:
+        self._used += usage
+        self._taken += amount_of(usage)
+        if self._told is not None and usage.calls:
+            self._told(self._used, anyio.current_time() - self._since)

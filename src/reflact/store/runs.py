@@ -206,19 +206,22 @@ class SQLiteStore(SQLiteEffects):
     async def append(self, event: Event) -> bool:
         """Store a durable event; False where this run already has it."""
         added = await self._database.execute(
-            "INSERT INTO events (run_id, id, event) VALUES (?, ?, ?) ON CONFLICT (run_id, id) DO NOTHING",
-            (event.run_id, event.id, event.model_dump_json()),
+            "INSERT INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT (run_id, id) DO NOTHING",
+            (event.run_id, event.id, event.said, event.at.isoformat()),
         )
         return added == 1
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
         rows = await self._database.rows(
-            "SELECT id, event FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
+            "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
         )
         return tuple(
-            read_back(EVENT.validate_json, text, f"event {event_id} of run {run_id}")
-            for event_id, text in rows
+            read_back(EVENT.validate_json, text, f"event {event_id} of run {run_id}").model_copy(
+                update={"at": datetime.fromisoformat(at)}
+            )
+            for event_id, text, at in rows
         )
 
     async def add_seconds(
