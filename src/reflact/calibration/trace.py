@@ -1,11 +1,49 @@
-"""Traces: what an agent did and how each step was scored, kept as it happens."""
+"""Traces: what an agent did and how each step was scored, kept as it happens.
+
+A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished. Each
+line is handed to the system as it comes, so that it outlives the process. A file that ends in the middle of
+a line, or is damaged somewhere, is read up to there.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+from uuid import uuid4
 
+from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import StoredTrace, TraceStore
+from reflact.types import Frozen, canonical
+
+
+class _Header(Frozen):
+    trace: str
+    purpose: str
+    version: Literal[1] = 1
+
+
+class _End(Frozen):
+    events: int
+
+
+L = TypeVar("L", _Header, ScoreEvent, _End)
+
+
+class _Whole(NamedTuple):
+    """What a file holds up to where it is whole; the bytes that this takes, and those that follow.
+
+    ``open`` says that the last whole line lacks its line break.
+    """
+
+    header: _Header
+    events: tuple[ScoreEvent, ...]
+    finished: bool = True
+    length: int = 0
+    lost: int = 0
+    open: bool = False
 
 
 class Trace:
@@ -13,65 +51,194 @@ class Trace:
 
     Args:
         purpose: What the agent is to achieve.
-        id: Names the trace; None: a random one.
-        path: A file of JSON lines that each event is appended to as it happens; made here, must not exist.
+        id: Names the trace; None: a random name.
+        path: A file that each event is appended to as it happens. It must not exist; see ``resume``.
 
     Raises:
-        DataError: The file exists or cannot be written.
+        DataError: The file exists.
+        StoreError: The file cannot be written.
     """
 
     def __init__(self, purpose: str, *, id: str | None = None, path: Path | None = None) -> None:  # noqa: A002
-        raise NotImplementedError
+        self._header = _Header(trace=uuid4().hex if id is None else id, purpose=purpose)
+        self._events: list[ScoreEvent] = []
+        self._finished = False
+        self._path = path
+        self._length = 0
+        self._lost = 0
+        if path is not None:
+            _make(path)
+            self._write(self._header)
 
     @property
     def id(self) -> str:
         """The trace's name."""
-        raise NotImplementedError
+        return self._header.trace
 
     @property
     def purpose(self) -> str:
-        """What the agent was to achieve."""
-        raise NotImplementedError
+        """What the agent is to achieve."""
+        return self._header.purpose
 
     @property
     def events(self) -> tuple[ScoreEvent, ...]:
-        """The steps so far, numbered from 0."""
-        raise NotImplementedError
+        """The steps so far; the n-th has number n, from 0."""
+        return tuple(self._events)
 
     @property
     def finished(self) -> bool:
         """Whether nothing can be recorded any more."""
-        raise NotImplementedError
+        return self._finished
+
+    @property
+    def lost(self) -> int:
+        """Bytes at the end of the file that were not whole when it was read, and were left out."""
+        return self._lost
 
     def record(
         self, transition: Transition, score: StateScore | Evaluation, *, gold: Gold | None = None
     ) -> ScoreEvent:
-        """Append a step; in the file, if there is one, when this returns.
+        """Append a step; it is in the file, if there is one, when this returns.
+
+        Args:
+            transition: What the agent did; states are kept whole.
+            score: How it was judged; of a critic's score what counts after the guards.
+            gold: What is right, where that is known.
 
         Raises:
-            DataError: The trace is finished, or the file cannot be written.
+            DataError: The trace is finished.
+            StoreError: The file cannot be written; the step is not recorded.
         """
-        raise NotImplementedError
+        if self._finished:
+            raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
+        evaluation = score.evaluation if isinstance(score, StateScore) else score
+        event = ScoreEvent(step=len(self._events), transition=transition, evaluation=evaluation, gold=gold)
+        self._write(event)
+        self._events.append(event)
+        return event
 
     def finish(self) -> None:
-        """End the trace; ending it twice does nothing."""
-        raise NotImplementedError
+        """End the trace; ending it again does nothing.
+
+        Raises:
+            StoreError: The file cannot be written; the trace goes on.
+        """
+        if not self._finished:
+            self._write(_End(events=len(self._events)))
+            self._finished = True
 
     async def keep(self, store: TraceStore) -> int:
-        """Append to a store what it does not have yet; returns how many events were new there."""
-        raise NotImplementedError
+        """Append to a store what it does not have yet, and return how many events that were.
+
+        Raises:
+            DataError: The store has another trace of this name.
+            StoreError: The store cannot be written.
+        """
+        await store.open_trace(self.id, self.purpose)
+        return sum([await store.append(self.id, event) for event in self.events])
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Read a file up to where it is whole; what comes back is finished."""
-        raise NotImplementedError
+        """Read a file up to where it is whole; the trace takes no further events.
+
+        Raises:
+            DataError: Not even the header is whole.
+            StoreError: The file cannot be read.
+        """
+        return cls._of(_read(path))
 
     @classmethod
     def resume(cls, path: Path) -> Trace:
-        """Read a file up to where it is whole, cut off what is torn, and go on recording into it."""
-        raise NotImplementedError
+        """Read a file up to where it is whole, cut off what follows, and record into it from there on.
+
+        A trace that was finished stays so.
+
+        Raises:
+            DataError: Not even the header is whole.
+            StoreError: The file cannot be read or written.
+        """
+        whole = _read(path)
+        trace = cls._of(whole)
+        trace._finished = whole.finished
+        trace._path = path
+        trace._length = whole.length
+        if whole.lost or whole.open:
+            trace._append(b"\n" if whole.open else b"")
+        return trace
 
     @classmethod
     def of(cls, stored: StoredTrace) -> Trace:
-        """Return a stored trace, finished."""
-        raise NotImplementedError
+        """Return a stored trace; it takes no further events."""
+        header = _Header(trace=stored.id, purpose=stored.purpose)
+        return cls._of(_Whole(header, stored.events))
+
+    @classmethod
+    def _of(cls, whole: _Whole) -> Trace:
+        trace = cls(whole.header.purpose, id=whole.header.trace)
+        trace._events.extend(whole.events)
+        trace._finished = True
+        trace._lost = whole.lost
+        return trace
+
+    def _write(self, line: _Header | ScoreEvent | _End) -> None:
+        if self._path is not None:
+            self._append(f"{canonical(line.model_dump())}\n".encode("ascii"))
+
+    def _append(self, line: bytes) -> None:
+        """Write after what is whole; what an earlier attempt left half-written there is cut off."""
+        assert self._path is not None
+        try:
+            with self._path.open("r+b") as file:
+                file.truncate(self._length)
+                file.seek(self._length)
+                file.write(line)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        self._length += len(line)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise DataError(f"{path} exists: go on with it by Trace.resume, or name another file") from None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _read(path: Path) -> _Whole:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+    lines = content.splitlines(keepends=True)
+    header = _parsed(lines[0], _Header) if lines else None
+    if header is None:
+        raise DataError(f"{path} holds no trace: its first line is not a whole header")
+    events = tuple(_events(lines[1:]))
+    rest = lines[1 + len(events) :]
+    end = _parsed(rest[0], _End) if rest else None
+    finished = end is not None and end.events == len(events)
+    length = sum(map(len, lines[: 1 + len(events) + finished]))
+    unbroken = not content[:length].endswith(b"\n")
+    return _Whole(header, events, finished, length, len(content) - length, unbroken)
+
+
+def _events(lines: Sequence[bytes]) -> Iterator[ScoreEvent]:
+    """Yield the events up to the first line that is not the next one, whole."""
+    for step, line in enumerate(lines):
+        event = _parsed(line, ScoreEvent)
+        if event is None or event.step != step:
+            return
+        yield event
+
+
+def _parsed(line: bytes, kind: type[L]) -> L | None:
+    try:
+        return kind.model_validate(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot write {path}: {error.strerror or error}")

@@ -1,0 +1,284 @@
+"""Traces: recorded as they happen, whole; what is torn is read up to where it is whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from reflact import Trace
+from reflact.errors import DataError, StoreError
+from reflact.memory import Action, Evaluation, Gold, ScoreEvent, StateScore, Transition
+from reflact.memory_ports import StoredTrace
+
+pytestmark = pytest.mark.anyio
+
+PURPOSE = "Ship the order."
+LOW = Evaluation(phi_before=0, phi_after=0, reasoning="Nothing yet.", confidence=0.9)
+HIGH = Evaluation(phi_before=2, phi_after=6, reasoning="It is paid.", evidence=("paid",))
+GOLD = Gold(phi_before=2, phi_after=5, source="program")
+
+VALUES: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def step(before: JsonValue = "open", after: JsonValue = "paid") -> Transition:
+    """Return a transition between two states."""
+    return Transition(before=before, action=Action(name="pay", arguments={"amount": 3}), after=after)
+
+
+def recorded(path: Path, events: int = 3) -> Trace:
+    """Return a trace in a file, not finished."""
+    trace = Trace(PURPOSE, id="t", path=path)
+    for n in range(events):
+        trace.record(
+            step(after={"n": n, "text": "\u5b8c\u6210 \U0001f389\n\u2028"}), HIGH, gold=GOLD if n else None
+        )
+    return trace
+
+
+class Kept:
+    """A trace store that lists what it was handed."""
+
+    def __init__(self) -> None:
+        self.purposes: dict[str, str] = {}
+        self.events: dict[tuple[str, int], ScoreEvent] = {}
+
+    async def open_trace(self, trace_id: str, purpose: str) -> None:
+        self.purposes[trace_id] = purpose
+
+    async def append(self, trace_id: str, event: ScoreEvent) -> bool:
+        new = (trace_id, event.step) not in self.events
+        self.events[trace_id, event.step] = event
+        return new
+
+    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
+        raise AssertionError
+
+    async def trace(self, trace_id: str) -> StoredTrace | None:
+        events = tuple(event for (of, _), event in sorted(self.events.items()) if of == trace_id)
+        return StoredTrace(id=trace_id, purpose=self.purposes[trace_id], events=events)
+
+    async def trace_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(self.purposes))
+
+
+# ------------------------------------------------------------------------------------------ recording
+
+
+def test_steps_are_numbered_and_kept_in_order() -> None:
+    """Each recorded step is an event with its number, its evaluation and its gold score."""
+    trace = Trace(PURPOSE)
+    assert trace.record(step(), LOW) == ScoreEvent(step=0, transition=step(), evaluation=LOW)
+    trace.record(step("paid", "shipped"), HIGH, gold=GOLD)
+    assert [(event.step, event.evaluation, event.gold) for event in trace.events] == [
+        (0, LOW, None),
+        (1, HIGH, GOLD),
+    ]
+
+
+def test_of_a_score_what_counts_is_recorded() -> None:
+    """A critic's score is recorded as it stands after the guards."""
+    score = StateScore(evaluation=LOW, raw=HIGH, guarded=("no_change",))
+    assert Trace(PURPOSE).record(step(), score).evaluation == LOW
+
+
+def test_traces_without_a_name_get_different_ones() -> None:
+    """Two traces are two, whatever their purpose."""
+    assert Trace(PURPOSE).id != Trace(PURPOSE).id
+
+
+def test_a_finished_trace_takes_nothing_more(tmp_path: Path) -> None:
+    """Recording after the end is refused and changes neither trace nor file."""
+    trace = recorded(tmp_path / "t.jsonl")
+    trace.finish()
+    trace.finish()
+    before = (tmp_path / "t.jsonl").read_bytes()
+    with pytest.raises(DataError, match="trace t is finished"):
+        trace.record(step(), LOW)
+    assert len(trace.events) == 3
+    assert (tmp_path / "t.jsonl").read_bytes() == before
+
+
+@given(before=VALUES, after=VALUES)
+def test_states_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, before: JsonValue, after: JsonValue
+) -> None:
+    """Any text and any JSON value is kept whole."""
+    path = tmp_path_factory.mktemp("trace") / "t.jsonl"
+    event = Trace(PURPOSE, path=path).record(step(before, after), HIGH)
+    assert Trace.load(path).events == (event,)
+
+
+@pytest.mark.parametrize("half", ["\ud800", {"\udc00": ["\ud83d"]}])
+def test_halves_of_surrogate_pairs_are_kept(tmp_path: Path, half: JsonValue) -> None:
+    """What has no UTF-8 is kept as well, fields of that name included."""
+    event = Trace(PURPOSE, path=tmp_path / "t.jsonl").record(step(half, 1), HIGH)
+    assert Trace.load(tmp_path / "t.jsonl").events == (event,)
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+    """A process that dies right after recording loses nothing that it had recorded."""
+    path = tmp_path / "t.jsonl"
+    program = (
+        "import os, sys; from pathlib import Path; from reflact import Trace\n"
+        "from reflact.memory import Action, Evaluation, Transition\n"
+        "trace = Trace('p', id='t', path=Path(sys.argv[1]))\n"
+        "for n in range(20):\n"
+        "    now = Transition(before=n, action=Action(name='add'), after=n + 1)\n"
+        "    trace.record(now, Evaluation(phi_before=0, phi_after=1, reasoning='r'))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr
+    assert [event.transition.after for event in Trace.load(path).events] == [*range(1, 21)]
+
+
+def test_a_file_torn_anywhere_gives_its_whole_part(tmp_path: Path) -> None:
+    """Whatever byte a file ends at, exactly the events whose lines are whole come back."""
+    path, torn = tmp_path / "t.jsonl", tmp_path / "torn.jsonl"
+    trace = recorded(path)
+    trace.finish()
+    content = path.read_bytes()
+    ends = [n for n in range(len(content) + 1) if content[n : n + 1] == b"\n"]
+    for length in range(ends[0], len(content)):
+        torn.write_bytes(content[:length])
+        whole = sum(end <= length for end in ends[1:4])
+        loaded = Trace.load(torn)
+        assert loaded.events == trace.events[:whole], length
+        assert (loaded.id, loaded.purpose) == ("t", PURPOSE)
+        kept = max(end for end in ends if end <= length)
+        assert loaded.lost == max(0, length - kept - 1)
+
+
+@pytest.mark.parametrize("damage", [b"\x00" * 40, b"{}", b"[1]", b"null", b"\xff\xfe", b'{"step": 1}'])
+def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) -> None:
+    """A line that is no event ends what is read, though whole lines follow."""
+    path = tmp_path / "t.jsonl"
+    trace = recorded(path)
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:], b""]))
+    assert Trace.load(path).events == trace.events[:1]
+
+
+def test_a_gap_ends_what_is_read(tmp_path: Path) -> None:
+    """An event that is not the next one is not taken for it."""
+    path = tmp_path / "t.jsonl"
+    trace = recorded(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[3]]))
+    assert Trace.load(path).events == trace.events[:1]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b'{"trace": "t", "purp', b"no trace\n", b'{"step": 0}\n'])
+def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path, content: bytes) -> None:
+    """What does not say what it is, is refused by name."""
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"t\.jsonl holds no trace"):
+        Trace.load(path)
+
+
+def test_a_loaded_trace_is_closed(tmp_path: Path) -> None:
+    """What was only read is not recorded into: it would go nowhere."""
+    recorded(tmp_path / "t.jsonl")
+    with pytest.raises(DataError, match="finished"):
+        Trace.load(tmp_path / "t.jsonl").record(step(), LOW)
+
+
+def test_a_torn_trace_goes_on_where_it_was_whole(tmp_path: Path) -> None:
+    """Whatever byte a file ends at, a resumed trace takes the next event, and all of them come back."""
+    path, torn = tmp_path / "t.jsonl", tmp_path / "torn.jsonl"
+    trace = recorded(path)
+    content = path.read_bytes()
+    for length in range(content.index(b"\n"), len(content) + 1):
+        torn.write_bytes(content[:length])
+        resumed = Trace.resume(torn)
+        before = resumed.events
+        assert before == trace.events[: len(before)]
+        event = resumed.record(step("paid", "shipped"), LOW)
+        resumed.finish()
+        assert Trace.load(torn).events == (*before, event), length
+        assert Trace.load(torn).lost == 0
+
+
+def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
+    """Resuming does not open again what was ended; what stands after the end is cut off."""
+    path = tmp_path / "t.jsonl"
+    recorded(path).finish()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"more")
+    resumed = Trace.resume(path)
+    assert resumed.finished
+    assert path.read_bytes() == whole
+    with pytest.raises(DataError, match="finished"):
+        resumed.record(step(), LOW)
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    """A second trace of the same file is refused, and told how to go on."""
+    recorded(tmp_path / "t.jsonl")
+    before = (tmp_path / "t.jsonl").read_bytes()
+    with pytest.raises(DataError, match=r"Trace\.resume"):
+        Trace(PURPOSE, path=tmp_path / "t.jsonl")
+    assert (tmp_path / "t.jsonl").read_bytes() == before
+
+
+def test_what_cannot_be_written_is_not_recorded(tmp_path: Path) -> None:
+    """A disk error is one error with the path, and leaves trace and file in step."""
+    with pytest.raises(StoreError, match="none"):
+        Trace(PURPOSE, path=tmp_path / "none" / "t.jsonl")
+    trace = recorded(tmp_path / "t.jsonl")
+    (tmp_path / "t.jsonl").rename(tmp_path / "moved.jsonl")
+    with pytest.raises(StoreError, match=r"t\.jsonl"):
+        trace.record(step(), LOW)
+    assert len(trace.events) == 3
+
+
+def test_half_a_line_that_an_error_left_is_written_over(tmp_path: Path) -> None:
+    """The next event stands on a line of its own."""
+    path = tmp_path / "t.jsonl"
+    trace = recorded(path)
+    with path.open("ab") as file:
+        file.write(b'{"step": 3, "tra')
+    trace.record(step(), LOW)
+    assert Trace.load(path).events == trace.events
+
+
+def test_a_file_is_plain_json_lines(tmp_path: Path) -> None:
+    """Other programs read it line by line: header, events, end."""
+    path = tmp_path / "t.jsonl"
+    recorded(path, events=1).finish()
+    header, event, end = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+    assert header == {"trace": "t", "purpose": PURPOSE, "version": 1}
+    assert event["transition"]["action"] == {"name": "pay", "arguments": {"amount": 3}}
+    assert end == {"events": 1}
+
+
+# --------------------------------------------------------------------------------------------- stores
+
+
+async def test_a_store_gets_what_it_does_not_have() -> None:
+    """Keeping a trace appends its new events, and says how many they were."""
+    store, trace = Kept(), Trace(PURPOSE, id="t")
+    trace.record(step(), LOW)
+    assert await trace.keep(store) == 1
+    trace.record(step("paid", "shipped"), HIGH)
+    assert await trace.keep(store) == 1
+    assert await trace.keep(store) == 0
+    stored = await store.trace("t")
+    assert stored is not None
+    assert Trace.of(stored).events == trace.events
+    assert (Trace.of(stored).id, Trace.of(stored).purpose) == ("t", PURPOSE)
