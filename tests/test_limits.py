@@ -333,7 +333,7 @@ class Bucket:
 
 
 def load(
-    server: Server | Bucket,
+    server: Server | Bucket | Chance | Drop,
     *,
     seconds: float,
     warm: float,
@@ -365,6 +365,28 @@ def load(
     return sum(late) / (seconds - warm), 1 - sum(late) / len(late)
 
 
+class Chance:
+    """Refuses calls at random, at any rate."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._draw = share, random.Random(3)
+
+    def refuses_for(self, now: float) -> float | None:
+        """Serve a request, or not."""
+        return 0.0 if self._draw.random() < self._share else None
+
+
+class Drop:
+    """Another server from some second on."""
+
+    def __init__(self, first: Server, second: Server, at: float) -> None:
+        self._first, self._second, self._at = first, second, at
+
+    def refuses_for(self, now: float) -> float | None:
+        """Serve a request, or return for how many seconds none will be."""
+        return (self._first if now < self._at else self._second).refuses_for(now)
+
+
 SERVERS: dict[str, Callable[[float], Server | Bucket]] = {
     "sliding": lambda rate: Server(rate, 1.0, sliding=True),
     "fixed": lambda rate: Server(rate, 1.0, sliding=False),
@@ -387,6 +409,25 @@ def test_the_sustainable_rate_is_found(rate: int, server: str, says: str) -> Non
     """Nine tenths of what a server allows, and at most one call in twenty refused, from second 30 on."""
     served, refused = load(SERVERS[server](rate), seconds=75, warm=30, says=SAYS[says])
     assert served >= 0.9 * rate
+    assert refused <= 0.05
+
+
+@pytest.mark.parametrize("slots", [8, 64])
+def test_refusals_by_chance_do_not_stop_an_endpoint(slots: int) -> None:
+    """Where a call in a hundred is refused at any rate, most of what goes without adaptation still goes."""
+    found, plain = (
+        load(Chance(0.01), seconds=120, warm=30, says=SAYS["nothing"], slots=slots, adaptive=adaptive)
+        for adaptive in (True, False)
+    )
+    assert found[0] >= 0.6 * plain[0]
+
+
+@pytest.mark.parametrize("rate", [160, 100, 20])
+def test_an_endpoint_that_allows_less_from_now_on_is_followed(rate: int) -> None:
+    """Ten seconds later most of what it still allows is served, and little is refused."""
+    server = Drop(Server(200, 1.0, sliding=True), Server(rate, 1.0, sliding=True), 40)
+    served, refused = load(server, seconds=80, warm=50, says=SAYS["nothing"])
+    assert served >= 0.85 * rate
     assert refused <= 0.05
 
 

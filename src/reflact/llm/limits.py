@@ -188,6 +188,7 @@ class Endpoint:
     def _back_off(self, admission: Admission, status: int, asked: float | None) -> None:
         now = anyio.current_time()
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
+        self._pace.refused(now)
         if admission.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
             return
