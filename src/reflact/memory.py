@@ -235,6 +235,9 @@ class Promotion(Frozen):
         alpha: What it was compared with.
         critic: The critic's identity: model and settings.
         prompt: Its prompt's name and version.
+        accuracy_change: Pairwise accuracy with the batch minus without; None where nothing can be ordered.
+        outcome: What decided, in a word: ``better``, ``not_shown``, ``accuracy_fell``, or of a later
+            measurement ``worse`` or ``no_harm_shown``.
     """
 
     pair_ids: tuple[str, ...]
@@ -249,3 +252,5 @@ class Promotion(Frozen):
     alpha: float
     critic: str
     prompt: str
+    accuracy_change: float | None = None
+    outcome: str = ""
