@@ -120,6 +120,24 @@ async def test_the_expected_number_is_close(tmp_path: Path, epochs: int, learns:
     assert abs(rollouts - actual["rollout"]) <= 0.25 * actual["rollout"]
 
 
+PRICES = [f"models.{role}.price={{input: 1.0, output: 2.0}}" for role in ("target", "optimizer")]
+
+
+def test_money_is_tokens_times_prices() -> None:
+    """Every row has its money where prices are given, and the sum is theirs."""
+    foreseen = plan(load(DEMO, overrides=PRICES), Passed()).forecast(done=0, skill=None, spent=())
+    assert foreseen.usd is not None
+    for bound in ("low", "expected", "high"):
+        given = sum(getattr(row.input_tokens, bound) for row in foreseen.rows)
+        written = sum(getattr(row.output_tokens, bound) for row in foreseen.rows)
+        assert getattr(foreseen.usd, bound) == pytest.approx((given + 2 * written) / 1e6, rel=0.01)
+
+
+def test_without_a_price_there_is_no_money() -> None:
+    """A model whose price nobody knows has none, and neither has the run."""
+    assert plan(load(DEMO), Passed()).forecast(done=0, skill=None, spent=()).usd is None
+
+
 def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
     """``--dry-run`` prints the plan, the estimates and what the gate can resolve, and leaves no trace."""
     out = tmp_path / "run"

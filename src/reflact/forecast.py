@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from reflact.config import TrainerConfig
 from reflact.data import DataSet, epoch_plan, steps_per_epoch
 from reflact.planning import trials_for
-from reflact.results import Spend
+from reflact.results import Spend, Usage
 from reflact.types import Frozen, Item, canonical
 
 BYTES_PER_TOKEN = 3.5
@@ -51,13 +51,31 @@ def exactly(value: float) -> Amount:
 
 
 class Row(Frozen):
-    """What one role does for one purpose."""
+    """What one role does for one purpose; ``usd`` is None where no price is known."""
 
     role: str
     purpose: str
     calls: Amount
     input_tokens: Amount
     output_tokens: Amount
+    usd: Amount | None = None
+
+    def priced(self, price: Callable[[Usage], float | None]) -> Row:
+        """Return the row with money, by a function that prices one call: every call is of the mean length."""
+        bounds = {bound: self._usd(bound, price) for bound in ("low", "expected", "high")}
+        if None in bounds.values():
+            return self
+        return self.model_copy(update={"usd": Amount.model_validate(bounds)})
+
+    def _usd(self, bound: str, price: Callable[[Usage], float | None]) -> float | None:
+        calls, given, written = (
+            getattr(amount, bound) for amount in (self.calls, self.input_tokens, self.output_tokens)
+        )
+        if not calls:
+            return 0.0
+        mean = Usage(calls=1, input_tokens=math.ceil(given / calls), output_tokens=math.ceil(written / calls))
+        usd = price(mean)
+        return None if usd is None else usd * calls
 
 
 class Forecast(Frozen):
@@ -76,6 +94,13 @@ class Forecast(Frozen):
         """All tokens, of one role or of both."""
         rows = [row for row in self.rows if role is None or row.role == role]
         return sum((row.input_tokens + row.output_tokens for row in rows), Amount())
+
+    @property
+    def usd(self) -> Amount | None:
+        """All money, in dollars; None where a row that may have calls has no price."""
+        if any(row.usd is None and row.calls.high for row in self.rows):
+            return None
+        return sum((row.usd for row in self.rows if row.usd is not None), Amount())
 
 
 Add = Callable[[str, Amount], None]

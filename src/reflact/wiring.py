@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -16,6 +17,7 @@ from reflact.exports import inside
 from reflact.forecast import Forecast, forecast
 from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
 from reflact.llm.budget import Budget
+from reflact.llm.prices import usd_of
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Emit, Environment, RunStore, Target
 from reflact.prompts import PromptBook, load_book
@@ -66,6 +68,9 @@ class Plan:
             done=done,
             spent=spent,
         )
+        models = self.config.models
+        rows = (row.priced(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
+        return predicted.model_copy(update={"rows": tuple(rows)})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reflact.config import TrainerConfig
-    from reflact.forecast import Forecast
+    from reflact.forecast import Amount, Forecast
     from reflact.results import Spend
     from reflact.wiring import Plan
 
@@ -51,14 +51,31 @@ def _table(predicted: Forecast) -> object:
     from rich import box
     from rich.table import Table
 
-    table = Table("role", "purpose", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("calls: low", "expected", "high", "tokens: expected", "high"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("role", no_wrap=True)
+    table.add_column("calls for", no_wrap=True)
+    for heading in ("at least", "calls", "at most", "tokens", "at most", "$", "at most"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in predicted.rows:
-        tokens = row.input_tokens + row.output_tokens
-        numbers = (row.calls.low, row.calls.expected, row.calls.high, tokens.expected, tokens.high)
-        table.add_row(row.role, row.purpose, *(f"{number:,.0f}" for number in numbers))
+        table.add_row(
+            row.role, row.purpose, *_counts(row.calls, row.input_tokens + row.output_tokens, row.usd)
+        )
+    table.add_section()
+    table.add_row("all", "", *_counts(predicted.calls, predicted.tokens(), predicted.usd))
     return table
+
+
+def _counts(calls: Amount, tokens: Amount, usd: Amount | None) -> tuple[str, ...]:
+    numbers = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
+    money = ("-", "-") if usd is None else (f"{usd.expected:,.3f}", f"{usd.high:,.3f}")
+    return (*(_short(number) for number in numbers), *money)
+
+
+def _short(number: float) -> str:
+    """Return a count in full up to 100,000, then in thousands or millions."""
+    if number < 1e5:
+        return f"{number:,.0f}"
+    return f"{number / 1e3:,.0f}k" if number < 1e6 else f"{number / 1e6:,.1f}M"
 
 
 def _print_outlook(planned: Plan) -> None:
