@@ -54,7 +54,7 @@ def _table(predicted: Forecast) -> object:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("role", no_wrap=True)
     table.add_column("calls for", no_wrap=True)
-    for heading in ("at least", "calls", "at most", "tokens", "at most", "$", "at most"):
+    for heading in ("least", "calls", "most", "tokens", "most", "$", "most"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in predicted.rows:
         table.add_row(
