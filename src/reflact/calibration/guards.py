@@ -1,7 +1,7 @@
 """Rules that an evaluation must keep whatever the model says. Pure.
 
-The first three take credit away and nothing gives it back; all of them only ever lower confidence. So none
-undoes what another did, and the order in which they stand is only the order of their names.
+They are applied in the order of ``GUARDS``. The first three take credit away and nothing gives it back; a jump
+that is left after them lowers confidence, which nothing raises. So none undoes what another did.
 """
 
 from __future__ import annotations

@@ -1,0 +1,180 @@
+"""Random stores of pairs, and what a critic asks with them.
+
+Run as a program it writes a hash of all questions of so many worlds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+import anyio
+from pydantic import JsonValue
+
+from reflact.calibration.critic import CRITIC, Critic, CriticSettings
+from reflact.calls import Rendered
+from reflact.memory import (
+    MISTAKES,
+    Action,
+    CardStatus,
+    ContrastPair,
+    Evaluation,
+    Scope,
+    StateScore,
+    Transition,
+)
+from reflact.memory_ports import Query, StoredPair
+from reflact.prompts import load_book
+from reflact.testing import ScriptedLLM
+
+WORDS = (
+    "order",
+    "paid",
+    "shipped",
+    "\u5b8c\u6210",
+    "\u4efb\u52a1\u8fd8\u6ca1\u6709\u5b8c\u6210",
+    "\U0001f389",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\u2705",
+    "na\u00efve",
+    "</example_1>",
+    "<right>",
+    "{{examples}}",
+    "7.5",
+    "lamp\nnext",
+)
+STATUSES: tuple[CardStatus, ...] = ("candidate", "quarantined", "promoted", "rejected", "archived")
+SCOPES = (
+    CRITIC,
+    Scope(),
+    Scope(roles=("critic", "coder")),
+    Scope(roles=("coder",)),
+    Scope(roles=("critic",), tools=("browser",)),
+    Scope(roles=("critic",), user="alice"),
+    Scope(task_categories=("shop",)),
+)
+ASKING = (
+    CRITIC,
+    Scope(roles=("critic",), tools=("browser", "shell")),
+    Scope(roles=("critic",), user="alice"),
+)
+BOOK = load_book()
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Careless:
+    """A card store that finds everything, in whatever order, and counts how often it was asked."""
+
+    def __init__(self, pairs: Sequence[StoredPair]) -> None:
+        self.stored = list(pairs)
+        self.queries: list[Query] = []
+
+    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
+        self.queries.append(query)
+        return tuple(self.stored)
+
+
+def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
+    """Return a store of pairs that all have one status."""
+    return Careless([stored(pair, status) for pair in pairs])
+
+
+def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
+    return StoredPair(pair=pair, status=status, created=TIME, changed=TIME)
+
+
+def text(random: Random, most: int = 12) -> str:
+    return " ".join(random.choices(WORDS, k=random.randrange(1, most)))
+
+
+def state(random: Random) -> JsonValue:
+    if random.random() < 0.5:
+        return text(random, 60)
+    return {
+        text(random, 3): text(random, 20),
+        "items": [random.randrange(9) for _ in range(random.randrange(4))],
+    }
+
+
+def transition(random: Random) -> Transition:
+    before = state(random)
+    after = before if random.random() < 0.2 else state(random)
+    return Transition(
+        before=before, action=Action(name=text(random, 3), arguments={"a": text(random)}), after=after
+    )
+
+
+def pair(random: Random, purpose: str | None = None, of: Transition | None = None) -> ContrastPair:
+    right, wrong = (
+        Evaluation(
+            phi_before=1,
+            phi_after=random.randrange(11),
+            reasoning=f"{side} {text(random)}",
+            evidence=(text(random),),
+        )
+        for side in ("right", "wrong")
+    )
+    return ContrastPair(
+        purpose=purpose or text(random),
+        transition=of or transition(random),
+        right=right,
+        wrong=wrong,
+        why=f"why {text(random)}",
+        mistake=random.choice((*MISTAKES, "my own mistake")),
+        construction="asked",
+        label="human",
+        scope=random.choice(SCOPES),
+    )
+
+
+class World:
+    """One random store, a question and a budget."""
+
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)
+        self.purpose, self.transition = text(random), transition(random)
+        self.scope = random.choice(ASKING)
+        pairs = [pair(random) for _ in range(random.randrange(12))]
+        pairs += [pair(random, self.purpose, self.transition) for _ in range(random.randrange(2))]
+        pairs += [
+            one.model_copy(update={"scope": random.choice(SCOPES)}) for one in pairs if random.random() < 0.1
+        ]
+        self.stored = [
+            stored(one, random.choice((*["promoted"] * 6, *STATUSES)))
+            for one in {p.id: p for p in pairs}.values()
+        ]
+        self.settings = CriticSettings(
+            example_tokens=random.choice((0, 20, 400, 1500, 4000, 4000, 20_000)),
+            examples=random.choice((0, 1, 3, 8, 8, 100)),
+            example_state_tokens=random.choice((32, 100, 500)),
+            state_tokens=random.choice((32, 2000)),
+        )
+
+    async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[Rendered, StateScore]:
+        """Return what the critic asks and what comes of it, with the store's pairs in an order."""
+        llm = ScriptedLLM(
+            lambda *_: {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
+        )
+        memory: Any = Careless(self.stored if order is None else order)
+        critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
+        score = await critic.score(self.transition, purpose=self.purpose, scope=self.scope)
+        (call,) = llm.calls
+        return call.prompt, score
+
+
+async def _print_hash(worlds: int) -> None:
+    whole = sha256()
+    for seed in range(worlds):
+        world = World(seed)
+        in_order_of_hashes = {one.pair.id: one for one in world.stored}
+        prompt, score = await world.ask([in_order_of_hashes[pair_id] for pair_id in set(in_order_of_hashes)])
+        whole.update(f"{prompt.model_dump_json()}{score.pair_ids}".encode())
+    sys.stdout.write(f"{whole.hexdigest()}\n")
+
+
+if __name__ == "__main__":
+    anyio.run(_print_hash, int(sys.argv[1]))

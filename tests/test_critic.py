@@ -1,0 +1,368 @@
+"""The critic: what it asks, what it makes of the replies, what it keeps, what it is pinned to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+from critic_worlds import pair, store_of
+from doubles import Endpoint, completion, config, connected
+from reflact import Critic
+from reflact.calibration.critic import CRITIC, CriticReply, CriticSettings
+from reflact.calibration.tokens import estimate
+from reflact.errors import ProviderDown, ReplyError
+from reflact.memory import Action, Evaluation, Scope, Transition
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+PAID = Transition(
+    before={"status": "open", "mails": 0},
+    action=Action(name="pay", arguments={"amount": 3}),
+    after={"status": "paid", "mails": 0},
+)
+STILL = Transition(before="Nothing.", action=Action(name="say", arguments="Done!"), after="Nothing.")
+PURPOSE = "The order is paid."
+
+
+def reply(**fields: Any) -> dict[str, Any]:
+    """Return a reply that nothing is wrong with."""
+    usual = {
+        "reasoning": "It is paid.",
+        "evidence": ["status: paid"],
+        "phi_before": 2,
+        "phi_after": 5,
+        "confidence": 0.9,
+    }
+    return usual | fields
+
+
+def answering(*replies: Any) -> ScriptedLLM:
+    """Return a model that gives these replies in turn, and the last one from then on."""
+    given = [*replies]
+    return ScriptedLLM(lambda *_: given.pop(0) if len(given) > 1 else given[0])
+
+
+# -------------------------------------------------------------------------------------------- replies
+
+
+async def test_a_score_is_what_the_model_said() -> None:
+    """A valid reply comes back as evaluation and as raw, without guards."""
+    score = await Critic(answering(reply())).score(PAID, purpose=PURPOSE)
+    assert score.evaluation == score.raw == Evaluation.model_validate(reply())
+    assert (score.guarded, score.samples, score.spread, score.pair_ids) == ((), 1, 0, ())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"reasoning": "r", "evidence": ["paid"], "phi_before": 2, "phi_after": NaN, "confidence": 1}',
+        '{"reasoning": "r", "evidence": ["paid"], "phi_before": 2, "phi_after": Infinity, "confidence": 1}',
+        reply(phi_after=10.5),
+        reply(phi_after=-1),
+        reply(phi_after=95),
+        reply(phi_before=None),
+        reply(phi_after="7/10"),
+        reply(confidence=1.2),
+        reply(reasoning=" \n"),
+        reply(reasoning=None),
+        {"phi_before": 2, "phi_after": 5},
+        "It went well: 9 of 10.",
+    ],
+)
+async def test_what_is_no_evaluation_is_refused(bad: Any) -> None:
+    """NaN, numbers off the scale, text for numbers and empty reasoning are asked again, and never a score."""
+    llm = answering(bad)
+    with pytest.raises(ReplyError):
+        await Critic(llm).score(PAID, purpose=PURPOSE)
+    assert len(llm.calls) == 3
+    mended = await Critic(answering(bad, reply())).score(PAID, purpose=PURPOSE)
+    assert mended.raw == Evaluation.model_validate(reply())
+
+
+async def test_nan_from_an_endpoint_is_asked_again() -> None:
+    """The refusal stands in the type, so it holds for a real client as well; the reason goes back."""
+    nan = json.dumps(reply()).replace('"phi_after": 5', '"phi_after": NaN')
+    endpoint = Endpoint(completion(nan), completion(json.dumps(reply())))
+    async with connected(endpoint, config()) as client:
+        score = await Critic(client).score(PAID, purpose=PURPOSE)
+    assert score.evaluation.phi_after == 5
+    assert len(endpoint.requests) == 2
+
+
+async def test_invented_evidence_is_asked_again_and_then_counts_nothing() -> None:
+    """The model is told which quote is not there; if it stays with it, there is no credit."""
+    endpoint = Endpoint(completion(json.dumps(reply(evidence=["all tests pass"]))))
+    async with connected(endpoint, config(reasks=1)) as client:
+        score = await Critic(client).score(PAID, purpose=PURPOSE)
+    assert (
+        "'all tests pass' stands neither in the state after" in endpoint.bodies[1]["messages"][-1]["content"]
+    )
+    assert (score.evaluation.delta, score.evaluation.confidence) == (0, 0.2)
+    assert score.guarded == ("invented_evidence",)
+    assert score.raw.delta == 3
+
+
+async def test_evidence_that_is_mended_counts() -> None:
+    """A quote that is corrected on the second attempt gets full credit."""
+    llm = answering(reply(evidence=["it works"]), reply())
+    score = await Critic(llm).score(PAID, purpose=PURPOSE)
+    assert (score.evaluation.delta, score.guarded) == (3, ())
+    assert len(llm.calls) == 2
+
+
+async def test_no_change_gives_no_credit_and_is_not_asked_again() -> None:
+    """A claim alone gets nothing, though the model believes it."""
+    llm = answering(reply(phi_after=9, evidence=["Done!"]))
+    score = await Critic(llm).score(STILL, purpose=PURPOSE)
+    assert (score.evaluation.delta, score.guarded) == (0, ("no_change",))
+    assert len(llm.calls) == 1
+
+
+async def test_errors_of_the_model_are_passed_on_and_not_kept() -> None:
+    """A provider that is down is an error each time, until it is up."""
+    llm = answering(ProviderDown("down"), reply())
+    critic = Critic(llm)
+    with pytest.raises(ProviderDown):
+        await critic.score(PAID, purpose=PURPOSE)
+    assert (await critic.score(PAID, purpose=PURPOSE)).evaluation.delta == 3
+
+
+# -------------------------------------------------------------------------------------------- samples
+
+
+async def test_the_median_of_several_samples_counts() -> None:
+    """Phi after is the median one's, reasoning and all; the spread lowers confidence."""
+    llm = answering(*(reply(phi_after=phi, reasoning=f"{phi}") for phi in (6, 3, 5)))
+    score = await Critic(llm, settings=CriticSettings(samples=3)).score(PAID, purpose=PURPOSE)
+    assert (score.evaluation.phi_after, score.evaluation.reasoning) == (5, "5")
+    assert (score.samples, score.spread, score.guarded) == (3, 3, ("spread",))
+    assert score.evaluation.confidence == pytest.approx(0.7)
+    assert len({call.sample.label for call in llm.calls}) == 3
+
+
+async def test_each_sample_is_guarded_on_its_own() -> None:
+    """Two samples that invent evidence outweigh one that does not."""
+    invented = [reply(evidence=["it works"], phi_after=6)] * 3
+    llm = ScriptedLLM(lambda _, __, sample: reply() if sample.trial == 1 else invented[0])
+    score = await Critic(llm, settings=CriticSettings(samples=3)).score(PAID, purpose=PURPOSE)
+    assert (score.evaluation.delta, score.guarded) == (0, ("invented_evidence",))
+    assert score.spread == 3
+
+
+async def test_of_two_samples_the_lower_counts() -> None:
+    """Nothing is averaged that nobody said."""
+    llm = answering(reply(phi_after=6), reply(phi_after=4))
+    score = await Critic(llm, settings=CriticSettings(samples=2)).score(PAID, purpose=PURPOSE)
+    assert score.evaluation.phi_after == 4
+
+
+# ------------------------------------------------------------------------------------------ what is kept
+
+
+async def test_equal_questions_are_asked_once() -> None:
+    """The same purpose, transition, examples and trial give the same score without another call."""
+    llm = answering(reply())
+    critic = Critic(llm)
+    first = await critic.score(PAID, purpose=PURPOSE)
+    same = Transition(before={"mails": 0, "status": "open"}, action=PAID.action, after=PAID.after)
+    assert await critic.score(same, purpose=PURPOSE) == first
+    assert len(llm.calls) == 1
+
+
+async def test_equal_states_under_two_purposes_are_independent() -> None:
+    """What was said for one purpose is never said for another."""
+    llm = ScriptedLLM(lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2))
+    critic = Critic(llm)
+    assert (await critic.score(PAID, purpose="Pay.")).evaluation.phi_after == 9
+    assert (await critic.score(PAID, purpose="Ship.")).evaluation.phi_after == 2
+    assert (await critic.score(PAID, purpose="Pay.")).evaluation.phi_after == 9
+
+
+async def test_what_differs_is_asked_anew() -> None:
+    """Another trial, other examples, another action or another state is another question."""
+    llm = answering(reply())
+    critic = Critic(llm)
+    other = PAID.model_copy(update={"action": Action(name="wait")})
+    await critic.score(PAID, purpose=PURPOSE)
+    await critic.score(PAID, purpose=PURPOSE, trial=1)
+    await critic.score(PAID, purpose=PURPOSE, pairs=[pair(Random(1))])
+    await critic.score(other, purpose=PURPOSE)
+    assert len(llm.calls) == 4
+
+
+async def test_samples_of_trials_do_not_meet() -> None:
+    """The samples of a later trial are none of an earlier one's."""
+    llm = answering(reply())
+    critic = Critic(llm, settings=CriticSettings(samples=3))
+    for trial in range(3):
+        await critic.score(PAID, purpose=PURPOSE, trial=trial)
+    assert sorted(call.sample.trial for call in llm.calls) == [*range(9)]
+
+
+async def test_a_call_is_known_by_its_content() -> None:
+    """Step and trace are no part of a call's identity: equal questions of two traces are one effect."""
+    llm = answering(reply())
+    await Critic(llm).score(PAID, purpose=PURPOSE)
+    await Critic(llm).score(PAID, purpose=PURPOSE, pairs=[pair(Random(1))])
+    await Critic(llm).score(PAID, purpose="Another.")
+    one, same, other = (call.sample for call in llm.calls)
+    assert one == same != other
+    assert (one.role, one.purpose, one.step, one.rollout) == ("critic", "score", None, None)
+
+
+async def test_few_scores_are_kept() -> None:
+    """The one that was longest not asked for goes first."""
+    llm = answering(reply())
+    critic = Critic(llm, settings=CriticSettings(cache=2))
+    for purpose in ("a", "b", "a", "c", "a", "b"):
+        await critic.score(PAID, purpose=purpose)
+    assert len(llm.calls) == 4
+
+
+@pytest.mark.parametrize("cache", [0, 8])
+async def test_equal_questions_at_the_same_time_are_one(cache: int) -> None:
+    """Ten callers share one call, whether or not its result is kept afterwards."""
+    llm = answering(reply())
+    critic = Critic(llm, settings=CriticSettings(cache=cache))
+    scores: list[Any] = []
+
+    async def ask() -> None:
+        scores.append(await critic.score(PAID, purpose=PURPOSE))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(ask)
+    assert len(llm.calls) == 1
+    assert len(scores) == 10
+    assert all(score == scores[0] for score in scores)
+
+
+async def test_a_cancelled_caller_does_not_take_the_others_along() -> None:
+    """Where the one who asked is cancelled, the next in line asks."""
+    started, release = anyio.Event(), anyio.Event()
+
+    async def slow(*_: Any) -> Any:
+        started.set()
+        await release.wait()
+        return reply()
+
+    critic = Critic(ScriptedLLM(slow))
+    scores: list[Any] = []
+
+    async def ask() -> None:
+        scores.append(await critic.score(PAID, purpose=PURPOSE))
+
+    async with anyio.create_task_group() as tasks:
+        first = anyio.CancelScope()
+
+        async def cancelled() -> None:
+            with first:
+                await ask()
+
+        tasks.start_soon(cancelled)
+        await started.wait()
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        first.cancel()
+        release.set()
+    assert len(scores) == 1
+
+
+# ------------------------------------------------------------------------------------------ long states
+
+
+@pytest.mark.parametrize("part", ["before", "after", "purpose", "action"])
+async def test_what_is_cut_is_marked(part: str) -> None:
+    """A text that is too long keeps both ends and says between them how much is missing."""
+    long = "start " + "\u5b8c\u6210 word \U0001f389 " * 3000 + " end"
+    fields: dict[str, Any] = {"before": "b", "after": "a", "action": Action(name="do")}
+    fields |= {"action": Action(name="do", arguments=long)} if part == "action" else {part: long}
+    purpose = fields.pop("purpose", PURPOSE)
+    llm = answering(reply(phi_after=2))
+    await Critic(llm).score(Transition(**fields), purpose=purpose)
+    content = llm.calls[0].prompt.messages[1].content
+    shown = content.split(f"<{part}>\n")[1].split(f"\n</{part}>")[0]
+    assert estimate(shown) <= 2000
+    assert "start" in shown
+    assert shown.endswith("end")
+    assert "characters cut ...]" in shown
+    assert "a mark says that characters were cut" in llm.calls[0].prompt.messages[0].content
+
+
+async def test_a_small_change_in_long_states_is_shown() -> None:
+    """Though both states are cut where they differ, the change is there."""
+    around = "same line\n" * 4000
+    for before, after in (
+        (f"{around}status open\n{around}", f"{around}status paid\n{around}"),
+        ("x" * 50_000 + "open" + "y" * 50_000, "x" * 50_000 + "paid" + "y" * 50_000),
+    ):
+        llm = answering(reply(evidence=["paid"]))
+        states = Transition(before=before, action=Action(name="pay"), after=after)
+        await Critic(llm).score(states, purpose=PURPOSE)
+        content = llm.calls[0].prompt.messages[1].content
+        change = content.split("<change>\n")[1]
+        assert "open" in change
+        assert "paid" in change
+        assert estimate(content) < 12_000
+
+
+async def test_evidence_from_a_part_that_was_cut_is_still_evidence() -> None:
+    """Quotes are looked for in the whole state, not in what was shown of it."""
+    after = {"log": "z" * 90_000 + " status paid " + "z" * 90_000}
+    states = Transition(before={"log": ""}, action=Action(name="pay"), after=after)
+    score = await Critic(answering(reply())).score(states, purpose=PURPOSE)
+    assert score.guarded == ()
+
+
+# ------------------------------------------------------------------------------------------- snapshots
+
+
+async def test_a_pinned_critic_does_not_follow_the_memory() -> None:
+    """What is promoted after it was pinned does not reach it; scopes still hold."""
+    first, second, foreign = (pair(Random(n)).model_copy(update={"scope": CRITIC}) for n in range(3))
+    foreign = foreign.model_copy(update={"scope": Scope(roles=("coder",))})
+    memory = store_of(first)
+    pinned = await Critic(answering(reply()), memory=memory).pin()
+    memory.stored.extend(store_of(second).stored)
+    assert (await pinned.score(PAID, purpose=PURPOSE)).pair_ids == (first.id,)
+    assert (await (await pinned.pin()).score(PAID, purpose=PURPOSE)).pair_ids == (first.id,)
+    assert (await pinned.pinned([foreign]).score(PAID, purpose=PURPOSE)).pair_ids == ()
+    assert len(memory.queries) == 1
+
+
+def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:
+    """The hash does not depend on the order of the pairs, and is part of the critic's identity."""
+    pairs = [pair(Random(n)) for n in range(3)]
+    critic = Critic(answering(reply()))
+    assert critic.snapshot is None
+    one, same, other = (critic.pinned(some) for some in (pairs, pairs[::-1] + pairs, pairs[:2]))
+    assert one.snapshot == same.snapshot != other.snapshot
+    assert one.identity == same.identity != other.identity
+    assert critic.pinned(()).snapshot is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: Critic(ScriptedLLM(lambda *_: None, identity="another")),
+        lambda: Critic(answering(reply()), settings=CriticSettings(samples=2)),
+        lambda: Critic(answering(reply()), count=len),
+    ],
+)
+def test_identity_says_what_scores_depend_on(change: Callable[[], Critic]) -> None:
+    """Model, settings and counter are in it; how many scores are kept is not."""
+    usual = Critic(answering(reply()))
+    assert change().identity != usual.identity
+    assert Critic(answering(reply()), settings=CriticSettings(cache=3)).identity == usual.identity
+    assert json.loads(usual.identity)["critic"] == usual.prompt == "critic@1"
+
+
+def test_a_reply_asks_for_reasons_before_numbers() -> None:
+    """A model that writes in order reasons first."""
+    assert [*CriticReply.model_fields] == ["reasoning", "evidence", "phi_before", "phi_after", "confidence"]

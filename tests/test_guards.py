@@ -1,0 +1,208 @@
+"""Guards: what an evaluation must keep whatever the model says."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from reflact.calibration.evidence import Grounds
+from reflact.calibration.guards import GUARDS, Case, Limits, guarded, objection
+from reflact.memory import Action, Evaluation, Transition
+
+LIMITS = Limits(jump=4, jump_confidence=0.5, unsupported_confidence=0.2)
+BEFORE: JsonValue = {"order": {"status": "open", "items": ["lamp"]}, "mails": 0}
+AFTER: JsonValue = {
+    "order": {"status": "paid", "items": ["lamp", "desk"]},
+    "mails": 0,
+    "note": "Thank you,\nKim",
+}
+
+
+def step(before: JsonValue = BEFORE, after: JsonValue = AFTER) -> Transition:
+    """Return a transition between two states."""
+    return Transition(before=before, action=Action(name="say", arguments="All tests pass."), after=after)
+
+
+def said(**fields: object) -> Evaluation:
+    """Return an evaluation that nothing is wrong with."""
+    usual = {
+        "phi_before": 2,
+        "phi_after": 5,
+        "reasoning": "r",
+        "evidence": ("status: paid",),
+        "confidence": 0.9,
+    }
+    return Evaluation.model_validate(usual | fields)
+
+
+def judged(raw: Evaluation, transition: Transition | None = None) -> tuple[float, float, tuple[str, ...]]:
+    """Return delta, confidence and the guards' names."""
+    left, names = guarded(raw, Case.of(transition or step(), LIMITS))
+    return left.delta, left.confidence, names
+
+
+# --------------------------------------------------------------------------------------------- guards
+
+
+def test_what_rests_on_evidence_stays_as_it_is() -> None:
+    """A modest change with a true quote passes all guards."""
+    assert judged(said()) == (3, 0.9, ())
+
+
+@pytest.mark.parametrize("after", [9.0, 0.0])
+def test_no_change_gives_no_credit(after: float) -> None:
+    """Where the states are equal, field order aside, phi after is phi before, up or down."""
+    same = step({"a": 1, "b": [2]}, {"b": [2], "a": 1})
+    assert judged(said(phi_after=after, evidence=("a: 1",)), same) == (0, 0.9, ("no_change",))
+    assert judged(said(phi_after=2, evidence=()), same) == (0, 0.9, ())
+
+
+def test_invented_evidence_gives_no_credit() -> None:
+    """One invented quote is enough, beside true ones too; it is struck out and the true ones stay."""
+    raw = said(evidence=("status: paid", "all tests pass"))
+    left, names = guarded(raw, Case.of(step(), LIMITS))
+    assert (left.delta, left.confidence, left.evidence) == (0, 0.2, ("status: paid",))
+    assert names == ("invented_evidence",)
+
+
+def test_no_evidence_gives_no_credit() -> None:
+    """A change that nothing is quoted for counts nothing, and confidence is low."""
+    assert judged(said(evidence=())) == (0, 0.2, ("no_evidence",))
+
+
+@pytest.mark.parametrize(
+    ("after", "confidence", "names"), [(6.0, 0.9, ()), (6.5, 0.5, ("jump",)), (10.0, 0.5, ("jump",))]
+)
+def test_a_jump_lowers_confidence(after: float, confidence: float, names: tuple[str, ...]) -> None:
+    """A change beyond the limit keeps its numbers and loses confidence."""
+    assert judged(said(phi_after=after)) == (after - 2, confidence, names)
+
+
+def test_low_confidence_is_never_raised() -> None:
+    """Guards cap confidence; what is lower stays."""
+    assert judged(said(confidence=0.1, phi_after=10)) == (8, 0.1, ())
+    assert judged(said(confidence=0.1, evidence=())) == (0, 0.1, ("no_evidence",))
+
+
+@given(
+    before=st.floats(0, 10),
+    after=st.floats(0, 10),
+    confidence=st.floats(0, 1),
+    evidence=st.lists(st.sampled_from(["status: paid", "all tests pass", ""]), max_size=3),
+    changed=st.booleans(),
+)
+def test_guards_do_not_undo_each_other(
+    before: float, after: float, confidence: float, evidence: list[str], changed: bool
+) -> None:
+    """In any order, and applied twice, they leave the same; they only take away."""
+    raw = said(phi_before=before, phi_after=after, confidence=confidence, evidence=tuple(evidence))
+    case = Case.of(step() if changed else step(AFTER, AFTER), LIMITS)
+    left, _ = guarded(raw, case)
+    assert guarded(left, case) == (left, ())
+    assert left.phi_before == raw.phi_before
+    assert abs(left.delta) <= abs(raw.delta)
+    assert left.confidence <= raw.confidence
+    for order in permutations(GUARDS):
+        other = raw
+        for guard in order:
+            other = guard(other, case)
+        assert other.delta == left.delta
+
+
+# -------------------------------------------------------------------------------------------- asking again
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        ((), "evidence is empty"),
+        (("all tests pass",), "'all tests pass' stands neither"),
+        (("",), "stands neither"),
+    ],
+)
+def test_a_difference_without_evidence_is_objected_to(evidence: tuple[str, ...], words: str) -> None:
+    """The reason says what is wrong and what to do."""
+    reason = objection(said(evidence=evidence), Case.of(step(), LIMITS))
+    assert reason is not None
+    assert words in reason
+    assert "copy words" in reason
+
+
+def test_equal_numbers_need_no_evidence() -> None:
+    """Without a change, or without a difference, there is nothing to object to."""
+    assert objection(said(phi_after=2, evidence=()), Case.of(step(), LIMITS)) is None
+    assert objection(said(evidence=()), Case.of(step(AFTER, AFTER), LIMITS)) is None
+    assert objection(said(), Case.of(step(), LIMITS)) is None
+
+
+# -------------------------------------------------------------------------------------------- evidence
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "status: paid",
+        '"status": "paid"',
+        "STATUS = paid",
+        "order.status",
+        "order.status is paid",
+        "status changed from open to paid",
+        "The status went from open to paid.",
+        "order.items[1]: desk",
+        "Thank you,\nKim",
+        "thank you, kim",
+        "\uff34hank you",
+        "mails 0",
+    ],
+)
+def test_what_is_there_is_found(quote: str) -> None:
+    """Fields, values and words of the state after and of the change count, however they are written."""
+    assert Grounds(step()).unfounded((quote,)) == ()
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "",
+        "...",
+        "the",
+        "status: shipped",
+        "status is not paid",
+        "status: paid and all tests pass",
+        "Field y changed",
+        "The state improved a lot",
+        "All tests pass.",
+        "order.items[2]: desk",
+        "mails: 1",
+        "paidstatus",
+        "pai",
+        "\u2705",
+        "\u5b8c\u6210",
+    ],
+)
+def test_what_is_not_there_is_not_found(quote: str) -> None:
+    """Invented fields and values, praise, what only the action says, and parts of words count nothing."""
+    assert Grounds(step()).unfounded((quote,)) == (quote,)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "quote", "there"),
+    [
+        ("\u4efb\u52a1\u8fdb\u884c\u4e2d", "\u4efb\u52a1\u5df2\u5b8c\u6210", "\u5df2\u5b8c\u6210", True),
+        ("\u4efb\u52a1\u8fdb\u884c\u4e2d", "\u4efb\u52a1\u5df2\u5b8c\u6210", "\u672a\u5b8c\u6210", False),
+        ("todo", "\U0001f389 done", "\U0001f389", True),
+        ("todo", "done", "\U0001f389", False),
+        ("a\nb\nold line\nc", "a\nb\nc", "old line", True),
+        ({"debt": 5}, {}, "debt", True),
+        ({"debt": 5}, {"debt": -5}, "debt: -5", True),
+        ({"debt": 5}, {"debt": -5.5}, "debt: -5", False),
+        ({"a": "x"}, {"a": 'say "hi"\tnow'}, 'say "hi" now', True),
+    ],
+)
+def test_evidence_of_other_kinds(before: JsonValue, after: JsonValue, quote: str, there: bool) -> None:
+    """Scripts without spaces, emoji, text, fields that are gone and signs of numbers are compared rightly."""
+    assert (Grounds(step(before, after)).unfounded((quote,)) == ()) is there

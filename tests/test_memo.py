@@ -1,0 +1,55 @@
+"""Work that equal callers share."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from reflact.calibration.memo import Memo
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
+    """Those who share the work share its error; whoever comes later tries again."""
+    memo, gate, outcomes = Memo[int](4), anyio.Event(), list[str]()
+
+    async def fail() -> int:
+        await gate.wait()
+        raise OSError("broken")
+
+    async def succeed() -> int:
+        return 7
+
+    async def ask() -> None:
+        try:
+            await memo.once("key", fail)
+        except OSError as error:
+            outcomes.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+    assert outcomes == ["broken"] * 3
+    assert await memo.once("key", succeed) == 7
+
+
+async def test_keys_do_not_wait_for_each_other() -> None:
+    """Different work is done at the same time."""
+    memo, gate = Memo[str](4), anyio.Event()
+
+    async def slow() -> str:
+        await gate.wait()
+        return "slow"
+
+    async def quick() -> str:
+        gate.set()
+        return "quick"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(memo.once, "a", slow)
+        await anyio.wait_all_tasks_blocked()
+        assert await memo.once("b", quick) == "quick"
+    assert await memo.once("a", quick) == "slow"

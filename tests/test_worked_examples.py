@@ -1,0 +1,179 @@
+"""Worked examples in the critic's prompt: within the budget, whole, promoted, in scope, always the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import critic_worlds
+from critic_worlds import ASKING, World, pair, store_of, transition
+from reflact.calibration.critic import CRITIC, Critic, CriticSettings
+from reflact.calibration.selection import in_scope, ranked
+from reflact.calibration.showing import ABOVE, show_examples
+from reflact.calibration.tokens import estimate
+from reflact.memory import MISTAKES, ContrastPair, Scope
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+WORLDS = 1000
+EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
+
+
+def examples_in(content: str) -> str:
+    """Return the part of the user message that stands above the question."""
+    return content.partition("\n\n<purpose")[0] if content.startswith(ABOVE) else ""
+
+
+async def test_a_thousand_random_stores_and_budgets() -> None:
+    """Each prompt is within budget and shows whole pairs: promoted, in scope, of another transition."""
+    shown = passed_over = 0
+    for seed in range(WORLDS):
+        world = World(seed)
+        prompt, score = await world.ask()
+        by_id = {one.pair.id: one for one in world.stored}
+        pairs = [by_id[pair_id].pair for pair_id in score.pair_ids]
+        settings = world.settings
+        whole = show_examples(pairs, room=10**9, most=10**9, each=settings.example_state_tokens)
+        assert estimate(whole.text) <= settings.example_tokens
+        assert len(pairs) == len(set(score.pair_ids)) <= settings.examples
+        assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
+        assert all(in_scope(one.scope, world.scope) for one in pairs)
+        assert not any((one.purpose, one.transition) == (world.purpose, world.transition) for one in pairs)
+        user = prompt.messages[1].content
+        assert user.startswith(f"{whole.text}\n\n<purpose" if pairs else "<purpose")
+        assert ABOVE not in user.removeprefix(ABOVE)
+        shown += len(pairs)
+        passed_over += len(by_id) - len(pairs)
+    assert shown > WORLDS / 2
+    assert passed_over > WORLDS
+
+
+@pytest.mark.parametrize(
+    ("scope", "seen"),
+    [
+        (Scope(), [True, True, True]),
+        (Scope(roles=("critic", "coder")), [True, True, True]),
+        (Scope(roles=("coder",)), [False, False, False]),
+        (Scope(roles=("critic",), tools=("browser",)), [False, True, False]),
+        (Scope(roles=("critic",), user="alice"), [False, False, True]),
+        (Scope(roles=("critic",), user="bob"), [False, False, False]),
+        (Scope(task_categories=("shop",)), [False, False, False]),
+    ],
+)
+def test_a_scope_is_seen_by_those_who_name_one_of_its_values(scope: Scope, seen: list[bool]) -> None:
+    """A field that is not empty hides a pair from all who do not name one of its values."""
+    assert [in_scope(scope, asking) for asking in ASKING] == seen
+
+
+def test_an_example_holds_all_that_makes_it_one() -> None:
+    """Input, right evaluation, wrong evaluation and the reason stand in it, numbers included."""
+    one = pair(Random(1)).model_copy(update={"purpose": "Ship it.", "why": "It is not shipped."})
+    text = show_examples([one], room=10**6, most=1, each=10**6).text
+    for tag in ("purpose", "before", "action", "after", "change", "right", "wrong", "why"):
+        assert len(re.findall(rf"^<{tag}_*>$", text, re.MULTILINE)) == 1, tag
+    for evaluation in (one.right, one.wrong):
+        assert evaluation.reasoning in text
+        assert evaluation.evidence[0] in text
+        assert f"phi after: {evaluation.phi_after:g}" in text
+    assert "Ship it." in text
+    assert f"{one.mistake}: It is not shipped." in text
+
+
+@pytest.mark.parametrize("room", [0, 50, 300, 1000, 3000])
+@pytest.mark.parametrize("count", [len, lambda text: len(text.encode()) + 17, lambda text: len(text.split())])
+def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
+    """Whatever counts, the whole text with its first line counts no more than the budget."""
+    assert callable(count)
+    pairs = [pair(Random(seed)) for seed in range(6)]
+    shown = show_examples(pairs, room=room, most=10, each=60, count=count)
+    assert shown.text == "" or count(shown.text) <= room
+    longer = show_examples(pairs, room=10**9, most=10, each=60, count=count)
+    assert len(longer.pairs) == 6
+
+
+def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
+    """A pair that is too long is left out whole, and a shorter one after it is shown."""
+    small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"why": "because " * 2000})
+    alone = show_examples([small], room=10**6, most=5, each=60)
+    shown = show_examples([large, small], room=estimate(alone.text), most=5, each=60)
+    assert shown == alone
+
+
+def test_the_choice_is_the_same_in_every_process() -> None:
+    """Under other hash seeds and orders of insertion the same bytes are asked."""
+    program = Path(critic_worlds.__file__)
+    hashes = {
+        subprocess.run(
+            [sys.executable, str(program), "150"],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(program.parent)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(hashes) == 1
+    assert re.fullmatch(r"[0-9a-f]{64}\n", hashes.pop())
+
+
+def test_kinds_of_mistakes_take_turns() -> None:
+    """However many pairs there are of one kind, the first ones shown are of different kinds."""
+    random = Random(5)
+    kinds = ["inflated_score"] * 12 + [*MISTAKES[2:], "my own"]
+    pairs = [pair(random).model_copy(update={"mistake": kind}) for kind in kinds]
+    order = ranked(pairs, transition(random), purpose="p")
+    assert {one.mistake for one in order[:4]} == set(kinds)
+    assert len(order) == len(pairs)
+
+
+def test_within_a_kind_the_more_relevant_comes_first() -> None:
+    """A pair that speaks of the same things is shown before one that does not."""
+    asked = critic_worlds.transition(Random(1))
+    near, far = (
+        pair(Random(n)).model_copy(update={"mistake": "inflated_score", "purpose": purpose})
+        for n, purpose in ((7, "water the plants on the balcony"), (7, "sort the mail by sender"))
+    )
+    for pairs in ([near, far], [far, near]):
+        assert ranked(pairs, asked, purpose="water the plants on the balcony") == (near, far)
+        assert ranked(pairs, asked, purpose="sort the mail by sender") == (far, near)
+
+
+async def test_the_very_transition_is_shown_only_when_asked_for() -> None:
+    """A pair that gives the answer away is left out under its purpose, but not under another one."""
+    same = pair(Random(3), "Ship it.").model_copy(update={"scope": CRITIC})
+    llm = ScriptedLLM(lambda *_: EQUAL)
+    critic = Critic(llm, memory=store_of(same))
+    assert (await critic.score(same.transition, purpose="Ship it.")).pair_ids == ()
+    assert (await critic.score(same.transition, purpose="Pay it.")).pair_ids == (same.id,)
+    told = Critic(llm, memory=store_of(same), settings=CriticSettings(show_same=True))
+    assert (await told.score(same.transition, purpose="Ship it.")).pair_ids == (same.id,)
+
+
+@pytest.mark.parametrize("given", [(), (1,), (1, 2)])
+async def test_given_pairs_are_the_only_ones(given: tuple[int, ...]) -> None:
+    """A replay test says what is shown: the memory is not asked, status and scope do not matter."""
+    memory = store_of(pair(Random(9)).model_copy(update={"scope": CRITIC}))
+    pairs: list[ContrastPair] = [pair(Random(seed)) for seed in given]
+    llm = ScriptedLLM(lambda *_: EQUAL)
+    score = await Critic(llm, memory=memory).score(transition(Random(4)), purpose="p", pairs=pairs)
+    assert set(score.pair_ids) == {one.id for one in pairs}
+    assert memory.queries == []
+    assert bool(examples_in(llm.calls[0].prompt.messages[1].content)) == bool(given)
+
+
+async def test_the_memory_is_asked_anew_for_each_score() -> None:
+    """A pair that is promoted meanwhile is shown by the next score, of the same transition as well."""
+    memory = store_of()
+    critic = Critic(ScriptedLLM(lambda *_: EQUAL), memory=memory)
+    asked = transition(Random(4))
+    assert (await critic.score(asked, purpose="p")).pair_ids == ()
+    new = pair(Random(9)).model_copy(update={"scope": CRITIC})
+    memory.stored.append(critic_worlds.stored(new, "promoted"))
+    assert (await critic.score(asked, purpose="p")).pair_ids == (new.id,)
