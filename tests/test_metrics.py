@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reflact.calibration.metrics import Scored, interval_of_mean, measure
@@ -175,6 +175,7 @@ def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
     assert 180 <= hits <= 199
 
 
+@settings(deadline=None, max_examples=40)
 @given(STEPS)
 def test_measures_are_in_range_and_deterministic(steps: list[Scored]) -> None:
     """Every number lies in its range and its interval in the same; equal steps give equal measures."""

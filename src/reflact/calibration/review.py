@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import NormalDist
 from typing import Literal
 
@@ -37,7 +37,7 @@ MOST_FALL = 0.02
 
 POWER = 0.95
 
-STEPS = 20_000
+STEPS = 10_000
 """Grid on which the test is exact: all effects together make about so many steps."""
 
 Use = Literal["promote", "demote"]
@@ -88,6 +88,11 @@ class NotEnoughTraces(Frozen):
             f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "
             f"{self.needed}: record more traces, or hold out a larger share of them"
         )
+
+
+def enough(traces: Collection[str]) -> NotEnoughTraces | None:
+    """Return what is missing where there are too few traces to test on."""
+    return None if len(traces) >= LEAST_TRACES else NotEnoughTraces(traces=len(traces))
 
 
 def level(before: int) -> float:

@@ -1,0 +1,192 @@
+"""How often the replay test promotes batches that harm, that do nothing, and that help.
+
+A scripted critic scores traces of four steps. It is flattered: where a step claims success it says three
+points too much; what it says differs a little from trace to trace and from step to step. A *helpful* batch
+takes the flattery from some of these steps. A *placebo* changes words and no quality: the same kind of critic
+draws anew. A *harmful* batch flatters steps that claim nothing. Held-out traces are as many as the planning
+function asks for at the stated effect, and a quarter more, so that the bound of 1,000 seeds can reach 95%.
+
+Printed for each kind: promoted batches of 1,000 seeds with the one-sided 95% bound, and beside it what a test
+over steps instead of traces would have done. The last row tests five placebos, one after the other, on one
+held-out set: how often any of them was promoted. The exit code is 1 where a bound is missed: harmful and
+placebo batches at most 5%, helpful ones at least 95%.
+
+    python benchmarks/promotion.py [--quick] [--workers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from statistics import NormalDist, fmean, stdev
+from typing import NamedTuple
+
+from gate import at_least, at_most
+
+from reflact.calibration.metrics import Scored
+from reflact.calibration.review import Replay, level, replayed, trace_effects, traces_needed
+from reflact.memory import Evaluation, Gold
+
+SEED, SEEDS, QUICK, STEPS, FAMILY = 11, 1000, 4, 4, 5
+SHARE_OF_CLAIMS, FLATTERY, TRACE_NOISE, STEP_NOISE = 0.4, 3.0, 0.7, 0.6
+FALSE, POWER = 0.05, 0.95
+PLANNED = 10_000
+"""Traces from which a kind's effect over its deviation is taken."""
+
+
+class Kind(NamedTuple):
+    """What a batch does to a critic: how much flattery it leaves, and how many other steps it flatters."""
+
+    name: str
+    left: float
+    flattered: float
+
+
+HARMFUL = Kind("harmful", 1.0, 0.2)
+PLACEBO = Kind("placebo", 1.0, 0.0)
+HELPFUL = (
+    Kind("helpful, a third", 2 / 3, 0.0),
+    Kind("helpful, half", 0.5, 0.0),
+    Kind("helpful, all", 0.0, 0.0),
+)
+
+
+class Outcome(NamedTuple):
+    """What the test said, and whether a test over steps would have promoted."""
+
+    promoted: bool
+    by_steps: bool
+    accuracy_blocked: bool
+
+
+def clipped(phi: float) -> float:
+    """Return the nearest score of the scale."""
+    return min(10.0, max(0.0, phi))
+
+
+def sides(kind: Kind, traces: int, chance: random.Random) -> tuple[list[Scored], list[Scored]]:
+    """Return the steps of a held-out set, scored without a batch of a kind and with it."""
+    without, with_ = list[Scored](), list[Scored]()
+    for trace in range(traces):
+        old_shift, new_shift = (chance.gauss(0, TRACE_NOISE) for _ in range(2))
+        phi = 1.0
+        for step in range(STEPS):
+            before, claims = phi, chance.random() < SHARE_OF_CLAIMS
+            phi = before if claims else clipped(before + chance.choice((0.0, 1.0, 2.0)))
+            old_extra = FLATTERY * claims
+            kept = claims and chance.random() < kind.left
+            new_extra = FLATTERY * (kept or (not claims and chance.random() < kind.flattered))
+            place, gold = f"t{trace:04}", Gold(phi_before=before, phi_after=phi, source="program")
+            for side, shift, extra in ((without, old_shift, old_extra), (with_, new_shift, new_extra)):
+                said = [clipped(true + shift + chance.gauss(0, STEP_NOISE)) for true in (before, phi)]
+                evaluation = Evaluation(
+                    phi_before=said[0], phi_after=clipped(said[1] + extra), reasoning="scripted"
+                )
+                side.append(Scored(trace_id=place, step=step, gold=gold, evaluation=evaluation))
+    return without, with_
+
+
+def planned(kind: Kind) -> tuple[float, float]:
+    """Return a kind's mean effect and its ratio to the deviation between traces."""
+    effects = trace_effects(*sides(kind, PLANNED, random.Random(f"{SEED}/{kind.name}/planned")))
+    return fmean(effects), fmean(effects) / stdev(effects)
+
+
+def outcome(kind: Kind, traces: int, seed: str, *, before: int = 0) -> Outcome:
+    """Test one batch."""
+    without, with_ = sides(kind, traces, random.Random(f"{SEED}/{kind.name}/{seed}"))
+    found = replayed(without, with_, before=before)
+    if not isinstance(found, Replay):
+        raise SystemExit(found.words)
+    gains = [abs(old.error) - abs(new.error) for old, new in zip(without, with_, strict=True)]
+    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - level(before)) * stdev(gains)
+    return Outcome(found.passed, by_steps, found.outcome == "accuracy_fell")
+
+
+def outcomes(kind: Kind, traces: int, seeds: range) -> list[Outcome]:
+    """Test one batch for each seed."""
+    return [outcome(kind, traces, str(seed)) for seed in seeds]
+
+
+def families(traces: int, seeds: range) -> list[Outcome]:
+    """Test five placebos on one held-out set for each seed; what any of them reached counts."""
+    found = []
+    for seed in seeds:
+        batches = [outcome(PLACEBO, traces, f"family {seed}/{n}", before=n) for n in range(FAMILY)]
+        found.append(Outcome(*(any(values) for values in zip(*batches, strict=True))))
+    return found
+
+
+def shown(name: str, traces: int, effect: float, ratio: float, found: Sequence[Outcome]) -> str:
+    """Return a row of the table."""
+    n, promoted = len(found), sum(each.promoted for each in found)
+    bound = at_least(promoted, n) if name.startswith("helpful") else at_most(promoted, n)
+    cells = (
+        name.ljust(16),
+        f"{traces:6}",
+        f"{effect:+6.2f}",
+        f"{ratio:+6.2f}",
+        f"{promoted / n:8.1%}",
+        f"{bound:6.1%}",
+        f"{sum(each.by_steps for each in found) / n:8.1%}",
+        f"{sum(each.accuracy_blocked for each in found) / n:7.1%}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def missed(name: str, found: Sequence[Outcome]) -> str | None:
+    """Return which bound a row misses, or None."""
+    n, promoted = len(found), sum(each.promoted for each in found)
+    if name.startswith("helpful"):
+        bound = at_least(promoted, n)
+        return None if bound >= POWER else f"{name}: promoted in as few as {bound:.1%}"
+    bound = at_most(promoted, n)
+    return None if bound <= FALSE else f"{name}: promoted in up to {bound:.1%}"
+
+
+def main() -> int:
+    """Run everything; return 1 where a stated bound is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="a few seeds of each kind, too few for the bounds"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    options = parser.parse_args()
+    started, seeds = time.perf_counter(), QUICK if options.quick else SEEDS
+    parts = [range(start, min(start + 50, seeds)) for start in range(0, seeds, 50)]
+    print(f"{seeds} seeds; the first batch on a held-out set has level {level(0):.4f}; bounds are at 95%")
+    print("| batch            | traces | effect |      d | promoted |  bound | by steps | blocked |")
+    print("| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |")
+    misses: list[str] = []
+    with ProcessPoolExecutor(options.workers) as pool:
+        plans = dict(zip(HELPFUL, pool.map(planned, HELPFUL), strict=True))
+        sizes = {kind: math.ceil(1.25 * traces_needed(ratio)) for kind, (_, ratio) in plans.items()}
+        most = max(sizes.values())
+        plans |= dict(zip((HARMFUL, PLACEBO), pool.map(planned, (HARMFUL, PLACEBO)), strict=True))
+        rows = [(kind, traces) for traces in (25, most) for kind in (HARMFUL, PLACEBO)]
+        rows += [(kind, sizes[kind]) for kind in HELPFUL]
+        waiting = [
+            (kind.name, traces, plans[kind], [pool.submit(outcomes, kind, traces, part) for part in parts])
+            for kind, traces in rows
+        ]
+        waiting.append(("five placebos", 25, plans[PLACEBO], [pool.submit(families, 25, p) for p in parts]))
+        for name, traces, (effect, ratio), futures in waiting:
+            found = [each for future in futures for each in future.result()]
+            print(shown(name, traces, effect, ratio, found), flush=True)
+            miss = None if options.quick else missed(name, found)
+            misses += [] if miss is None else [miss]
+    print("by steps: what a test over steps would have promoted; blocked: refused as pairwise accuracy fell")
+    print(f"{time.perf_counter() - started:.0f} s with {options.workers} processes")
+    for miss in misses:
+        print(f"MISSED: {miss}")
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
