@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
     from reflact.config import TrainerConfig
     from reflact.errors import ReflactError
+    from reflact.memory_store import MemoryStore
     from reflact.ports import LLM, Environment, Session, Target
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
@@ -23,6 +24,7 @@ __all__ = [
     "Environment",
     "Graded",
     "Item",
+    "MemoryStore",
     "Message",
     "Patch",
     "ReflactError",
@@ -48,6 +50,7 @@ _HOMES = {
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
     "config": ("TrainerConfig",),
     "errors": ("ReflactError",),
+    "memory_store": ("MemoryStore",),
     "ports": ("LLM", "Environment", "Session", "Target"),
     "results": ("RunSummary",),
     "trainer": ("Trainer",),

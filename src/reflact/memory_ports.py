@@ -1,4 +1,4 @@
-"""What calibration needs from storage: cards and pairs with their states, the tests that promote them, traces.
+"""What calibration needs from storage: cards and pairs with their states, tests that promote them, traces.
 
 A *unit* is what is stored, scanned, promoted and retired as one: a contrast pair with its two cards, named by
 the pair's id, or a card that stands alone, named by its own. All methods raise StoreError where the file
@@ -67,10 +67,12 @@ class Query(Frozen):
     """What is looked for.
 
     Args:
-        text: Words that count for relevance; any text is valid, none finds everything by worth.
+        text: Words that count for relevance; any text is valid, and one without words finds everything by
+            worth.
         kinds: Kinds of cards; empty for all.
-        statuses: Only promoted cards count anywhere but in a list.
-        scope: Who asks: a card with a field that is not empty is found only where this names one of its values.
+        statuses: Their states, empty for all; only promoted cards count anywhere but in a list.
+        scope: Who asks: a card with a field that is not empty is found only where this names one
+            of its values.
         all_scopes: Look past scopes: for lists that a person reads, never for a prompt.
         now: The time against which recency is counted; without it recency does not count.
         limit: At most so many.
@@ -147,7 +149,7 @@ class CardStore(Protocol):
         """Store a card that stands alone, scanned, made by ``memory_cards.new_card``.
 
         Raises:
-            DataError: Its status is not candidate, it belongs to a pair, or its id is not that of its content.
+            DataError: It is no candidate, belongs to a pair, or its id does not follow from its content.
         """
         ...
 

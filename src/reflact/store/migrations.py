@@ -152,9 +152,125 @@ CREATE TABLE faults (
 );
 """
 
+MEMORY = """
+CREATE TABLE memory_units (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    pair TEXT,
+    subject TEXT,
+    scope TEXT NOT NULL,
+    provenance TEXT NOT NULL,
+    trace_id TEXT,
+    status TEXT NOT NULL
+        CHECK (status IN ('candidate', 'quarantined', 'promoted', 'rejected', 'archived')),
+    reason TEXT,
+    version INTEGER NOT NULL DEFAULT 1,
+    trust REAL NOT NULL,
+    utility REAL NOT NULL DEFAULT 0.5,
+    created_by TEXT NOT NULL,
+    created TEXT NOT NULL,
+    changed TEXT NOT NULL
+);
+
+CREATE INDEX memory_units_by_status ON memory_units (status, id);
+CREATE INDEX memory_units_by_trace ON memory_units (trace_id) WHERE trace_id IS NOT NULL;
+CREATE INDEX memory_units_by_subject ON memory_units (subject) WHERE subject IS NOT NULL;
+CREATE INDEX memory_units_weakest ON memory_units (
+    kind, utility, status = 'promoted', trust, changed, number
+) WHERE status IN ('candidate', 'quarantined', 'promoted');
+
+CREATE TABLE memory_cards (
+    id TEXT PRIMARY KEY,
+    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    text TEXT NOT NULL
+);
+
+CREATE INDEX memory_cards_by_unit ON memory_cards (unit);
+
+CREATE VIRTUAL TABLE memory_words USING fts5 (tags, words, tokenize = "ascii tokenchars '_'");
+
+CREATE TABLE memory_active (
+    kind TEXT PRIMARY KEY,
+    units INTEGER NOT NULL
+);
+
+CREATE TRIGGER memory_units_added AFTER INSERT ON memory_units
+WHEN new.status IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    INSERT INTO memory_active (kind, units) VALUES (new.kind, 1)
+    ON CONFLICT (kind) DO UPDATE SET units = units + 1;
+END;
+
+CREATE TRIGGER memory_units_removed AFTER DELETE ON memory_units
+WHEN old.status IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
+END;
+
+CREATE TRIGGER memory_units_moved AFTER UPDATE OF status ON memory_units
+WHEN old.status IN ('candidate', 'quarantined', 'promoted')
+    AND new.status NOT IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
+END;
+
+CREATE TABLE memory_tests (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    held_out TEXT NOT NULL,
+    before INTEGER NOT NULL,
+    unit_ids TEXT NOT NULL,
+    "use" TEXT NOT NULL CHECK ("use" IN ('promote', 'demote')),
+    evidence TEXT,
+    since INTEGER NOT NULL,
+    at TEXT NOT NULL
+);
+
+CREATE INDEX memory_tests_by_set ON memory_tests (held_out);
+
+CREATE TABLE memory_history (
+    sequence INTEGER PRIMARY KEY,
+    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
+    before TEXT,
+    after TEXT NOT NULL,
+    reason TEXT,
+    test INTEGER REFERENCES memory_tests (number),
+    version INTEGER NOT NULL,
+    at TEXT NOT NULL
+);
+
+CREATE INDEX memory_history_by_unit ON memory_history (unit);
+
+CREATE TABLE memory_anchors (
+    id TEXT PRIMARY KEY,
+    subject TEXT NOT NULL,
+    trace_id TEXT,
+    pair TEXT NOT NULL
+);
+
+CREATE INDEX memory_anchors_by_subject ON memory_anchors (subject);
+
+CREATE TABLE traces (
+    id TEXT PRIMARY KEY,
+    purpose TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+);
+
+CREATE TABLE trace_events (
+    trace_id TEXT NOT NULL REFERENCES traces (id) ON DELETE CASCADE,
+    step INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    PRIMARY KEY (trace_id, step)
+);
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
     Migration("0003_worst_cases", WORST_CASES),
     Migration("0004_faults", FAULTS),
+    Migration("0005_memory", MEMORY),
 )

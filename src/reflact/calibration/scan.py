@@ -1,0 +1,240 @@
+"""Rules for what must not become a lesson unseen: instructions hidden in data, secrets, personal data. Pure.
+
+Texts are folded before they are looked at: compatibility forms, accents, characters that are not seen,
+look-alike letters of other scripts, digits for letters, letters spaced apart. The rules know common wordings
+in a few languages and nothing of meaning: a paraphrase passes. What keeps a card from being obeyed is that
+prompts fence it as data; what keeps a useless one out is that it is tested.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from reflact.memory_cards import Finding
+
+# ------------------------------------------------------------------------------------------- folding
+
+_LOOKALIKES = str.maketrans(
+    "аеорсухіјѕԁһԛԝвкмнтгпзьαορνικτυεχηωѵɡɩıǀł",
+    "aeopcyxijsdhqwbkmhtrn3baopviktuexnwvgiiil",
+)
+_LEET = str.maketrans("013457@$!|", "oieastasil")
+_LEET_WORD = re.compile(r"(?<![\w@$!|])(?=[^\W\d_]*[013457@$!|])(?:[013457@$!|]*[a-z]){2}[a-z013457@$!|]*")
+_MIXED = re.compile(r"[a-z][013457@$!|]|[013457@$!|][a-z]")
+_SPACED = re.compile(r"(?<!\w)\w(?:[ .\-_*]\w){3,}(?!\w)")
+_SEPARATOR = re.compile(r"[ .\-_*]")
+_SPACES = re.compile(r"\s+")
+_UNSEEN = {"Cc", "Cf", "Mn", "Me", "Co", "Cs", "Cn"}
+_TAGS = {code: code - 0xE0000 for code in range(0xE0020, 0xE007F)}
+"""Unseen copies of ASCII, which models read."""
+
+
+def views(text: str) -> tuple[str, ...]:
+    """Return the ways in which a text may be read, without repetitions."""
+    plain = _plain(text)
+    latin = plain.translate(_LOOKALIKES)
+    joined = _SPACED.sub(lambda run: _SEPARATOR.sub("", run[0]), latin)
+    mixed = _MIXED.search(joined) is not None
+    leet = _LEET_WORD.sub(lambda word: word[0].translate(_LEET), joined) if mixed else joined
+    return tuple(dict.fromkeys(_SPACES.sub(" ", view) for view in (plain, latin, joined, leet)))
+
+
+def _plain(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text.casefold()
+    decomposed = unicodedata.normalize("NFKD", text.translate(_TAGS)).casefold()
+    return "".join(c for c in decomposed if c.isspace() or unicodedata.category(c) not in _UNSEEN)
+
+
+# --------------------------------------------------------------------------------------------- rules
+
+
+class Rule(NamedTuple):
+    """What a hit means, and the patterns that are looked for in every view of a text."""
+
+    name: str
+    verdict: Literal["quarantine", "reject"]
+    patterns: tuple[re.Pattern[str], ...]
+
+
+def _patterns(*sources: str) -> tuple[re.Pattern[str], ...]:
+    decomposed = (unicodedata.normalize("NFKD", source) for source in sources)
+    return tuple(
+        re.compile("".join(c for c in source if unicodedata.category(c) != "Mn")) for source in decomposed
+    )
+
+
+_GAP = r"[\W_]{0,6}"
+_DROP = (
+    r"(?:ignore|disregard|forget|overlook|bypass|override|set aside|put aside|pay no (?:attention|heed) to|"
+    r"do not (?:follow|obey)|don[’']?t (?:follow|obey)|stop following|neglect)"
+)
+_BEFORE = r"(?:previous(?:ly)?|prior|earlier|preceding|above|former|original|initial|your|system|safety)"
+_FILLER = rf"(?:(?:all|any|every|each|of|the|these|those|this|that|my|our|other|{_BEFORE}){_GAP})"
+_ORDERS = (
+    r"(?:instructions?|directions?|directives?|rules?|guidelines?|guidance|rubrics?|prompts?|orders?|"
+    r"commands?)"
+)
+_BEST = (
+    r"(?:(?:maximum|highest|full|top|perfect|best)(?: possible)?[ -]"
+    r"(?:scores?|marks?|points?|grades?|ratings?)|(?:a )?perfect (?:10|ten))"
+)
+_TOP = rf"(?:{_BEST}|(?:a |the )?(?:10|ten)\b(?: ?/ ?10| out of (?:10|ten))?)"
+_GIVE = r"(?:score|rate|grade|mark|give|award|assign|grant|evaluate)"
+_REGARDLESS = r"(?:always|no matter|whatever|regardless|in (?:any|every) case|every time|without exception)"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "overridden_instructions",
+        "reject",
+        _patterns(
+            rf"\b{_DROP}{_GAP}{_FILLER}*{_BEFORE}{_GAP}{_FILLER}*{_ORDERS}",
+            rf"\b{_DROP}{_GAP}{_FILLER}*{_ORDERS}{_GAP}"
+            r"(?:above|before|earlier|you (?:were|have|had|got|received))",
+            rf"\b{_DROP}{_GAP}(?:all|everything|anything|whatever){_GAP}(?:of )?(?:the )?"
+            r"(?:above|before|prior|previous|that came before|you (?:were|have|had|know|learned)|"
+            r"said (?:above|before|so far))",
+            r"\b(?:ignore[rz]?|oublie[rz]?|neglige[rz]?)\b.{0,30}\b"
+            r"(?:consignes|regles|directives|"
+            r"instructions (?:precedentes|anterieures|initiales|ci.dessus|donnees|recues))\b",
+            r"\b(?:ignorier|vergiss|vergesst|vergessen sie|missachte)\w*\b.{0,40}\b"
+            r"(?:anweisungen|instruktionen|regeln|vorgaben|befehle)\b",
+            r"\b(?:ignor|olvid|descart|omit)(?:a|e|en|ad)\b.{0,40}\b"
+            r"(?:instrucciones|reglas|indicaciones|ordenes)\b",
+            r"\b(?:ignora|ignorate|dimentica|dimenticate)\b.{0,40}\b(?:istruzioni|regole|indicazioni)\b",
+            r"\b(?:ignore|ignora|esqueca|desconsidere)\b.{0,40}\b(?:instrucoes|regras|ordens)\b",
+            r"\b(?:negeer|vergeet)\b.{0,40}\b(?:instructies|opdrachten|regels|aanwijzingen)\b",
+            r"\b(?:zignoruj|zapomnij)\b.{0,40}\b(?:instrukcj|polecen|zasad)",
+            r"(?:игнорируй|забудь|не обращай внимания на).{0,40}(?:инструкци|указани|правил|команд)",
+            r"(?:忽略|无视|無視|忘记|忘記|忽视|忽視).{0,12}(?:指令|指示|说明|說明|规则|規則|提示|要求)",
+            r"(?:指示|命令|ルール|指令).{0,10}(?:無視|忘れ)",
+            r"(?:지시|명령|규칙).{0,14}(?:무시|잊)",
+            r"(?:تجاهل|انس).{0,30}(?:التعليمات|الأوامر|القواعد)",
+            r"(?:talimat|kural)\w*.{0,20}(?:yok say|unut|gormezden gel)",
+        ),
+    ),
+    Rule(
+        "chat_markup",
+        "reject",
+        _patterns(
+            r"<\|(?:im_start|im_end|system|user|assistant|endoftext|eot_id|start_header_id)\|>",
+            r"\[/?inst\]|<</?sys>>",
+            r"#{2,} ?(?:system|new instructions?) ?:",
+        ),
+    ),
+    Rule(
+        "new_role",
+        "reject",
+        _patterns(
+            rf"\byou{_GAP}are{_GAP}now\b.{{0,40}}\b"
+            r"(?:evaluator|critic|judge|assistant|ai|model|unrestricted|jailbr|lenient|"
+            r"no longer bound|free (?:of|from))",
+            r"\bnew (?:task|instructions?|orders?|rules?) (?:for|to) (?:the |you\b|all )?"
+            r"(?:assistant|model|ai|critic|evaluator|judge|llm|you)?\b *(?=[:,.])",
+            r"\b(?:reveal|print|repeat|show|output|disclose)\b.{0,20}\b(?:your |the |hidden )+"
+            r"(?:system prompt|(?:hidden |system )?instructions? you)",
+            r"\bfrom now on,? (?:you (?:will|must|are|shall)|treat|score|grade|rate|give|award|always)\b",
+        ),
+    ),
+    Rule(
+        "demanded_score",
+        "quarantine",
+        _patterns(
+            rf"\b{_GIVE}{_GAP}(?:every|each|all|any|this|the|it|them)\b.{{0,40}}\b{_TOP}(?=\W*(?:$|[.,;!]|and\b))",
+            rf"\b{_REGARDLESS}\b.{{0,60}}\b{_BEST}",
+            rf"\b{_REGARDLESS}\b.{{0,20}}\b{_GIVE}\b.{{0,30}}\b{_TOP}(?=\W*(?:$|[.,;!]))",
+            rf"(?:^|[.,;:!] |\b(?:and|please|then|just|so) ){_GIVE} {_TOP}",
+            rf"\b{_TOP}.{{0,40}}\b(?:no matter what|regardless|whatever (?:it|the|happens))",
+            r"\bnever (?:go|score|give|rate|drop|mark|grade)\b.{0,20}\b"
+            r"(?:below|under|less than|lower than)\b",
+            r"\btoujours\b.{0,30}(?:note maximale|meilleure note|\b10\b|\bdix\b)",
+            r"\bimmer\b.{0,30}(?:hochstpunktzahl|hochste punkt|volle punkt|bestnote|\b(?:10|zehn)\b)",
+            r"\bsiempre\b.{0,30}(?:puntuacion maxima|nota maxima|\b(?:10|diez)\b)",
+            r"(?:总是|一律|始终|總是|必须).{0,10}(?:满分|滿分|最高分|10 ?分)",
+        ),
+    ),
+)
+
+_UNBROKEN = re.compile(r"\S{12}|PRIVATE KEY")
+"""What every secret has; most texts have it not, and are done with."""
+
+_SECRETS = re.compile(
+    r"\bsk-[A-Za-z0-9_-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
+    r"|\bhf_[A-Za-z0-9]{30,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bxox[abprs]-[\w-]{10,}"
+    r"|-----BEGIN (?:[A-Z]+ )?PRIVATE KEY|\beyJ[\w-]{15,}\.eyJ[\w-]{15,}\.[\w-]+"
+    r"|(?i:\b(?:password|passwd|api[_ -]?key|secret|bearer)\b[\"']?(?: ?[:=] ?| )[\"']?(?=[^\s\"']*\d)"
+    r"(?=[^\s\"']*[a-z])[^\s\"'(),;]{12,})"
+)
+_MAIL = re.compile(r"[\w.+-]{1,64}@((?:[\w-]{1,63}\.)+[a-z]{2,24})\b", re.IGNORECASE)
+_NOBODY = re.compile(
+    r"(?:^|\.)(?:example\.(?:com|org|net)|example|test|invalid|localhost|local)$", re.IGNORECASE
+)
+_NUMBERED = re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])|(?<!\w)\+\d{1,3}[ ./-]\(?\d[\d ()./-]{6,}\d")
+_DIGITS = re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w.-])")
+_ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b")
+
+
+def scan(texts: Iterable[str]) -> Finding | None:
+    """Return the gravest finding in a unit's texts, the first of equally grave ones, or None."""
+    found: Finding | None = None
+    for text in dict.fromkeys(texts):
+        for finding in _findings(text):
+            if finding.verdict == "reject":
+                return finding
+            found = found or finding
+    return found
+
+
+def _findings(text: str) -> Iterator[Finding]:
+    seen = views(text)
+    for rule in RULES:
+        if any(pattern.search(view) for pattern in rule.patterns for view in seen):
+            yield Finding(rule=rule.name, verdict=rule.verdict)
+    shown = _shown(text)
+    if _UNBROKEN.search(shown) and _SECRETS.search(shown):
+        yield Finding(rule="secret", verdict="reject")
+    if any(looks(shown) for looks in _PERSONAL):
+        yield Finding(rule="personal_data", verdict="quarantine")
+
+
+def _shown(text: str) -> str:
+    """Return a text without what is not seen, in its own letters."""
+    if text.isascii():
+        return text
+    composed = unicodedata.normalize("NFKC", text)
+    return "".join(c for c in composed if c.isspace() or unicodedata.category(c) != "Cf")
+
+
+def _names_mail(text: str) -> bool:
+    return "@" in text and any(not _NOBODY.search(mail[1]) for mail in _MAIL.finditer(text))
+
+
+def _names_number(text: str) -> bool:
+    return _NUMBERED.search(text) is not None
+
+
+def _names_card(text: str) -> bool:
+    return any(_sums_up(re.sub(r"\D", "", run[0])) for run in _DIGITS.finditer(text))
+
+
+def _names_account(text: str) -> bool:
+    return any(_is_account(run[0].replace(" ", "")) for run in _ACCOUNT.finditer(text))
+
+
+_PERSONAL: tuple[Callable[[str], bool], ...] = (_names_mail, _names_number, _names_card, _names_account)
+
+
+def _sums_up(digits: str) -> bool:
+    """Whether a number carries the check digit of payment cards (ISO/IEC 7812-1), and is not all zeros."""
+    doubled = [int(d) * 2 for d in digits[-2::-2]]
+    total = sum(map(int, digits[-1::-2])) + sum(d - 9 if d > 9 else d for d in doubled)
+    return total > 0 and total % 10 == 0
+
+
+def _is_account(text: str) -> bool:
+    """Whether a text carries the check digits of an international account number (ISO 13616)."""
+    moved = text[4:] + text[:4]
+    return int("".join(str(int(c, 36)) for c in moved)) % 97 == 1

@@ -1,0 +1,221 @@
+"""Cards by themselves: what a pair's two cards say, which states follow which, who sees one, which is first.
+
+Pure. The store and the calibration corridor share it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
+
+from pydantic import JsonValue
+
+from reflact.errors import DataError
+from reflact.memory import (
+    CardKind,
+    CardStatus,
+    ContrastPair,
+    Evaluation,
+    MemoryCard,
+    Promotion,
+    Provenance,
+    Scope,
+)
+from reflact.types import Frozen, digest
+
+NEXT: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
+    {
+        "candidate": frozenset({"quarantined", "rejected"}),
+        "quarantined": frozenset({"promoted", "rejected", "archived"}),
+        "promoted": frozenset({"quarantined", "archived"}),
+        "rejected": frozenset({"archived"}),
+        "archived": frozenset(),
+    }
+)
+"""Which states may follow a state."""
+
+ACTIVE: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
+"""The states of cards that count against a store's bound."""
+
+PAIR_KINDS: Final[tuple[CardKind, CardKind]] = ("critic_calibration", "failure_pattern")
+"""The kinds of a pair's two cards: the right evaluation, the wrong one."""
+
+RELEVANCE, UTILITY, TRUST, RECENCY = 0.5, 0.3, 0.1, 0.1
+"""What each part of a rank weighs."""
+
+HALF_LIFE_DAYS = 30.0
+"""After so many days without a change a card's recency is half of what it was."""
+
+
+class Finding(Frozen):
+    """What a scan found: the rule's name, and what becomes of the unit.
+
+    A unit that is quarantined for a finding is held until somebody releases it.
+    """
+
+    rule: str
+    verdict: Literal["quarantine", "reject"]
+
+
+Scan = Callable[[Iterable[str]], Finding | None]
+"""Looks at all texts of a unit and returns the gravest finding, or None."""
+
+
+class Standing(NamedTuple):
+    """What a unit's rank follows from; ``relevance`` is 0 or more, in any unit of measure."""
+
+    id: str
+    relevance: float
+    trust: float
+    utility: float
+    changed: datetime
+
+
+def moved(before: CardStatus, after: CardStatus, evidence: Promotion | None = None) -> CardStatus:
+    """Return the state that follows, where it may.
+
+    Raises:
+        DataError: It must not follow, or promotion lacks evidence that says so.
+    """
+    if after not in NEXT[before]:
+        raise DataError(f"a card that is {before} cannot become {after}; it can become {_list(NEXT[before])}")
+    if after == "promoted" and (evidence is None or not evidence.promoted):
+        raise DataError("a card is promoted only on evidence of a test that it passed; test its batch")
+    return after
+
+
+def visible_to(scope: Scope, asker: Scope) -> bool:
+    """Whether whoever asks may see a card: each field of its scope is empty or names one of the asker's."""
+    fields = (
+        (scope.roles, asker.roles),
+        (scope.tools, asker.tools),
+        (scope.task_categories, asker.task_categories),
+    )
+    named = all(not ours or set(ours) & set(theirs) for ours, theirs in fields)
+    return named and (scope.user is None or scope.user == asker.user)
+
+
+def ranked(standings: Sequence[Standing], now: datetime | None = None) -> list[str]:
+    """Return ids, the best first; ties by id, so that equal input gives equal output.
+
+    A rank is 0.5 relevance (as a share of the most relevant one's), 0.3 measured utility, 0.1 trust and
+    0.1 recency, which halves every 30 days before ``now`` and does not count without it.
+    """
+    most = max((standing.relevance for standing in standings), default=0.0)
+
+    def rank(one: Standing) -> float:
+        relevance = one.relevance / most if most > 0 else 0.0
+        days = 0.0 if now is None else max(0.0, (now - one.changed).total_seconds() / 86_400)
+        recency = 0.0 if now is None else 0.5 ** (days / HALF_LIFE_DAYS)
+        worth = RELEVANCE * relevance + UTILITY * one.utility + TRUST * one.trust + RECENCY * recency
+        return round(worth, 9)
+
+    return [one.id for one in sorted(standings, key=lambda one: (-rank(one), one.id))]
+
+
+def new_card(
+    kind: CardKind,
+    content: str,
+    *,
+    pattern: str = "",
+    strategy: str = "",
+    scope: Scope | None = None,
+    trust: float = 0.5,
+    provenance: Provenance | None = None,
+    created_by: str = "",
+) -> MemoryCard:
+    """Return a card that stands alone, a candidate, with the id that follows from its content."""
+    card = MemoryCard(
+        id="",
+        kind=kind,
+        content=content,
+        pattern=pattern,
+        strategy=strategy,
+        scope=Scope() if scope is None else scope,
+        trust=trust,
+        provenance=Provenance() if provenance is None else provenance,
+        created_by=created_by,
+    )
+    return card.model_copy(update={"id": content_id(card)})
+
+
+def content_id(card: MemoryCard) -> str:
+    """Return the id that follows from what a card says and for whom, 64 hexadecimal digits."""
+    names = {"kind", "content", "pattern", "strategy", "scope", "pair_id"}
+    return digest(card.model_dump(mode="json", include=names))
+
+
+def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, MemoryCard]:
+    """Return a pair's cards: the right evaluation, and the wrong one with why; both with the transition.
+
+    Their trust is the share of judges that found the right one, 0.5 without judges.
+    """
+    seen = "\n".join(
+        (
+            f"Purpose: {pair.purpose}",
+            f"Before: {_shown(pair.transition.before)}",
+            f"Action: {pair.transition.action.name} {_shown(pair.transition.action.arguments)}",
+            f"After: {_shown(pair.transition.after)}",
+        )
+    )
+    right, wrong = PAIR_KINDS
+    texts: tuple[tuple[CardKind, str, Evaluation, str], ...] = (
+        (right, "Right evaluation", pair.right, pair.right.reasoning),
+        (wrong, f"Wrong evaluation ({pair.mistake})", pair.wrong, pair.why),
+    )
+
+    def card(kind: CardKind, title: str, evaluation: Evaluation, strategy: str) -> MemoryCard:
+        bare = MemoryCard(
+            id="",
+            kind=kind,
+            content=f"{seen}\n{title}: {_evaluated(evaluation)}",
+            pattern=pair.mistake,
+            strategy=strategy,
+            scope=pair.scope,
+            trust=0.5 if pair.agreement is None else pair.agreement,
+            pair_id=pair.id,
+            provenance=pair.provenance,
+            created_by=created_by,
+        )
+        return bare.model_copy(update={"id": content_id(bare)})
+
+    first, second = (card(*text) for text in texts)
+    return first, second
+
+
+def subject(pair: ContrastPair) -> str:
+    """Return the hash of what a pair speaks of: its purpose and transition."""
+    return digest(pair.model_dump(mode="json", include={"purpose", "transition"}))
+
+
+def texts_of(value: JsonValue) -> Iterator[str]:
+    """Yield all texts in a JSON value, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from texts_of(item)
+
+
+def _evaluated(evaluation: Evaluation) -> str:
+    quoted = "".join(f"\nEvidence: {quote}" for quote in evaluation.evidence)
+    return f"{evaluation.phi_before:g} -> {evaluation.phi_after:g}\nReasoning: {evaluation.reasoning}{quoted}"
+
+
+def _shown(value: JsonValue) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _list(names: Iterable[str]) -> str:
+    return " or ".join(sorted(names)) or "nothing else"

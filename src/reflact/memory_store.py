@@ -1,0 +1,55 @@
+"""The memory that calibration keeps, as users open it: cards, pairs, tests and traces in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from reflact.calibration.scan import scan as scan_texts
+from reflact.memory_cards import Scan
+from reflact.store.cards import ACTIVE_CARDS, Clock, utc
+from reflact.store.database import PATIENCE_SECONDS, Database
+from reflact.store.exchange import SQLiteExchange
+from reflact.store.migrations import MIGRATIONS
+from reflact.store.traces import SQLiteTraces
+
+
+class MemoryStore(SQLiteExchange, SQLiteTraces):
+    """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
+
+    The file may be a run's own and may be shared by several processes: what one promotes, the next read of
+    another finds. Implements ``memory_ports.CardStore`` and ``memory_ports.TraceStore``.
+
+    Args:
+        path: The file; it and its folder are made where missing.
+        active_cards: At most so many candidate, quarantined and promoted cards of each kind; beyond it the
+            weakest are archived.
+        scan: Looks at every text before it is stored.
+        clock: Gives the time of changes, with its time zone.
+        patience: Seconds to wait for another process's lock.
+
+    Raises:
+        StoreError: On opening and from every method; says what is wrong with which file.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        active_cards: int = ACTIVE_CARDS,
+        scan: Scan = scan_texts,
+        clock: Clock = utc,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        database = Database(Path(path), MIGRATIONS, patience=patience)
+        super().__init__(database, scan=scan, active_cards=active_cards, clock=clock)
+
+    async def __aenter__(self) -> Self:
+        await self._database.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._database.__aexit__(kind, error, trace)

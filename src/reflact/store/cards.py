@@ -1,0 +1,318 @@
+"""A store of memory cards: pairs as units, states with their history, tests that promote, anchors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+import anyio.to_thread
+
+from reflact.errors import DataError
+from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
+from reflact.memory_cards import Finding, Scan, content_id, subject
+from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
+from reflact.store import booking, changing, units
+from reflact.store.database import Database, Tables
+from reflact.store.units import Row, Text, Unit, written
+from reflact.store.words import indexed
+
+ACTIVE_CARDS = 2_000
+"""How many active cards of a kind a store holds unless told otherwise."""
+
+LONG = 5_000
+"""Characters of a unit from which on scanning it would hold up an event loop."""
+
+Clock = Callable[[], datetime]
+
+
+def utc() -> datetime:
+    """Return the time of day, in UTC."""
+    return datetime.now(UTC)
+
+
+class SQLiteCards:
+    """Implements ``memory_ports.CardStore`` on a database that several processes may share.
+
+    Args:
+        database: The database, open.
+        scan: Looks at every text before it is stored.
+        active_cards: At most so many active cards of a kind; beyond it the weakest are archived.
+        clock: Gives the time of changes.
+    """
+
+    def __init__(
+        self, database: Database, *, scan: Scan, active_cards: int = ACTIVE_CARDS, clock: Clock = utc
+    ) -> None:
+        self._database = database
+        self._scan = scan
+        self._bound = active_cards
+        self._clock = clock
+
+    # --------------------------------------------------------------------------------------- handing in
+
+    async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
+        """Store a pair with its two cards, scanned; on disk when this returns. The same pair twice is one."""
+        return await self._submit(Unit.of(pair, created_by))
+
+    async def submit_card(self, card: MemoryCard) -> Submission:
+        """Store a card that stands alone, scanned, made by ``memory_cards.new_card``.
+
+        Raises:
+            DataError: It is no candidate, belongs to a pair, or its id does not follow from its content.
+        """
+        if card.pair_id is not None:
+            raise DataError(f"card {card.id} belongs to pair {card.pair_id}; submit the pair")
+        if card.status != "candidate":
+            raise DataError(f"card {card.id} is handed in as {card.status}; a card begins as a candidate")
+        if card.id != content_id(card) or card.version != 1:
+            raise DataError(f"card {card.id}: its id does not follow from its content; make it with new_card")
+        return await self._submit(Unit(card.id, (card,), None))
+
+    async def _submit(self, unit: Unit) -> Submission:
+        finding = await self._look(unit.texts)
+        spoken_of = None if unit.pair is None else subject(unit.pair)
+
+        def add(tables: Tables) -> Submission:
+            known = units.rows(tables, "id = ?", (unit.id,))
+            if known:
+                return _submission(known[0], new=False)
+            if spoken_of is not None and booking.is_anchor(tables, spoken_of):
+                return Submission(unit_id=unit.id, new=False, status="rejected", reason="anchor")
+            now = self._clock()
+            number = changing.add(tables, unit, "candidate", now)
+            changing.note(tables, number, None, "candidate", now=now)
+            changing.judge(tables, number, finding, now)
+            changing.make_room(tables, unit.kind, self._bound, now)
+            return _submission(*units.units(tables, [unit.id]), new=True)
+
+        return await self._database.write(add)
+
+    async def _look(self, texts: Sequence[str]) -> Finding | None:
+        """Scan texts, long ones beside the event loop."""
+        if sum(map(len, texts)) <= LONG:
+            return self._scan(texts)
+        return await anyio.to_thread.run_sync(self._scan, texts)
+
+    async def edit(
+        self,
+        card_id: str,
+        *,
+        content: str | None = None,
+        pattern: str | None = None,
+        strategy: str | None = None,
+    ) -> Submission:
+        """Change a card's text: its unit is scanned again and goes back to quarantine, one version up.
+
+        Raises:
+            DataError: There is no such card, or its unit was rejected or archived.
+        """
+        given = {"content": content, "pattern": pattern, "strategy": strategy}
+        changed = {name: text for name, text in given.items() if text is not None}
+
+        def change(tables: Tables) -> Submission:
+            row = units.of_card(tables, card_id)
+            if row.status not in {"quarantined", "promoted"}:
+                raise DataError(f"card {card_id} is {row.status} and is not edited any more; hand in another")
+            cards = [
+                card.model_copy(update=changed) if card.id == card_id else card
+                for card in units.cards(tables, row)
+            ]
+            self._rewrite(tables, row, cards)
+            return _submission(*units.units(tables, [row.id]), new=False)
+
+        return await self._database.write(change)
+
+    def _rewrite(self, tables: Tables, row: Row, cards: Sequence[MemoryCard]) -> None:
+        pair = None if row.pair is None else units.stored_pair(row).pair
+        unit, now, version = Unit(row.id, tuple(cards), pair), self._clock(), row.version + 1
+        for card in cards:
+            tables.execute("UPDATE memory_cards SET text = ? WHERE id = ?", (written(Text.of(card)), card.id))
+        words = (indexed(unit.said), row.number)
+        tables.execute("UPDATE memory_words SET words = ? WHERE rowid = ?", words)
+        tables.execute("UPDATE memory_units SET version = ? WHERE number = ?", (version, row.number))
+        changing.note(tables, row.number, row.status, "candidate", now=now, version=version, reason="edited")
+        changing.judge(tables, row.number, self._scan(unit.texts), now, version)
+
+    # ----------------------------------------------------------------------------------------- reading
+
+    async def find(self, query: Query) -> tuple[MemoryCard, ...]:
+        """Return cards, the best first; the same store and query give the same order.
+
+        Relevance is that of the unit, so that the cards of a pair stand side by side.
+        """
+
+        def look(tables: Tables) -> list[MemoryCard]:
+            rows = units.found(tables, query)
+            return [card for row in rows for card in units.cards(tables, row, query.kinds)]
+
+        return tuple((await self._database.read(look))[: query.limit])
+
+    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
+        """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
+        rows = await self._database.read(lambda tables: units.found(tables, query, pairs=True))
+        return tuple(map(units.stored_pair, rows))
+
+    async def card(self, card_id: str) -> MemoryCard | None:
+        """Return a card by its id."""
+
+        def look(tables: Tables) -> list[MemoryCard]:
+            if not tables.execute("SELECT 1 FROM memory_cards WHERE id = ?", (card_id,)).fetchone():
+                return []
+            return units.cards(tables, units.of_card(tables, card_id))
+
+        return next((card for card in await self._database.read(look) if card.id == card_id), None)
+
+    async def cards(self, unit_id: str) -> tuple[MemoryCard, ...]:
+        """Return the cards of a unit; none where it is not stored."""
+
+        def look(tables: Tables) -> list[MemoryCard]:
+            rows = units.rows(tables, "id = ?", (unit_id,))
+            return [card for row in rows for card in units.cards(tables, row)]
+
+        return tuple(await self._database.read(look))
+
+    async def pairs(
+        self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
+    ) -> tuple[StoredPair, ...]:
+        """Return pairs in the order of their ids; those of ``pair_ids`` that are stored, or all."""
+        chosen = None if pair_ids is None else json.dumps(list(pair_ids))
+        where = (
+            "pair IS NOT NULL AND (?1 IS NULL OR status = ?1) "
+            "AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id"
+        )
+        rows = await self._database.read(lambda tables: units.rows(tables, where, (status, chosen)))
+        return tuple(map(units.stored_pair, rows))
+
+    async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
+        """Return those of the ids that were ever submitted and not forgotten."""
+        sql = "SELECT id FROM memory_units WHERE id IN (SELECT value FROM json_each(?))"
+        found = await self._database.rows(sql, (json.dumps(list(pair_ids)),))
+        return frozenset(unit_id for (unit_id,) in found)
+
+    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
+        """Return all status changes of a unit, the first first.
+
+        Raises:
+            DataError: There is no such unit.
+        """
+
+        def look(tables: Tables) -> tuple[StatusChange, ...]:
+            (row,) = units.units(tables, [unit_id])
+            return units.history(tables, row.number)
+
+        return await self._database.read(look)
+
+    # ------------------------------------------------------------------------------------------ states
+
+    async def open_test(
+        self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+    ) -> BatchTest:
+        """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
+
+        A test that never ends stays booked: it counts against the error probability.
+
+        Raises:
+            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote).
+        """
+        batch = tuple(unit_ids)
+        return await self._database.write(
+            lambda tables: booking.open_test(tables, batch, held_out=held_out, use=use, now=self._clock())
+        )
+
+    async def close_test(self, number: int, evidence: Promotion) -> None:
+        """Store how a test ended and do what follows, in one transaction.
+
+        To promote: the batch is promoted where ``evidence.promoted``. To demote: ``promoted`` says whether
+        it may stay; where not, it goes back to quarantine and is held. What was edited or retired since the
+        test was opened stays as it is.
+
+        Raises:
+            DataError: The evidence speaks of another batch or of other tests before it, or the test is over.
+        """
+        await self._database.write(
+            lambda tables: booking.close_test(tables, number, evidence, now=self._clock())
+        )
+
+    async def tests(self) -> tuple[BatchTest, ...]:
+        """Return all tests, in their order."""
+        return tuple(await self._database.read(booking.tests))
+
+    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        """Reject quarantined units, all or none."""
+        await self._move(unit_ids, "rejected", reason)
+
+    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        """Retire units, all or none."""
+        await self._move(unit_ids, "archived", reason)
+
+    async def _move(self, unit_ids: Sequence[str], after: CardStatus, reason: str) -> None:
+        def change(tables: Tables) -> None:
+            for row in units.units(tables, unit_ids):
+                changing.move(tables, row, after, now=self._clock(), reason=reason)
+
+        await self._database.write(change)
+
+    async def release(self, unit_id: str, *, reason: str) -> None:
+        """Let a held unit be tested: somebody looked at it.
+
+        Raises:
+            DataError: It is not held.
+        """
+
+        def change(tables: Tables) -> None:
+            (row,) = units.units(tables, [unit_id])
+            if row.status != "quarantined" or row.reason is None:
+                raise DataError(f"unit {unit_id} is {row.status} and not held; there is nothing to release")
+            now = self._clock()
+            tables.execute(
+                "UPDATE memory_units SET reason = NULL, changed = ? WHERE number = ?",
+                (units.stamp(now), row.number),
+            )
+            changing.note(
+                tables, row.number, row.status, row.status, now=now, version=row.version, reason=reason
+            )
+
+        await self._database.write(change)
+
+    async def measure(self, unit_id: str, *, utility: float) -> None:
+        """Store a unit's measured utility, in 0..1.
+
+        Raises:
+            DataError: It is out of range, or there is no such unit.
+        """
+        if not 0 <= utility <= 1:
+            raise DataError(f"a utility of {utility} for unit {unit_id}: it is a share, from 0 to 1")
+
+        def change(tables: Tables) -> None:
+            (row,) = units.units(tables, [unit_id])
+            tables.execute("UPDATE memory_units SET utility = ? WHERE number = ?", (utility, row.number))
+
+        await self._database.write(change)
+
+    # ----------------------------------------------------------------------------- anchors, forgetting
+
+    async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
+        """Keep gold pairs that are never learned from; returns how many were new.
+
+        Raises:
+            DataError: A stored pair speaks of the same transition.
+        """
+        return await self._database.write(lambda tables: booking.keep_anchors(tables, pairs))
+
+    async def anchors(self) -> tuple[ContrastPair, ...]:
+        """Return the anchors in the order of their ids."""
+        return tuple(await self._database.read(booking.anchors))
+
+    async def forget(self, trace_id: str) -> Forgotten:
+        """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
+
+        The evidence of tests stays: it holds hashes and numbers, and tests have to be counted. What is
+        removed is overwritten in the file and leaves its log when the last process closes it.
+        """
+        return await self._database.write(lambda tables: booking.forget(tables, trace_id))
+
+
+def _submission(row: Row, *, new: bool) -> Submission:
+    return Submission(unit_id=row.id, new=new, status=row.status, reason=row.reason)

@@ -1,0 +1,312 @@
+"""A memory as JSON lines: everything in it goes out and comes back, and nothing is promoted on the way.
+
+The first line says what the file is; each other line is a trace, an anchor, a test or a unit with its cards
+and its history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from datetime import datetime
+from functools import partial
+from itertools import count
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from reflact.errors import DataError
+from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
+from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id
+from reflact.memory_ports import BatchTest, StatusChange, StoredTrace
+from reflact.store import booking, changing, traces, units
+from reflact.store.cards import SQLiteCards
+from reflact.store.database import Tables
+from reflact.store.units import Unit, stamp, written
+from reflact.types import Frozen, canonical
+
+PAGE = 200
+"""Units that are read at once."""
+
+NO_EVIDENCE = "imported without its evidence"
+
+
+class HeaderLine(Frozen):
+    """The first line."""
+
+    type: Literal["reflact_memory"] = "reflact_memory"
+    version: Literal[1] = 1
+
+
+class TraceLine(Frozen):
+    """A trace with its events."""
+
+    type: Literal["trace"] = "trace"
+    trace: StoredTrace
+
+
+class AnchorLine(Frozen):
+    """A gold pair that is never learned from."""
+
+    type: Literal["anchor"] = "anchor"
+    pair: ContrastPair
+
+
+class TestLine(Frozen):
+    """A test of a batch, with the id by which histories refer to it."""
+
+    type: Literal["test"] = "test"
+    id: str
+    test: BatchTest
+
+
+class ChangeLine(Frozen):
+    """A line of a history; ``test`` is the id of the evidence that it rests on."""
+
+    change: StatusChange
+    test: str | None = None
+
+
+class UnitLine(Frozen):
+    """A unit: its cards, the pair where it is one, and its history."""
+
+    type: Literal["unit"] = "unit"
+    cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
+    pair: ContrastPair | None = None
+    history: tuple[ChangeLine, ...] = Field(min_length=1)
+
+
+Line = HeaderLine | TraceLine | AnchorLine | TestLine | UnitLine
+LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
+
+
+class Imported(Frozen):
+    """What an import brought; what was there already is not counted and stays as it was.
+
+    Args:
+        traces, events, anchors, tests, units: How many were new.
+        held: New units that a scan held or rejected, or that were promoted without evidence.
+    """
+
+    traces: int = 0
+    events: int = 0
+    anchors: int = 0
+    tests: int = 0
+    units: int = 0
+    held: int = 0
+
+
+class SQLiteExchange(SQLiteCards):
+    """Export and import of a memory."""
+
+    async def export_lines(self) -> AsyncIterator[str]:
+        """Yield the memory as lines of ASCII JSON, without line breaks; the same memory gives the same lines.
+
+        What is written while this runs may be missing or come along.
+        """
+        yield written(HeaderLine())
+        for trace_id in await self._ids("SELECT id FROM traces ORDER BY id"):
+            trace = await self._database.read(partial(traces.find_trace, trace_id=trace_id))
+            if trace is not None:
+                yield written(TraceLine(trace=trace))
+        for pair in await self.anchors():
+            yield written(AnchorLine(pair=pair))
+        tests = {test.number: booking.test_id(test) for test in await self.tests()}
+        for test in await self.tests():
+            if test.number in tests:
+                yield written(TestLine(id=tests[test.number], test=test))
+        ids = await self._ids("SELECT id FROM memory_units ORDER BY number")
+        for start in range(0, len(ids), PAGE):
+            page = ids[start : start + PAGE]
+            for line in await self._database.read(partial(_unit_lines, ids=page, tests=tests)):
+                yield written(line)
+
+    async def import_lines(self, lines: Iterable[str]) -> Imported:
+        """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
+
+        What is stored already stays as it is. Every new unit is scanned. A promoted one stays promoted only
+        where the file holds the test that promoted it; else it is quarantined and held. The file is trusted
+        as far as whoever wrote it: evidence cannot be proven by a file that carries it.
+
+        Raises:
+            DataError: A line is not one of an export, or a unit's id does not follow from its content; names
+                the line.
+        """
+        parsed = _parsed(lines)
+        findings = {
+            number: self._scan(_unit(line).texts) for number, line in parsed if isinstance(line, UnitLine)
+        }
+        return await self._database.write(lambda tables: self._bring(tables, parsed, findings, self._clock()))
+
+    async def _ids(self, sql: str) -> list[str]:
+        return [unit_id for (unit_id,) in await self._database.rows(sql)]
+
+    def _bring(
+        self,
+        tables: Tables,
+        lines: list[tuple[int, Line]],
+        findings: dict[int, Finding | None],
+        now: datetime,
+    ) -> Imported:
+        done: dict[str, int] = dict.fromkeys(Imported.model_fields, 0)
+        for number, line in lines:
+            match line:
+                case TraceLine():
+                    done["traces"] += traces.find_trace(tables, line.trace.id) is None
+                    traces.open_trace(tables, line.trace.id, line.trace.purpose)
+                    done["events"] += sum(
+                        traces.append(tables, line.trace.id, event) for event in line.trace.events
+                    )
+                case AnchorLine():
+                    done["anchors"] += booking.keep_anchors(tables, [line.pair])
+                case TestLine():
+                    done["tests"] += _bring_test(tables, line)
+                case UnitLine() if not units.rows(tables, "id = ?", (_unit(line).id,)):
+                    done["units"] += 1
+                    done["held"] += _bring_unit(tables, line, findings[number], now)
+                    changing.make_room(tables, _unit(line).kind, self._bound, now)
+                case _:
+                    pass
+        return Imported(**done)
+
+
+def _unit_lines(tables: Tables, ids: list[str], tests: dict[int, str]) -> list[UnitLine]:
+    lines = []
+    for unit_id in ids:
+        for row in units.rows(tables, "id = ?", (unit_id,)):
+            changes = units.history(tables, row.number)
+            lines.append(
+                UnitLine(
+                    cards=tuple(units.cards(tables, row)),
+                    pair=None if row.pair is None else units.stored_pair(row).pair,
+                    history=tuple(
+                        ChangeLine(
+                            change=change,
+                            test=None if change.promotion is None else tests.get(change.promotion),
+                        )
+                        for change in changes
+                    ),
+                )
+            )
+    return lines
+
+
+def _parsed(lines: Iterable[str]) -> list[tuple[int, Line]]:
+    """Return the lines with their numbers, all of them sound."""
+    parsed: list[tuple[int, Line]] = []
+    for number, text in zip(count(1), lines, strict=False):
+        if not text.strip():
+            continue
+        try:
+            line = LINE.validate_python(json.loads(text))
+        except (ValueError, ValidationError, RecursionError) as error:
+            first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise DataError(f"line {number} is not one of an exported memory: {first}") from None
+        if isinstance(line, HeaderLine) != (not parsed):
+            raise DataError(f"line {number}: the first line, and no other, says what the file is")
+        if isinstance(line, UnitLine):
+            _check(line, number)
+        parsed.append((number, line))
+    if not parsed:
+        raise DataError("there is no exported memory: no line says anything")
+    return parsed
+
+
+def _check(line: UnitLine, number: int) -> None:
+    first = line.cards[0]
+    same = {canonical(card.model_dump(mode="json", include=SHARED)) for card in line.cards}
+    if line.pair is None:
+        sound = len(line.cards) == 1 and first.pair_id is None
+        sound = sound and (first.version > 1 or first.id == content_id(first))
+    else:
+        wanted = cards_of(line.pair)
+        sound = {card.id for card in line.cards} == {card.id for card in wanted} and len(same) == 1
+        sound = sound and [card.kind for card in line.cards] == list(PAIR_KINDS)
+        sound = sound and all(card.pair_id == line.pair.id for card in line.cards)
+        sound = sound and all(card.scope == line.pair.scope for card in line.cards)
+    if not sound or line.history[-1].change.after != first.status:
+        raise DataError(
+            f"line {number}: the cards of unit {first.pair_id or first.id} do not fit its id, its pair, its "
+            "history or each other; export it again"
+        )
+
+
+SHARED = set(MemoryCard.model_fields) - {"id", "kind", "content", "pattern", "strategy"}
+
+
+def _unit(line: UnitLine) -> Unit:
+    first = line.cards[0]
+    return Unit(first.id if line.pair is None else line.pair.id, line.cards, line.pair)
+
+
+def _bring_test(tables: Tables, line: TestLine) -> int:
+    if tables.execute("SELECT 1 FROM memory_tests WHERE id = ?", (line.id,)).fetchone():
+        return 0
+    if booking.test_id(line.test) != line.id:
+        raise DataError(f"test {line.id}: its id does not follow from its content; export it again")
+    (last,) = tables.execute("SELECT coalesce(max(number), 0) FROM memory_tests").fetchone()
+    booking.insert_test(tables, line.test.model_copy(update={"number": last + 1}))
+    return 1
+
+
+def _bring_unit(tables: Tables, line: UnitLine, finding: Finding | None, now: datetime) -> bool:
+    """Write a unit with its history; returns whether it stands lower than where it came from."""
+    unit, first = _unit(line), line.cards[0]
+    number = changing.add(tables, unit, first.status, now)
+    tables.execute(
+        "UPDATE memory_units SET reason = ?, created = ?, changed = ? WHERE number = ?",
+        (first.reason, stamp(first.created or now), stamp(first.changed or now), number),
+    )
+    for entry in line.history:
+        change = entry.change
+        changing.note(
+            tables,
+            number,
+            change.before,
+            change.after,
+            now=change.at,
+            version=change.version,
+            reason=change.reason,
+            test=_test_number(tables, entry.test),
+        )
+    lower, reason = _lowered(tables, line, unit.id, finding)
+    if lower is None:
+        return False
+    changing.settle(tables, number, first.status, lower, now=now, version=first.version, reason=reason)
+    return True
+
+
+def _lowered(
+    tables: Tables, line: UnitLine, unit_id: str, finding: Finding | None
+) -> tuple[CardStatus | None, str | None]:
+    """Return the state that an imported unit is taken down to, and why; None where it keeps its own."""
+    status, reason = line.cards[0].status, line.cards[0].reason
+    if status in {"rejected", "archived"}:
+        return None, None
+    if finding is not None and finding.verdict == "reject":
+        return "rejected", finding.rule
+    if finding is not None and reason != finding.rule and not _released(line, finding):
+        return "quarantined", finding.rule
+    if status == "promoted" and not _proven(tables, line, unit_id):
+        return "quarantined", NO_EVIDENCE
+    return ("quarantined", reason) if status == "candidate" else (None, None)
+
+
+def _released(line: UnitLine, finding: Finding) -> bool:
+    """Whether somebody looked at what a scan held, in the version at hand."""
+    version = line.cards[0].version
+    reasons = [entry.change.reason for entry in line.history if entry.change.version == version]
+    return finding.rule in reasons and reasons.index(finding.rule) < len(reasons) - 1
+
+
+def _proven(tables: Tables, line: UnitLine, unit_id: str) -> bool:
+    """Whether the test that a unit's promotion names is stored, is of it, and was passed."""
+    number = _test_number(tables, line.history[-1].test)
+    test = next((test for test in booking.tests(tables) if test.number == number), None)
+    evidence: Promotion | None = None if test is None else test.evidence
+    return evidence is not None and evidence.promoted and unit_id in evidence.pair_ids
+
+
+def _test_number(tables: Tables, name: str | None) -> int | None:
+    found = tables.execute("SELECT number FROM memory_tests WHERE id = ?", (name,)).fetchone()
+    return None if found is None else int(found[0])

@@ -1,0 +1,113 @@
+"""A store of traces: each event is one row, there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+
+from reflact.errors import DataError
+from reflact.memory import Gold, ScoreEvent
+from reflact.memory_ports import StoredTrace
+from reflact.store.database import Database, Tables
+from reflact.store.units import read, written
+from reflact.types import canonical, digest
+
+
+class SQLiteTraces:
+    """Implements ``memory_ports.TraceStore`` on a database that several processes may share."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open_trace(self, trace_id: str, purpose: str) -> None:
+        """Make a trace, or go on with it.
+
+        Raises:
+            DataError: It is known with another purpose.
+        """
+        await self._database.write(lambda tables: open_trace(tables, trace_id, purpose))
+
+    async def append(self, trace_id: str, event: ScoreEvent) -> bool:
+        """Append an event, whole; on disk when this returns. False where it is there already.
+
+        Raises:
+            DataError: The trace is unknown, or another event has the same step.
+        """
+        return await self._database.write(lambda tables: append(tables, trace_id, event))
+
+    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
+        """Say what is right for a step that was appended without it, or otherwise.
+
+        Raises:
+            DataError: The trace has no such step.
+        """
+
+        def change(tables: Tables) -> None:
+            stored = tables.execute(
+                "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, step)
+            ).fetchone()
+            if stored is None:
+                raise DataError(f"trace {trace_id} has no step {step} that could be labelled")
+            event = read(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
+            tables.execute(
+                "UPDATE trace_events SET event = ? WHERE trace_id = ? AND step = ?",
+                (written(event.model_copy(update={"gold": gold})), trace_id, step),
+            )
+
+        await self._database.write(change)
+
+    async def trace(self, trace_id: str) -> StoredTrace | None:
+        """Return a trace with its events in the order of their steps, or None."""
+        return await self._database.read(lambda tables: find_trace(tables, trace_id))
+
+    async def trace_ids(self) -> tuple[str, ...]:
+        """Return the ids of all traces, sorted."""
+        return tuple(trace for (trace,) in await self._database.rows("SELECT id FROM traces ORDER BY id"))
+
+
+def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
+    """Make a trace; see ``SQLiteTraces.open_trace``."""
+    known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if known is None:
+        tables.execute("INSERT INTO traces (id, purpose) VALUES (?, ?)", (trace_id, canonical(purpose)))
+    elif known[0] != canonical(purpose):
+        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
+
+
+def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
+    """Append an event; see ``SQLiteTraces.append``."""
+    if not tables.execute("SELECT 1 FROM traces WHERE id = ?", (trace_id,)).fetchone():
+        raise DataError(f"trace {trace_id} is not stored; open it before its events are appended")
+    stored = tables.execute(
+        "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
+    ).fetchone()
+    if stored is None:
+        tables.execute(
+            "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)",
+            (trace_id, event.step, written(event)),
+        )
+        return True
+    if _unlabelled(read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")) != _unlabelled(
+        event
+    ):
+        raise DataError(f"trace {trace_id} has another event as step {event.step}; each step is one event")
+    return False
+
+
+def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
+    """Return a trace; see ``SQLiteTraces.trace``."""
+    from_disk = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if from_disk is None:
+        return None
+    events = tables.execute(
+        "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step", (trace_id,)
+    ).fetchall()
+    return StoredTrace(
+        id=trace_id,
+        purpose=json.loads(from_disk[0]),
+        events=tuple(read(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events),
+    )
+
+
+def _unlabelled(event: ScoreEvent) -> str:
+    """Return what makes an event the same: all but who said afterwards what is right."""
+    return digest(event.model_dump(mode="json", exclude={"gold"}))

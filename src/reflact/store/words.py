@@ -1,0 +1,147 @@
+"""What the full-text index holds of a unit, and how a question becomes an expression over it.
+
+Words are cut here and not by SQLite, so that scripts without spaces are found too: their runs are indexed as
+overlapping pairs of characters. What can be filtered by is indexed as tags beside the words, so that a
+filter costs nothing where few of many match. No character of a question reaches SQLite but letters, digits
+and underscores, in quotes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import regex
+
+from reflact.memory import CardKind, CardStatus, Scope
+from reflact.memory_cards import NEXT
+from reflact.memory_ports import Query
+from reflact.skill import UNSPACED
+from reflact.store.database import Tables
+
+INDEXED = 20_000
+"""Characters of a card that can be found; what stands after them is kept, but not searched."""
+
+ASKED = 32
+"""Distinct words of a question that count, the first ones."""
+
+FEW = 3
+"""Words that count where all are in more units than can be ranked."""
+
+LOOKED_AT = 4_096
+"""Units that are ranked for a question: the newest of those that match."""
+
+NEWEST = "SELECT rowid, 0 FROM memory_words WHERE memory_words MATCH ? ORDER BY rowid DESC LIMIT ?"
+BEST = """
+SELECT rowid, -bm25(memory_words) FROM memory_words WHERE memory_words MATCH ?
+AND +rowid IN (SELECT rowid FROM memory_words WHERE memory_words MATCH ?)
+"""
+
+_RUN = regex.compile(rf"[{UNSPACED}\p{{M}}]*[{UNSPACED}][{UNSPACED}\p{{M}}]*|[^\W{UNSPACED}][^\W{UNSPACED}]*")
+_UNSPACED = regex.compile(rf"[{UNSPACED}]")
+
+
+def words(text: str) -> list[str]:
+    """Return a text's words as they are indexed, in order: folded, with runs of unspaced scripts in pairs."""
+    found: list[str] = []
+    for run in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if _UNSPACED.search(run):
+            found.extend(run[at : at + 2] for at in range(len(run)))
+        else:
+            found.append(run)
+    return found
+
+
+def indexed(texts: Iterable[str]) -> str:
+    """Return what the index holds of a unit's texts."""
+    return " ".join(" ".join(words(text[:INDEXED])) for text in texts)
+
+
+def tags(status: CardStatus, kinds: Iterable[CardKind], scope: Scope) -> str:
+    """Return the tags of a unit: what it may be filtered by."""
+    named = [f"status_{status}", *(f"kind_{kind}" for kind in kinds)]
+    for name, values in _fields(scope):
+        named.extend(_tag(name, value) for value in values) if values else named.append(f"{name}_any")
+    return " ".join(named)
+
+
+def filtering(query: Query) -> str:
+    """Return the expression that all units match which a query may find, whatever its words."""
+    groups: list[Sequence[str]] = [
+        [f"status_{status}" for status in query.statuses or NEXT],
+        [f"kind_{kind}" for kind in query.kinds],
+    ]
+    if not query.all_scopes:
+        groups.extend(
+            [f"{name}_any", *(_tag(name, value) for value in values)] for name, values in _fields(query.scope)
+        )
+    return " AND ".join(_any("tags", group) for group in groups if group)
+
+
+def relevances(tables: Tables, query: Query) -> list[tuple[int, float]]:
+    """Return the numbers of the units that match a query, with how relevant they are.
+
+    Relevance is BM25 over the rarest words, as many as together stand in few enough units to be ranked;
+    where every word is in more, it is how many of the first of them a unit has. Without words it is 0.
+    """
+    filters, asked = filtering(query), list(dict.fromkeys(_asked(query.text)))[:ASKED]
+    if not asked:
+        return tables.execute(NEWEST, (filters, LOOKED_AT)).fetchall()
+    rare = _rare(tables, asked)
+    if rare:
+        told = _any("words", rare)
+        return tables.execute(BEST, (told, f"{filters} AND {told}")).fetchall()
+    held: Counter[int] = Counter()
+    for word in asked[:FEW]:
+        match = f"{filters} AND {_any('words', [word])}"
+        held.update(number for number, _ in tables.execute(NEWEST, (match, LOOKED_AT)))
+    return list(held.items())
+
+
+def _rare(tables: Tables, asked: Sequence[str]) -> list[str]:
+    """Return the rarest words that together stand in at most as many units as are ranked."""
+    counts = sorted((_units_with(tables, word), place, word) for place, word in enumerate(asked))
+    sums = accumulate(count for count, _, _ in counts)
+    return [word for (_, _, word), units in zip(counts, sums, strict=True) if units <= LOOKED_AT]
+
+
+def _asked(text: str) -> Iterator[str]:
+    """Yield a question's words; a single character of an unspaced script finds the pairs it begins."""
+    for run in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if not _UNSPACED.search(run):
+            yield run
+        elif len(run) == 1:
+            yield f"{run}*"
+        else:
+            yield from (run[at : at + 2] for at in range(len(run) - 1))
+
+
+def _units_with(tables: Tables, word: str) -> int:
+    """Return in how many units a word stands, LOOKED_AT + 1 for any number above."""
+    (count,) = tables.execute(
+        "SELECT count(*) FROM (SELECT 1 FROM memory_words WHERE memory_words MATCH ? LIMIT ?)",
+        (_any("words", [word]), LOOKED_AT + 1),
+    ).fetchone()
+    return int(count)
+
+
+def _any(column: str, names: Sequence[str]) -> str:
+    quoted = (f'"{name[:-1]}" *' if name.endswith("*") else f'"{name}"' for name in names)
+    return f"{column} : ({' OR '.join(quoted)})"
+
+
+def _fields(scope: Scope) -> tuple[tuple[str, Sequence[str]], ...]:
+    user = () if scope.user is None else (scope.user,)
+    return (
+        ("role", scope.roles),
+        ("tool", scope.tools),
+        ("task", scope.task_categories),
+        ("user", user),
+    )
+
+
+def _tag(name: str, value: str) -> str:
+    return f"{name}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
