@@ -174,8 +174,8 @@ def measure(scored: Sequence[Scored], *, seed: int = 0) -> Measures | None:
 
 
 def measure_accuracy(steps: Sequence[Scored]) -> float | None:
-    """Return the pairwise accuracy within one trace, None where nothing can be ordered."""
-    ordered = list(_ordered(steps))
+    """Return the pairwise accuracy, None where nothing can be ordered; see ``Measures.accuracy``."""
+    ordered = [share for trace in _by_trace(steps).values() for share in _ordered(trace)]
     return math.fsum(ordered) / len(ordered) if ordered else None
 
 
@@ -192,7 +192,7 @@ def interval_of_mean(values: Sequence[float], *, low: float, high: float, label:
     if len(values) == 1:
         return Estimate(value=mean, low=low, high=high)
     draw, n = rng(0, label).random, len(values)
-    means = sorted(math.fsum(values[int(draw() * n)] for _ in range(n)) / n for _ in range(RESAMPLES))
+    means = sorted(sum([values[int(draw() * n)] for _ in range(n)]) / n for _ in range(RESAMPLES))
     return Estimate(value=mean, low=means[_CUT], high=means[-1 - _CUT])
 
 
