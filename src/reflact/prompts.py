@@ -50,6 +50,10 @@ NAMES = (
     "meta_skill",
     "placebo",
     "critic",
+    "contrast",
+    "other_purpose",
+    "judge",
+    "meta_judge",
 )
 
 

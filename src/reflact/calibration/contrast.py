@@ -8,111 +8,138 @@ mistake of a named kind. Every candidate ends as a pair or as a drop with its re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, Protocol, Self
+from collections.abc import Awaitable, Callable, Container, Sequence
 
-from pydantic import Field, model_validator
+from reflact.calibration.agreement import Scorer
+from reflact.calibration.curriculum import Round, deal
+from reflact.calibration.made import DEFAULTS, ContrastSettings, Drop, DropReason, Made, Report
+from reflact.calibration.making import Job, Maker, duplicate
+from reflact.errors import ConfigError
+from reflact.memory import ContrastPair, ScoreEvent
+from reflact.ports import LLM
+from reflact.prompts import PromptBook, load_book
+from reflact.tasks import Stream, fan_out
+from reflact.types import digest
 
-from reflact.memory import Construction, ContrastPair, StateScore, Transition
-from reflact.roles import Section
-from reflact.types import Frozen
-
-DropReason = Literal[
-    "unverified",
-    "disagreement",
-    "not_applicable",
-    "not_confirmed",
-    "bad_reply",
-    "too_long",
-    "known",
-    "duplicate",
-    "judged_wrong",
-    "decided_by_position",
+__all__ = [
+    "ContrastSettings",
+    "Drop",
+    "DropReason",
+    "Made",
+    "Report",
+    "Scorer",
+    "contrast",
+    "contrasting",
+    "selected",
 ]
-"""Why a candidate became no pair.
-
-``unverified``: there is neither gold nor a critic to agree with itself. ``disagreement``: its samples lie too
-far apart, or one gave no answer. ``not_applicable``: no construction makes this mistake of this step within
-the round's distances. ``not_confirmed``: the samples for another purpose do not bear out that the evaluation
-is wrong for it. ``bad_reply``: no reply was valid. ``too_long``: the prompt exceeds the model's context.
-``known``: the pair was there before. ``duplicate``: an earlier candidate of this round gave the same pair.
-``judged_wrong``: too few comparisons found the right side. ``decided_by_position``: they found it in one order
-only.
-"""
 
 
-class Drop(Frozen):
-    """Why a candidate became no pair.
+async def contrast(
+    events: Sequence[ScoreEvent],
+    *,
+    purpose: str,
+    trace_id: str,
+    plan: Round,
+    llm: LLM,
+    judge: LLM | None = None,
+    critic: Scorer | None = None,
+    settings: ContrastSettings = DEFAULTS,
+    prompts: PromptBook | None = None,
+    known: Container[str] = (),
+    others: Sequence[str] = (),
+    report: Report | None = None,
+) -> Made:
+    """Make the contrast pairs of a trace, for one round.
 
-    Args:
-        reason: The kind of reason.
-        words: The reason in words.
-        step: The event's step in its trace.
-        mistake: The kind of mistake that was wanted.
-        construction: How the wrong side was to come about; None where it did not come to that.
-    """
-
-    reason: DropReason
-    words: str
-    step: int
-    mistake: str
-    construction: Construction | None = None
-
-
-class Made(Frozen):
-    """What became of a round's candidates over one trace, in the order of events, whatever finished first.
+    The outcome follows from what models say, never from when they say it; calls are named by what they are
+    about, so that a round that is made again over a store repeats none.
 
     Args:
-        pairs: Kept pairs; no two have one id.
-        drops: What the other candidates failed at.
-        candidates: How many there were: ``len(pairs) + len(drops)``.
-        skipped: Events that were not selected: they moved, but by less than ``min_delta``.
+        events: The scored steps of the trace.
+        purpose: What the agent was to achieve.
+        trace_id: The trace, for where pairs come from.
+        plan: Which mistakes are asked for, and how near to right; see ``curriculum.next_round``.
+        llm: Writes mistaken evaluations and other purposes.
+        judge: Compares blindly; needed where ``settings.judges`` is above 0.
+        critic: Gives the samples that have to agree; None: gold alone says what is right.
+        settings: How pairs are made.
+        prompts: Where the prompts are; None: the newest versions that are packaged.
+        known: Ids of pairs that are not to be made again.
+        others: The purposes of other traces.
+        report: Is told of each pair and each drop as it comes about.
+
+    Raises:
+        ConfigError: The round asks for a kind that nobody described, or there is no judge.
+        ProviderError: An endpoint refused, failed or could not be reached.
+        BudgetSpent: The budget has no room for a call.
+    """
+    if settings.judges and judge is None:
+        raise ConfigError("contrast.judges asks for comparisons; pass a judge, or set it to 0")
+    maker = Maker(
+        purpose,
+        trace_id,
+        plan,
+        llm=llm,
+        judge=judge,
+        critic=critic,
+        settings=settings,
+        prompts=prompts or load_book(),
+        known=known,
+        others=others,
+        report=report,
+    )
+    chosen = selected(events, settings)
+    hands = deal(plan, events=len(chosen), each=settings.per_event, seed=settings.seed)
+    places = range(0, len(chosen) * settings.per_event, settings.per_event)
+    jobs = [Job(*job) for job in zip(chosen, hands, places, _repeated(chosen), strict=True)]
+    results = await fan_out(maker.make, jobs, limit=settings.concurrency)
+    return _folded([one for each in results for one in each], skipped=len(events) - len(chosen))
+
+
+def contrasting(make: Callable[[Report], Awaitable[Made]]) -> Stream[ContrastPair | Drop]:
+    """Hand out the pairs and drops of a round as they come about.
+
+    ``make`` is a ``contrast`` that lacks only its report: ``lambda report: contrast(..., report=report)``.
     """
 
-    pairs: tuple[ContrastPair, ...] = ()
-    drops: tuple[Drop, ...] = ()
-    candidates: int = Field(default=0, ge=0)
-    skipped: int = Field(default=0, ge=0)
+    async def produce(send: Report) -> None:
+        await make(send)
 
-    @model_validator(mode="after")
-    def _adds_up(self) -> Self:
-        if self.candidates != len(self.pairs) + len(self.drops):
-            raise ValueError(
-                f"{self.candidates} candidates, but {len(self.pairs)} pairs and {len(self.drops)} drops"
-            )
-        return self
+    return Stream(produce)
 
 
-class ContrastSettings(Section):
-    """How contrast pairs are made."""
-
-    min_delta: float = Field(0.5, ge=0, le=10, description="Least |delta phi| of the events to learn from.")
-    include_no_change: bool = Field(True, description="Learn from events without any change as well.")
-    per_event: int = Field(4, ge=1, description="Candidates for each event.")
-    margin: float = Field(1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one.")
-    samples: int = Field(3, ge=2, description="Critic samples that have to agree where there is no gold.")
-    max_spread: float = Field(1.0, ge=0, le=10, description="How far apart they may lie.")
-    judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
-    agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
-    concurrency: int = Field(8, ge=1, description="Model calls in flight at most.")
-    tokens: int = Field(1500, ge=100, description="Room for a transition in a prompt, in estimated tokens.")
-    seed: int = Field(0, description="Seed of the balance of sides and of which event gets which kind.")
+def selected(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
+    """Return the events to learn from: those that moved enough, by critic or gold, and still ones."""
+    return tuple(event for event in events if _moved(event, settings) or _still(event, settings))
 
 
-class Scorer(Protocol):
-    """A critic, as far as contrasts need one."""
-
-    async def score(
-        self,
-        transition: Transition,
-        *,
-        purpose: str,
-        pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
-    ) -> StateScore:
-        """Evaluate a transition; another trial is an independent sample."""
-        ...
+def _moved(event: ScoreEvent, settings: ContrastSettings) -> bool:
+    deltas = [event.evaluation.delta]
+    if event.gold is not None:
+        deltas.append(event.gold.phi_after - event.gold.phi_before)
+    return any(delta != 0 and abs(delta) >= settings.min_delta for delta in deltas)
 
 
-Report = Callable[[ContrastPair | Drop], Awaitable[None]]
-"""Is told of each pair and each drop as it comes about."""
+def _still(event: ScoreEvent, settings: ContrastSettings) -> bool:
+    unmoved = event.evaluation.delta == 0 or not event.transition.changed
+    return settings.include_no_change and unmoved
+
+
+def _repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
+    """Say for each event whether an earlier one equals it but for its place in the trace."""
+    hashes = [digest(event.model_dump(mode="json", exclude={"step"})) for event in events]
+    first = {one: n for n, one in reversed(list(enumerate(hashes)))}
+    return tuple(first[one] != n for n, one in enumerate(hashes))
+
+
+def _folded(results: Sequence[ContrastPair | Drop], *, skipped: int) -> Made:
+    pairs: dict[str, ContrastPair] = {}
+    drops: list[Drop] = []
+    for one in results:
+        if isinstance(one, Drop):
+            drops.append(one)
+        elif one.id in pairs:
+            drops.append(duplicate(one))
+        else:
+            pairs[one.id] = one
+    return Made(pairs=tuple(pairs.values()), drops=tuple(drops), candidates=len(results), skipped=skipped)

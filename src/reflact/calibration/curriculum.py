@@ -1,21 +1,37 @@
 """Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end. Pure.
 
-A round asks for each kind of mistake in proportion to how weak the critic is known to be there, and for
-wrong scores that lie nearer to the right one than those of the round before.
+Everything follows from how the critic was measured before the first round and after each, so that a
+curriculum that was interrupted goes on as if it had not been.
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from reflact.calibration.metrics import Scored, measure_accuracy
+from reflact.data import shuffled
+from reflact.intervals import interval
+from reflact.memory import MISTAKES, Share
+from reflact.roles import Section
 from reflact.types import Frozen
+
+LEAST_WIDTH = 0.5
+"""Wrong scores may always lie this far apart, however late the round."""
+
+EXPLORED = 0.5
+"""The part of a round that goes to all kinds equally, whatever was measured."""
 
 
 class KindShare(Frozen):
     """The part of a round that goes to one kind of mistake."""
 
     mistake: str
-    share: float = Field(ge=0, le=1)
+    share: Share
 
 
 class Round(Frozen):
@@ -29,21 +45,129 @@ class Round(Frozen):
     """
 
     number: int = Field(ge=1)
-    shares: tuple[KindShare, ...]
+    shares: tuple[KindShare, ...] = Field(min_length=1)
     nearest: float = Field(gt=0, le=10)
     farthest: float = Field(gt=0, le=10)
 
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if abs(sum(kind.share for kind in self.shares) - 1) > 1e-6:
+            raise ValueError("the shares of a round must add up to 1")
+        if len({kind.mistake for kind in self.shares}) != len(self.shares):
+            raise ValueError("a kind of mistake stands twice among the shares")
+        if self.nearest > self.farthest:
+            raise ValueError(f"nearest ({self.nearest:g}) must not exceed farthest ({self.farthest:g})")
+        return self
+
 
 class KindMeasured(Frozen):
-    """How often the critic told right from wrong on held-out pairs of one kind of mistake."""
+    """How many held-out steps that invite one kind of mistake the critic scored rightly."""
 
     mistake: str
     right: int = Field(ge=0)
-    pairs: int = Field(ge=0)
+    steps: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.right > self.steps:
+            raise ValueError(f"{self.right} of {self.steps} steps cannot be right")
+        return self
 
 
 class Measured(Frozen):
-    """The critic's pairwise accuracy on held-out pairs, over all and by kind of mistake."""
+    """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake."""
 
-    accuracy: float = Field(ge=0, le=1)
+    accuracy: Share
     kinds: tuple[KindMeasured, ...] = ()
+
+
+class CurriculumSettings(Section):
+    """How many rounds of contrast pairs there are, and what they ask for."""
+
+    mistakes: tuple[str, ...] = Field(MISTAKES, min_length=1, description="Kinds of mistakes to ask for.")
+    margin: float = Field(1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one.")
+    rounds: int = Field(3, ge=1, description="Rounds at most.")
+    patience: int = Field(1, ge=1, description="Rounds that may pass without a gain.")
+    least_gain: float = Field(0.01, ge=0, le=1, description="Gain in held-out accuracy that counts as one.")
+
+
+def next_round(history: Sequence[Measured], settings: CurriculumSettings) -> Round | None:
+    """Return the next round, or None where there is none: all were made, or accuracy has stopped rising.
+
+    Half of a round is dealt to all kinds equally. The other half goes by what is known of the critic's
+    weakness: in proportion to the lower 95% bound of its error rate on each kind, so that a kind about which
+    little is known attracts no more than its part. Where no kind is known to be weak, all are equal.
+    The largest distance of a wrong score from the right one falls by half of what it exceeds the margin by,
+    from round to round.
+
+    Args:
+        history: How the critic was measured before the first round and after each; may be empty before it.
+        settings: The kinds and limits.
+    """
+    done = max(0, len(history) - 1)
+    if done >= settings.rounds or plateau(history, settings):
+        return None
+    width = max(LEAST_WIDTH, (10 - settings.margin) * 0.5**done)
+    return Round(
+        number=done + 1,
+        shares=_shares(settings.mistakes, history[-1] if history else None),
+        nearest=settings.margin,
+        farthest=min(10.0, settings.margin + width),
+    )
+
+
+def plateau(history: Sequence[Measured], settings: CurriculumSettings) -> bool:
+    """Whether the last ``patience`` rounds gained less than ``least_gain`` over the best before them."""
+    accuracies = [measured.accuracy for measured in history]
+    before, lately = accuracies[: -settings.patience], accuracies[-settings.patience :]
+    return bool(before) and max(lately) - max(before) < settings.least_gain
+
+
+def measured(scored: Sequence[Scored]) -> Measured | None:
+    """Return what a curriculum needs to know of a critic's scores; None where no states could be compared."""
+    accuracy = measure_accuracy(scored)
+    if accuracy is None:
+        return None
+    steps = Counter(mistake for step in scored for mistake in step.mistakes)
+    right = Counter(mistake for step in scored if step.right for mistake in step.mistakes)
+    kinds = tuple(KindMeasured(mistake=k, right=right[k], steps=steps[k]) for k in sorted(steps))
+    return Measured(accuracy=accuracy, kinds=kinds)
+
+
+def deal(plan: Round, *, events: int, each: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Return for each event which kinds of mistakes to make pairs of: ``each`` of them.
+
+    Over all events the kinds have their shares, rounded by largest remainders (ties by name). A kind goes
+    to an event twice only where it has more places than there are events; which event gets which kinds
+    follows from the seed and the round.
+    """
+    counts = apportion(plan.shares, events * each)
+    row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
+    hands: list[list[str]] = [[] for _ in range(events)]
+    order = shuffled(range(events), seed, f"contrast/deal/{plan.number}")
+    for place, kind in enumerate(row):
+        hands[order[place % events]].append(kind)
+    return tuple(tuple(hand) for hand in hands)
+
+
+def apportion(shares: Sequence[KindShare], places: int) -> dict[str, int]:
+    """Return how many of so many places each kind gets, rounded by largest remainders, ties by name."""
+    total = sum(Fraction(kind.share) for kind in shares)
+    exact = {kind.mistake: Fraction(kind.share) / total * places for kind in shares}
+    counts = {kind: int(value) for kind, value in exact.items()}
+    rest = sorted(exact, key=lambda kind: (counts[kind] - exact[kind], kind))
+    for kind in rest[: places - sum(counts.values())]:
+        counts[kind] += 1
+    return counts
+
+
+def _shares(mistakes: Sequence[str], last: Measured | None) -> tuple[KindShare, ...]:
+    known = {kind.mistake: kind for kind in last.kinds} if last is not None else {}
+    weak = {m: _weakness(known[m]) if m in known else 0.0 for m in mistakes}
+    total, equal = sum(weak.values()), 1 / len(mistakes)
+    parts = {m: weak[m] / total if total > 0 else equal for m in mistakes}
+    return tuple(KindShare(mistake=m, share=EXPLORED * equal + (1 - EXPLORED) * parts[m]) for m in mistakes)
+
+
+def _weakness(kind: KindMeasured) -> float:
+    return interval(kind.steps - kind.right, kind.steps)[0]

@@ -1,0 +1,157 @@
+"""Blind comparisons of the two sides of a pair: who sits where, when the outcome is certain, what it is.
+
+Deciding is pure; ``compare`` asks. A judge does not know which side is which. Half of the comparisons show
+the right one first. A pair is kept where enough of them find it, and in neither order fewer than half do, so
+that whoever always picks the first, or the second, keeps nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from reflact.calibration.changes import show_state
+from reflact.calibration.constructions import ROUNDING
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.data import rng
+from reflact.errors import ReplyError
+from reflact.memory import ContrastPair, Evaluation
+from reflact.ports import LLM
+from reflact.prompts import PromptBook, fence
+from reflact.tasks import fan_out_until
+
+Outcome = Literal["kept", "judged_wrong", "decided_by_position"]
+
+AT_ONCE = 2
+"""Comparisons of one pair under way at a time, so that few are wasted where the outcome is certain early."""
+
+
+class JudgeReply(ReplyModel):
+    """Which of two evaluations is right."""
+
+    version: ClassVar[int] = 1
+    reasoning: str = Field(
+        min_length=1, max_length=600, description="What the states show, and what that means for each."
+    )
+    better: Literal["first", "second"] = Field(description="Which of the two evaluations is right.")
+
+
+def sides(candidate: int, judges: int, *, seed: int) -> tuple[bool, ...]:
+    """Return for each comparison of a candidate whether the right side is shown first.
+
+    The sides alternate. Which one begins is drawn for every two candidates, and the second of the two begins
+    with the other, so that over any even number of candidates, counted from 0, both orders are equally many.
+    """
+    begins = (rng(seed, f"contrast/sides/{candidate // 2}").random() < 0.5) != (candidate % 2 == 1)
+    return tuple(begins == (n % 2 == 0) for n in range(judges))
+
+
+def outcome(plan: Sequence[bool], found: Sequence[bool], *, agreement: float) -> Outcome | None:
+    """Return what comparisons decide, or None while it is open.
+
+    A pair is out as soon as the comparisons that are left cannot save it, which is the outcome that all of
+    them would have; it is kept once all are made, since the share that found the right side is its
+    difficulty.
+
+    Args:
+        plan: For each comparison, whether the right side stands first.
+        found: Whether the first of them found the right side; one for each that was made.
+        agreement: The least share.
+    """
+    for made in range(1, len(found) + 1):
+        left = len(plan) - made
+        if sum(found[:made]) + left < needed(len(plan), agreement):
+            return "judged_wrong"
+        for order in (True, False):
+            total = plan.count(order)
+            missed = sum(
+                1 for first, hit in zip(plan, found[:made], strict=False) if first is order and not hit
+            )
+            if 2 * missed > total or total == 0:
+                return "decided_by_position"
+    return "kept" if len(found) == len(plan) else None
+
+
+def needed(judges: int, agreement: float) -> int:
+    """Return how many of the comparisons have to find the right side."""
+    return math.ceil(judges * agreement - ROUNDING)
+
+
+def passes(judges: int, agreement: float, *, first: float, second: float | None = None) -> float:
+    """Return how probable it is that a pair is kept.
+
+    Args:
+        judges: Comparisons, at least 2.
+        agreement: The least share that has to find the right side.
+        first: How probable it is that one finds it where it stands first.
+        second: The same where it stands second; None: as probable.
+    """
+    total = 0.0
+    for a, b in ((judges // 2, judges - judges // 2), (judges - judges // 2, judges // 2)):
+        shown = ((a, first), (b, first if second is None else second))
+        total += 0.5 * math.fsum(
+            _binomial(x, *shown[0]) * _binomial(y, *shown[1])
+            for x in range((a + 1) // 2, a + 1)
+            for y in range((b + 1) // 2, b + 1)
+            if x + y >= needed(judges, agreement)
+        )
+    return total
+
+
+def ask_judge(
+    prompts: PromptBook, *, step: str, right: Evaluation, wrong: Evaluation, right_first: bool
+) -> Rendered:
+    """Return the prompt of one comparison; ``step`` is the step as it is shown."""
+    order = (right, wrong) if right_first else (wrong, right)
+    first, second = (fence(tag, _shown(one)) for tag, one in zip(("first", "second"), order, strict=True))
+    return prompts.render("judge", {"step": step, "first": first, "second": second})
+
+
+async def compare(
+    pair: ContrastPair,
+    plan: Sequence[bool],
+    *,
+    step: str,
+    judge: LLM,
+    prompts: PromptBook,
+    agreement: float,
+) -> tuple[Outcome, tuple[bool, ...]]:
+    """Let a judge compare a pair's sides until the outcome is certain; return it, and what was found.
+
+    A comparison without a valid reply has not found the right side.
+
+    Raises:
+        ContextOverflow: The request is larger than the judge's context.
+        ProviderError: The endpoint refused, failed or could not be reached.
+        BudgetSpent: The budget has no room for a call.
+    """
+
+    async def one(number: int) -> bool:
+        prompt = ask_judge(prompts, step=step, right=pair.right, wrong=pair.wrong, right_first=plan[number])
+        sample = Sample(role="judge", purpose="compare", part=pair.id[:32], trial=number)
+        try:
+            reply = await judge.ask(prompt, JudgeReply, sample=sample)
+        except ReplyError:
+            return False
+        return (reply.value.better == "first") is plan[number]
+
+    def certain(found: Sequence[bool]) -> bool:
+        return outcome(plan, found, agreement=agreement) is not None
+
+    found = await fan_out_until(one, range(len(plan)), enough=certain, limit=AT_ONCE)
+    decided = outcome(plan, found, agreement=agreement)
+    if decided is None:
+        raise AssertionError("all comparisons were made and nothing is decided")
+    return decided, found
+
+
+def _binomial(hits: int, tries: int, rate: float) -> float:
+    return math.comb(tries, hits) * rate**hits * (1 - rate) ** (tries - hits)
+
+
+def _shown(evaluation: Evaluation) -> str:
+    numbers = f"Before: {evaluation.phi_before:g}\nAfter: {evaluation.phi_after:g}"
+    return show_state(f"{numbers}\nReasoning: {evaluation.reasoning}")
