@@ -14,10 +14,11 @@ import pytest
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
 from reflact.calibration.critic import CRITIC, Critic, CriticSettings
-from reflact.calibration.selection import in_scope, ranked
+from reflact.calibration.selection import ranked
 from reflact.calibration.showing import ABOVE, show_examples
 from reflact.calibration.tokens import estimate
 from reflact.memory import MISTAKES, ContrastPair, Scope
+from reflact.memory_cards import visible_to
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +45,7 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
         assert estimate(whole.text) <= settings.example_tokens
         assert len(pairs) == len(set(score.pair_ids)) <= settings.examples
         assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
-        assert all(in_scope(one.scope, world.scope) for one in pairs)
+        assert all(visible_to(one.scope, world.scope) for one in pairs)
         assert not any((one.purpose, one.transition) == (world.purpose, world.transition) for one in pairs)
         user = prompt.messages[1].content
         assert user.startswith(f"{whole.text}\n\n<purpose" if pairs else "<purpose")
@@ -69,7 +70,7 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
 )
 def test_a_scope_is_seen_by_those_who_name_one_of_its_values(scope: Scope, seen: list[bool]) -> None:
     """A field that is not empty hides a pair from all who do not name one of its values."""
-    assert [in_scope(scope, asking) for asking in ASKING] == seen
+    assert [visible_to(scope, asking) for asking in ASKING] == seen
 
 
 def test_an_example_holds_all_that_makes_it_one() -> None:

@@ -8,12 +8,13 @@ from pydantic import Field, JsonValue, field_validator
 
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
-from reflact.calibration.selection import in_scope, ranked, search_text
+from reflact.calibration.selection import ranked, search_text
 from reflact.calibration.showing import Shown, show_examples, show_transition
 from reflact.calibration.tokens import Count, estimate
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
+from reflact.memory_cards import visible_to
 from reflact.memory_ports import CardStore, Query
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_book
@@ -200,7 +201,7 @@ class Critic:
         self, transition: Transition, purpose: str, scope: Scope
     ) -> tuple[ContrastPair, ...]:
         if self._pinned is not None:
-            return tuple(pair for pair in self._pinned if in_scope(pair.scope, scope))
+            return tuple(pair for pair in self._pinned if visible_to(pair.scope, scope))
         text = search_text(purpose, transition)
         return await self._promoted(Query(text=text, scope=scope, limit=_FOUND))
 
@@ -211,7 +212,7 @@ class Critic:
         return tuple(
             stored.pair
             for stored in found
-            if stored.status == "promoted" and in_scope(stored.pair.scope, query.scope)
+            if stored.status == "promoted" and visible_to(stored.pair.scope, query.scope)
         )
 
     def _examples(self, pairs: Sequence[ContrastPair], transition: Transition, purpose: str) -> Shown:

@@ -15,19 +15,11 @@ from itertools import zip_longest
 
 from reflact.calibration.changes import show_change
 from reflact.calibration.showing import show_action
-from reflact.memory import ContrastPair, Scope, Transition
+from reflact.memory import ContrastPair, Transition
 from reflact.types import digest
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _READ = 4000
-
-
-def in_scope(scope: Scope, asking: Scope) -> bool:
-    """Whether a card is meant for whoever asks: each of its fields is empty or shares a value with theirs."""
-    fields = ("roles", "tools", "task_categories")
-    return (scope.user is None or scope.user == asking.user) and all(
-        not getattr(scope, name) or set(getattr(scope, name)) & set(getattr(asking, name)) for name in fields
-    )
 
 
 def ranked(
