@@ -44,7 +44,7 @@ class Memo(Generic[T]):
         flight = self._under_way[key] = _Flight()
         try:
             result = await work()
-        except Exception as error:
+        except Exception as error:  # whatever it is, those who wait are told as well
             flight.error = error
             raise
         else:

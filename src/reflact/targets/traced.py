@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue, ValidationError
 from pydantic_ai import Agent, RunContext
-from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.capabilities import AbstractCapability, ValidatedToolArgs, WrapToolExecuteHandler
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, SkipToolExecution
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import ToolDefinition
@@ -49,8 +49,8 @@ class Recorder(AbstractCapability[D]):
         *,
         call: ToolCallPart,
         tool_def: ToolDefinition,
-        args: dict[str, Any],
-        handler: Callable[[dict[str, Any]], Any],
+        args: ValidatedToolArgs,
+        handler: WrapToolExecuteHandler,
     ) -> Any:
         """Run the tool and note what it changed; a tool that fails has run, one that is put off has not."""
         before = deepcopy(self._state(ctx.deps))
@@ -58,7 +58,7 @@ class Recorder(AbstractCapability[D]):
             result = await handler(args)
         except _NOT_RUN:
             raise
-        except Exception:
+        except Exception:  # whatever it is, the tool has acted; it goes on to the agent
             self._note(before, call, ctx.deps)
             raise
         self._note(before, call, ctx.deps)
