@@ -108,7 +108,7 @@ async def history(
     assert len({r.verdict.action for r in records}) > 1
     skills = [f"{p.name}\n{p.read_text('utf-8')}" for p in sorted((folder / "skills").iterdir())]
     return (
-        *(event.model_dump_json() for event in stored),
+        *(event.said for event in stored),
         *(record.model_dump_json() for record in records),
         *skills,
         (folder / "best_skill.md").read_text("utf-8"),

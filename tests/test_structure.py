@@ -39,13 +39,12 @@ RANKS = (
         "exports",
         "folding",
         "summing",
-        "clock",
         "forecast",
     },
     {"ports", "memory_ports"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
     {"wiring", "importing", "memory_store"},
-    {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting"},
+    {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
     {"cli", "testing"},
 )
 ROOMS = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

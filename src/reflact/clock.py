@@ -1,28 +1,57 @@
-"""Counts where a run's time goes."""
+"""Counts where a run's time goes, and tells which stage is under way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
+from reflact.events import Stage, StageFinished, StageStarted
+from reflact.ports import Emit
+
 
 class Clock:
-    """Counts active time, in seconds of the event loop, in all and by stage, since it was last read."""
+    """Counts active time, in seconds of the event loop, in all and by stage, since it was last read.
 
-    def __init__(self) -> None:
+    Args:
+        run_id: The run whose time it is.
+        emit: Told of stages.
+    """
+
+    def __init__(self, run_id: str, emit: Emit) -> None:
+        self._run_id = run_id
+        self._emit = emit
         self._spent: dict[str, float] = {}
         self._since = anyio.current_time()
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block for a stage, however it ends."""
+    @asynccontextmanager
+    async def stage(self, *stages: Stage, step: int, name: str | None = None) -> AsyncIterator[None]:
+        """Count the time of the block, however it ends, and tell of its stages.
+
+        Args:
+            stages: What is under way in the block.
+            step: The step that it belongs to, 0 before the first.
+            name: What the time is counted for; the stages themselves for None.
+        """
+        counted = " and ".join(stages) if name is None else name
         start = anyio.current_time()
         try:
-            yield
+            async with AsyncExitStack() as told:
+                for stage in stages:
+                    await told.enter_async_context(self.telling(stage, step=step))
+                yield
         finally:
-            self._spent[name] = self._spent.get(name, 0.0) + anyio.current_time() - start
+            self._spent[counted] = self._spent.get(counted, 0.0) + anyio.current_time() - start
+
+    @asynccontextmanager
+    async def telling(self, stage: Stage, *, step: int) -> AsyncIterator[None]:
+        """Tell that a stage begins and, unless it fails, that it is over."""
+        start = anyio.current_time()
+        await self._emit(StageStarted(run_id=self._run_id, step=step, stage=stage))
+        yield
+        seconds = anyio.current_time() - start
+        await self._emit(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
 
     def read(self, ahead: float = 0.0) -> tuple[float, dict[str, float]]:
         """Return the time since the last reading, in all and by stage, and start anew.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reflact.clock import Clock
 from reflact.errors import Unmeasured
 from reflact.folding import heir, is_better
 from reflact.judging import Judge
@@ -39,10 +40,19 @@ class EpochEnd:
         llm: The optimizer.
         rolls: Rolls skills out.
         judge: Decides on gated guidance.
+        clock: Tells of stages.
     """
 
     def __init__(
-        self, plan: Plan, *, store: RunStore, journal: Journal, llm: LLM, rolls: Rolls, judge: Judge
+        self,
+        plan: Plan,
+        *,
+        store: RunStore,
+        journal: Journal,
+        llm: LLM,
+        rolls: Rolls,
+        judge: Judge,
+        clock: Clock,
     ) -> None:
         self._plan = plan
         self._config = plan.config
@@ -51,6 +61,7 @@ class EpochEnd:
         self._llm = llm
         self._rolls = rolls
         self._judge = judge
+        self._clock = clock
 
     @property
     def needed(self) -> bool:
@@ -88,7 +99,8 @@ class EpochEnd:
             return Closed(record=record.model_copy(update={"slow": slow, "fallbacks": (nothing,)}))
         shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
         if self._config.meta_skill.enabled:
-            record = await self._remember(record, earlier, current, shown, state)
+            async with self._clock.telling("meta_skill", step=state.step):
+                record = await self._remember(record, earlier, current, shown, state)
             await note_unmeasured(used, journal=self._journal, step=state.step)
         if not self._config.slow_update.enabled:
             return Closed(record=record)

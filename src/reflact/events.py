@@ -25,6 +25,7 @@ Stage = Literal[
     "select",
     "update",
     "evaluate",
+    "appendix",
     "slow_update",
     "meta_skill",
     "final_test",

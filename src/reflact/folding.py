@@ -274,6 +274,7 @@ def step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
             results=record.edits,
         ),
         events.Decided(run_id=run_id, step=record.step, verdict=record.verdict),
+        *(events.SkillMade(run_id=run_id, step=record.step, version=version) for version in record.made),
         events.StepCommitted(
             run_id=run_id,
             step=record.step,
@@ -297,4 +298,5 @@ def epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, ...]:
         current=record.current,
         best=record.best,
     )
-    return (closed,)
+    made = (events.SkillMade(run_id=run_id, step=record.step, version=version) for version in record.made)
+    return (*made, closed)

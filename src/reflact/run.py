@@ -63,7 +63,7 @@ class Run:
         self._brake = brake
         self._store = store
         self._journal = store.journal(plan.run_id)
-        self._clock = Clock()
+        self._clock = Clock(plan.run_id, emit)
         self._measured = Measured()
         self.id = plan.run_id
         self.state: RunState | None = None
@@ -81,7 +81,13 @@ class Run:
             per_epoch=self._per_epoch,
         )
         self._epoch_end = EpochEnd(
-            plan, store=store, journal=self._journal, llm=house.optimizer, rolls=self.rolls, judge=self._judge
+            plan,
+            store=store,
+            journal=self._journal,
+            llm=house.optimizer,
+            rolls=self.rolls,
+            judge=self._judge,
+            clock=self._clock,
         )
         self.ending = Ending(
             plan, store=store, journal=self._journal, rolls=self.rolls, judge=self._judge, tell=self._emit
@@ -130,7 +136,7 @@ class Run:
             state = await self._twice(lambda now: self._step(steps, now, records), state, state.step + 1)
         state = await self._twice(self._close_epoch, state, state.step)
         state = await self._twice(self._promote, state, state.step)
-        with self._clock.stage("final test"):
+        async with self._clock.stage("final_test", step=state.step, name="final test"):
             self._measured = await self.ending.measure(state)
 
     async def finish(self, status: Status, reason: str | None) -> RunSummary:
@@ -175,7 +181,7 @@ class Run:
     async def _baseline(self) -> RunState:
         """Measure the initial skill, twice where the gate has to find out whether repeats agree."""
         initial = self._plan.initial
-        with self._clock.stage("baseline"):
+        async with self._clock.stage("evaluate", step=0, name="baseline"):
             first = await self.rolls.split(Split.val, initial, step=0, phase="baseline")
             deterministic = self._judge.presumed
             if self._judge.learns:
@@ -205,7 +211,7 @@ class Run:
         is_last = state.step >= self._total
         if rest or epoch <= state.closed_epoch or not self._epoch_end.needed or (epoch == 1 and is_last):
             return state
-        with self._clock.stage("epoch end"):
+        async with self._clock.stage("slow_update", step=state.step, name="epoch end"):
             closed = await self._epoch_end.close(state, epoch=epoch)
         alpha = self._judge.alpha(state, step=state.step)
         new = after_epoch(state, closed.record, alpha, closed.undecided)
@@ -216,7 +222,7 @@ class Run:
         done = await self._store.promotions(self.id)
         if done and done[-1].step == state.step:
             return state
-        with self._clock.stage("promotion"):
+        async with self._clock.stage("evaluate", step=state.step, name="promotion"):
             promoted = await self.ending.promotion(state)
         if promoted is None:
             return state
@@ -236,9 +242,7 @@ class Run:
 
     async def _commit(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> RunState:
         await seen_through(lambda: self._save(record, state, skills))
-        if record is not None:
-            for event in told(self.id, record):
-                await self._emit(event)
+        await self._tell(record, state)
         if self._brake is not None:
             await self._brake.committed()
         return state
@@ -264,12 +268,11 @@ class Run:
         for number, skill_hash in numbered.items():
             exports.export_version(self._config.out_dir, number, await self._store.skill(skill_hash))
         exports.export_best(self._config.out_dir, await self._store.skill(state.best.skill_hash))
-        last: list[Committed] = [*records[-1:]]
+        last: list[Committed | None] = [*records[-1:]] or [None]
         last += [e for e in epochs[-1:] if e.step == state.step]
         last += [p for p in (await self._store.promotions(self.id))[-1:] if p.step == state.step]
         for record in last:
-            for event in told(self.id, record):
-                await self._emit(event)
+            await self._tell(record, state)
 
     async def _pinned(self) -> tuple[RejectedEdit, ...]:
         """Return other runs' rejected edits, as they were when this run first started."""
@@ -283,14 +286,21 @@ class Run:
             await self._journal.note(0, "pinned_cards", noted)
         return CARDS.validate_python(noted)
 
+    async def _tell(self, record: Committed | None, state: RunState) -> None:
+        """Tell what a commit did; without a record it is the first, and the state is the one after it."""
+        for event in told(self.id, record, state):
+            await self._emit(event)
+
     async def _emit(self, event: events.Event) -> None:
         if await self._store.append(event):
             await self._sink(event)
 
 
-def told(run_id: str, record: Committed) -> tuple[events.Event, ...]:
-    """Return the durable events of a commit."""
+def told(run_id: str, record: Committed | None, state: RunState) -> tuple[events.Event, ...]:
+    """Return the durable events of a commit; without a record, of the one that began with ``state``."""
     match record:
+        case None:
+            return (events.SkillMade(run_id=run_id, version=state.current),)
         case StepRecord():
             return step_events(run_id, record)
         case EpochRecord():

@@ -56,7 +56,7 @@ class Steps:
         house: The run's collaborators.
         rolls: Rolls skills out.
         judge: Decides on candidates.
-        clock: Counts the time of stages.
+        clock: Counts the time of stages and tells of them.
         pinned: Rejected edits of other runs that this one may see.
         total: The run's steps.
         per_epoch: Those of an epoch.
@@ -110,10 +110,10 @@ class Steps:
         """
         epoch, place = self.place(step)
         skill = await self._house.store.skill(state.current.skill_hash)
-        with self._clock.stage("rollout and reflect"):
+        async with self._clock.stage("rollout", "reflect", step=step):
             rollouts, reports = await self._gather(step, skill, state, earlier)
         notes = show_meta(state.meta)
-        with self._clock.stage("aggregate"):
+        async with self._clock.stage("aggregate", step=step):
             merged = await aggregate(
                 reports,
                 skill,
@@ -125,13 +125,13 @@ class Steps:
                 journal=self._journal,
                 step=step,
             )
-        with self._clock.stage("select"):
+        async with self._clock.stage("select", step=step):
             chosen = await self._select(step, merged, skill, state, notes)
-        with self._clock.stage("update"):
+        async with self._clock.stage("update", step=step):
             candidate = await self._update(step, skill, chosen)
-        with self._clock.stage("evaluate"):
+        async with self._clock.stage("evaluate", step=step):
             evaluated, undecided = await self._evaluate(step, candidate, skill, merged, state)
-        with self._clock.stage("appendix"):
+        async with self._clock.stage("appendix", step=step):
             noted = await self._remind(
                 step, candidate.skill if evaluated.verdict.accepted else skill, reports
             )

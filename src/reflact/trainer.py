@@ -73,7 +73,7 @@ class Trainer:
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
         """
-        return await self._train(_unheard)
+        return await self._train(wiring.unheard)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over what happens; ``Finished`` comes last.
@@ -85,7 +85,7 @@ class Trainer:
         async def produce(emit: Emit) -> None:
             await self._train(emit)
 
-        return Stream(produce)
+        return Stream(produce, subject=lambda event: event.subject)
 
     def stop(self, reason: str) -> None:
         """Let the run under way end soon, as ``cancelled`` with a reason; the next start goes on from there.
@@ -103,12 +103,15 @@ class Trainer:
         brake = self._brake
         approve = None if self._approve is None else patient(self._approve, brake)
         try:
-            async with wiring.compose(self._plan, self._passed, emit) as house:
-                return await self._run(Run(braked(house, brake), emit, approve, brake), brake, emit)
+            placed = _Placed(emit)
+            async with wiring.compose(self._plan, self._passed, placed) as house:
+                summary = await self._run(Run(braked(house, brake), placed, approve, brake), brake)
         finally:
             self._brake = self._new_brake()
+        await emit(events.Finished(run_id=self.run_id, step=summary.steps, summary=summary))
+        return summary
 
-    async def _run(self, run: Run, brake: Brake, emit: Emit) -> RunSummary:
+    async def _run(self, run: Run, brake: Brake) -> RunSummary:
         try:
             await run.open()
             with brake.run():
@@ -125,8 +128,22 @@ class Trainer:
         except anyio.get_cancelled_exc_class():
             await _last_words(run, "cancelled", brake.reason or "cancelled by its caller")
             raise
-        await emit(events.Finished(run_id=run.id, step=summary.steps, summary=summary))
         return summary
+
+
+class _Placed:
+    """Hands events on; live ones that name no step are given that of the stage under way."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._step = 0
+
+    async def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.StageStarted):
+            self._step = event.step
+        elif not (event.step or event.durable):
+            event = event.model_copy(update={"step": self._step})
+        await self._emit(event)
 
 
 async def _last_words(run: Run, status: Status, reason: str) -> None:
@@ -141,7 +158,7 @@ async def evaluate_skill(
     split: Split,
     *,
     passed: wiring.Passed | None = None,
-    emit: Emit | None = None,
+    emit: Emit = wiring.unheard,
 ) -> Scored:
     """Measure one document on a split under a configuration; finished rollouts are reused.
 
@@ -152,14 +169,10 @@ async def evaluate_skill(
     """
     given = passed or wiring.Passed()
     planned = wiring.plan(loading.load(config), given)
-    async with wiring.compose(planned, given) as house:
-        run = Run(house, emit or _unheard)
+    async with wiring.compose(planned, given, emit) as house:
+        run = Run(house, emit)
         await run.open(goes_on=False)
         if split is Split.test:
             await run.ending.open_test(f"eval {skill.hash}")
         rollouts = await run.rolls.split(split, skill, step=0, phase="eval")
         return scored(Contender(name="skill", skill=skill), split, rollouts, planned.data.items(split))
-
-
-async def _unheard(event: events.Event) -> None:
-    """Take an event and tell nobody."""

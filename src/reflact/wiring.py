@@ -13,10 +13,12 @@ from pydantic import JsonValue
 from reflact.config import TrainerConfig
 from reflact.data import DataSet, check
 from reflact.errors import ConfigError, SkillError
+from reflact.events import Event
 from reflact.exports import inside
 from reflact.forecast import Forecast, forecast
 from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
 from reflact.llm.budget import Budget
+from reflact.llm.news import News
 from reflact.llm.prices import usd_of
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Emit, Environment, RunStore, Target
@@ -24,6 +26,7 @@ from reflact.prompts import PromptBook, load_book
 from reflact.results import Spend
 from reflact.roles import ModelConfig
 from reflact.skill import check_document
+from reflact.tasks import outbox
 from reflact.types import Skill, Split, digest
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ class Plan:
 
     def forecast(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> Forecast:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
-        return forecast(
+        predicted = forecast(
             self.config,
             self.data,
             prompts={name: len(p.system + p.user) for name, p in self.prompts.prompts.items()},
@@ -137,8 +140,12 @@ def prompts_of(config: TrainerConfig) -> frozenset[str]:
     return frozenset(names)
 
 
+async def unheard(event: Event) -> None:
+    """Take an event and tell nobody."""
+
+
 @asynccontextmanager
-async def compose(planned: Plan, passed: Passed, emit: Emit | None = None) -> AsyncIterator[House]:
+async def compose(planned: Plan, passed: Passed, emit: Emit = unheard) -> AsyncIterator[House]:
     """Lock the run's folder, open its store and connect its models; closes all of them.
 
     ``emit`` is told of what its models, its budget and its endpoints do.
@@ -179,23 +186,24 @@ async def furnished(
     passed: Passed,
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
-    emit: Emit | None = None,
+    emit: Emit = unheard,
 ) -> AsyncIterator[House]:
-    """Connect a run's models to an open store, under the run's budget.
+    """Connect a run's models to an open store, under the run's budget; ``emit`` as for ``compose``.
 
     Raises:
         ConfigError: A key is missing.
     """
-    config, budget = planned.config, Budget(planned.config.budget)
-    environment: Environment = SeenRollouts(planned.environment, budget=budget)
-    worst = declared(config)
+    config, worst = planned.config, declared(planned.config)
     async with AsyncExitStack() as stack:
+        news = News(planned.run_id, config.budget, await stack.enter_async_context(outbox(emit)))
+        budget = Budget(config.budget, told=news.budget_moved)
+        environment: Environment = SeenRollouts(planned.environment, budget=budget)
         target = passed.target
         if target is None:
             from reflact.targets.chat import ChatTarget
 
             llm = await stack.enter_async_context(
-                _client(planned, "target", store, transport, budget=budget, emit=emit)
+                _client(planned, "target", store, transport, budget=budget, emit=emit, news=news)
             )
             target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
         elif worst is not None:
@@ -205,7 +213,7 @@ async def furnished(
         optimizer = passed.optimizer
         if optimizer is None:
             optimizer = await stack.enter_async_context(
-                _client(planned, "optimizer", store, transport, budget=budget, emit=emit)
+                _client(planned, "optimizer", store, transport, budget=budget, emit=emit, news=news)
             )
         yield House(replace(planned, environment=environment), store, target, optimizer, budget)
 
@@ -218,7 +226,8 @@ async def _client(
     transport: httpx.AsyncBaseTransport | None,
     *,
     budget: Budget,
-    emit: Emit | None,
+    emit: Emit,
+    news: News,
 ) -> AsyncIterator[LLM]:
     from reflact.llm.client import Client
 
@@ -234,6 +243,7 @@ async def _client(
         budget=budget,
         transport=transport,
         emit=emit,
+        told=news.backed_off,
     )
     async with client:
         yield client

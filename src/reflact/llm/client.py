@@ -28,7 +28,7 @@ from reflact.events import Event
 from reflact.llm.budget import Budget
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.keys import seed_of
-from reflact.llm.limits import endpoint_for
+from reflact.llm.limits import LimitChange, endpoint_for
 from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
 from reflact.llm.network import Network
 from reflact.llm.paying import PayingTransport
@@ -74,6 +74,7 @@ class Client:
         budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
         emit: Told of each call; None: nobody.
+        told: Called at each back-off of the endpoint; must neither wait nor raise.
 
     Raises:
         ConfigError: On entering: the key's environment variable is not set.
@@ -90,6 +91,7 @@ class Client:
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         emit: Emit | None = None,
+        told: Callable[[LimitChange], None] | None = None,
     ) -> None:
         self._config = config
         self._role = role
@@ -99,6 +101,7 @@ class Client:
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
         self._emit = emit
+        self._backed_off = told
         self._stack = AsyncExitStack()
         self._secret: str | None = None
         self._parsers: dict[type[ReplyModel], Any] = {}
@@ -125,7 +128,7 @@ class Client:
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(Network())
-        lease = self._stack.enter_context(endpoint_for(self._config))
+        lease = self._stack.enter_context(endpoint_for(self._config, told=self._backed_off))
         paying = PayingTransport(
             ScrubTransport(network),
             config=self._config,

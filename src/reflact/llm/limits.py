@@ -198,9 +198,9 @@ class Endpoint:
         if any(lease.config.adaptive for lease in self._leases):
             self._pace.decrease(now, self._in_flight, self._until - now)
         change = LimitChange(self.address, status, self._until - now, self.rate)
-        for lease in self._leases:
-            if lease.told is not None:
-                lease.told(change)
+        for told in dict.fromkeys(lease.told for lease in self._leases):
+            if told is not None:
+                told(change)
 
     @property
     def _most(self) -> float | None:
@@ -226,7 +226,8 @@ class Lease:
     Args:
         endpoint: What it leads to.
         config: The role's settings.
-        told: Called at each back-off of the endpoint; must neither block nor raise.
+        told: Called at each back-off of the endpoint, once where several leases have it; must neither block
+            nor raise.
     """
 
     def __init__(
