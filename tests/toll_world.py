@@ -306,7 +306,7 @@ async def left_in(store: MemoryStore, run_id: str) -> Left:
     """Read what a run left."""
     return Left(
         records=tuple(record.model_dump_json() for record in await store.records(run_id)),
-        events=tuple(event.model_dump_json() for event in await store.events(run_id)),
+        events=tuple(event.model_dump_json(exclude={"at"}) for event in await store.events(run_id)),
     )
 
 
