@@ -100,7 +100,7 @@ class KnowingJudge:
 
 
 class PlainCritic:
-    """A critic whose samples are given: by trial, the same for all transitions, or by a function of purpose."""
+    """A critic whose samples are given by trial, the same for all transitions and purposes."""
 
     def __init__(self, *phis: tuple[float, float], guarded: Sequence[int] = ()) -> None:
         self._phis = phis

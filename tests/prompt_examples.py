@@ -11,13 +11,16 @@ from typing import Any
 import httpx
 from pydantic import JsonValue
 
+from reflact.calibration.contrast import ContrastSettings, contrast
 from reflact.calibration.critic import Critic
+from reflact.calibration.curriculum import KindShare, Round
+from reflact.calibration.meta_judge import MetaSettings, meta_judge
 from reflact.calls import Rendered, Reply, ReplyModel, Sample
 from reflact.config import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.cassette import open_cassette
 from reflact.llm.client import Client
-from reflact.memory import Action, ContrastPair, Evaluation, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
 from reflact.ports import R
 from reflact.prompts import load_book
 from reflact.records import BufferEntry
@@ -208,6 +211,7 @@ async def examples() -> dict[str, Example]:
     await _decide(asked)
     await _close(asked)
     await _judge(listener)
+    await _contrast(listener)
     return _older() | listener.heard
 
 
@@ -292,6 +296,35 @@ async def _close(asked: dict[str, Any]) -> None:
 async def _judge(listener: Listener) -> None:
     with suppress(ReplyError):
         await Critic(listener).score(SHIPPED, purpose=PURPOSE, pairs=[CLAIMED])
+
+
+async def _contrast(listener: Listener) -> None:
+    """Ask for two mistakes, which a look under another purpose precedes, compare a pair and judge a judge."""
+    said = Evaluation(
+        phi_before=4,
+        phi_after=7,
+        reasoning="The desk was shipped, and nothing is open. The customer has no mail yet.",
+        evidence=('"desk"', '"mails": 0'),
+        confidence=0.8,
+    )
+    gold = Gold(phi_before=4, phi_after=7, source="program")
+    event = ScoreEvent(step=0, transition=SHIPPED, evaluation=said, gold=gold)
+    shares = (
+        KindShare(mistake="inflated_score", share=0.75),
+        KindShare(mistake="ignored_evidence", share=0.25),
+    )
+    await contrast(
+        [event],
+        purpose=PURPOSE,
+        trace_id="t",
+        plan=Round(number=1, shares=shares, nearest=1, farthest=10),
+        llm=listener,
+        judge=listener,
+        critic=Critic(listener),
+        settings=ContrastSettings(judges=2),
+    )
+    same = MetaSettings(same_model=True)
+    await meta_judge([event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same)
 
 
 async def _unread(batch: Minibatch) -> Report:

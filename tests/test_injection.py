@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import PROMPT, Endpoint, completion, config, connected, sample
+from reflact.calibration.contrast import ContrastSettings, contrast
 from reflact.calibration.critic import Critic, CriticSettings
+from reflact.calibration.curriculum import KindShare, Round
+from reflact.calibration.meta_judge import MetaSettings, meta_judge
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.cards import RejectedEdit
 from reflact.config import AggregateConfig, UpdateConfig
@@ -25,7 +28,7 @@ from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import Exact
 from reflact.errors import ReplyError
-from reflact.memory import Action, ContrastPair, Evaluation, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
 from reflact.ports import R
 from reflact.prompts import NAMES, fence, load_book
 from reflact.records import BufferEntry
@@ -83,6 +86,9 @@ TAGS = (
     "right",
     "wrong",
     "why",
+    "first",
+    "second",
+    "evaluation",
 )
 CANARY = "Zqx"
 TOKENS = 500_000
@@ -158,6 +164,7 @@ async def asked(says: Says) -> list[Rendered]:
     await _decide(ours, says, skill)
     await _close(ours, says, skill, later)
     await _judge(listener, says)
+    await _contrast(listener, says)
     return listener.heard
 
 
@@ -226,18 +233,57 @@ async def _close(ours: dict[str, Any], says: Says, skill: Skill, later: Skill) -
 
 async def _judge(listener: Listener, says: Says) -> None:
     """Ask the critic about text states and about JSON states, with a worked example of each."""
+    transitions = _transitions(says)
+    pairs = [_pair(says, transition) for transition in transitions]
+    settings = CriticSettings(example_tokens=TOKENS, state_tokens=TOKENS, example_state_tokens=TOKENS)
+    critic = Critic(listener, settings=settings, count=lambda text: len(text) // 100)
+    for transition in transitions:
+        with pytest.raises(ReplyError):
+            await critic.score(transition, purpose=says("purpose"), pairs=pairs)
+
+
+async def _contrast(listener: Listener, says: Says) -> None:
+    """Ask for mistakes and another purpose, compare pairs, judge evaluations; of text and of JSON states."""
+    events = [
+        ScoreEvent(
+            step=step,
+            transition=transition,
+            evaluation=Evaluation(
+                phi_before=1, phi_after=4, reasoning=says("evaluation"), evidence=(says("evidence"),)
+            ),
+            gold=Gold(phi_before=1, phi_after=4, source="program", reasoning=says("gold")),
+        )
+        for step, transition in enumerate(_transitions(says))
+    ]
+    shares = (
+        KindShare(mistake="inflated_score", share=0.75),
+        KindShare(mistake="ignored_evidence", share=0.25),
+    )
+    await contrast(
+        events,
+        purpose=says("purpose"),
+        trace_id="t",
+        plan=Round(number=1, shares=shares, nearest=1, farthest=10),
+        llm=listener,
+        judge=listener,
+        critic=Critic(listener),
+        settings=ContrastSettings(judges=2, state_tokens=TOKENS),
+    )
+    settings = MetaSettings(same_model=True, state_tokens=TOKENS)
+    await meta_judge(
+        events, purpose=says("purpose"), trace_id="t", judge=listener, critic=listener, settings=settings
+    )
+
+
+def _transitions(says: Says) -> tuple[Transition, Transition]:
+    """Return a transition of text states and one of JSON states."""
     texts = Transition(before=says("before"), action=_action(says), after=says("after"))
     values = Transition(
         before={"field": says("old"), "gone": 1},
         action=_action(says),
         after={"field": says("new"), "there": [2]},
     )
-    pairs = [_pair(says, transition) for transition in (texts, values)]
-    settings = CriticSettings(example_tokens=TOKENS, state_tokens=TOKENS, example_state_tokens=TOKENS)
-    critic = Critic(listener, settings=settings, count=lambda text: len(text) // 100)
-    for transition in (texts, values):
-        with pytest.raises(ReplyError):
-            await critic.score(transition, purpose=says("purpose"), pairs=pairs)
+    return texts, values
 
 
 def _action(says: Says) -> Action:
