@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from reflact.results import Usage
 from reflact.types import Frozen
@@ -77,6 +77,22 @@ class Reply(Frozen, Generic[R_co]):
     value: R_co
     attempts: int = 1
     usage: Usage = Usage()
+
+
+class Draft(Frozen, Generic[R_co]):
+    """What is seen of a reply that is being written.
+
+    Args:
+        attempt: From 1. Within an attempt drafts only grow; another one begins with nothing, because the
+            reply was sent back or its answer broke off.
+        value: The reply so far, as JSON: texts as far as they are written, lists up to the last element that
+            has closed, each of the type asked for. Not validated otherwise.
+        reply: The validated reply, in the last draft alone, whose value it is.
+    """
+
+    attempt: int
+    value: JsonValue
+    reply: Reply[R_co] | None = None
 
 
 class Intent(Frozen):

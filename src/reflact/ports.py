@@ -10,10 +10,11 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
-from reflact.calls import Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
+from reflact.calls import Draft, Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
 from reflact.events import Event
 from reflact.records import EpochRecord, Promotion, Review, RunState, StepRecord
 from reflact.results import FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
+from reflact.tasks import Stream
 from reflact.types import Graded, Item, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
@@ -59,6 +60,26 @@ class LLM(Protocol):
             ContextOverflow: The request is larger than the model's context.
             ProviderError: The endpoint refused, failed or could not be reached.
             BudgetSpent: The run's budget has no room for a call.
+        """
+        ...
+
+
+class Drafter(LLM, Protocol):
+    """A door that shows replies while they are written."""
+
+    def draft(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Stream[Draft[R]]:
+        """Ask as ``LLM.ask`` does, and iterate over drafts; the last one carries the reply.
+
+        Nothing is sent before the first step; leaving ``async with`` around it, or the loop, cancels the
+        call. Where nothing is streamed (the answer is stored, the endpoint does not stream, the reply is
+        plain text) the last draft is the only one.
         """
         ...
 

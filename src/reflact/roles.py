@@ -67,6 +67,13 @@ class ModelConfig(Section):
         "auto",
         description="How typed replies are asked for; `auto` settles on the first the endpoint accepts.",
     )
+    stream: bool = Field(
+        True,
+        description="Have typed replies streamed where somebody watches, so that drafts of them can be "
+        "shown. An endpoint that refuses, or does not count what it streams, is asked for whole answers from "
+        "then on.",
+        json_schema_extra=CHANGEABLE,
+    )
     temperature: float | None = Field(
         None, ge=0, le=2, description="Sampling temperature; null leaves it out."
     )

@@ -141,15 +141,18 @@ async def fan_out_then(
     )
 
 
-async def beside(work: Callable[[], Awaitable[T]], company: Callable[[], Coroutine[Any, Any, None]]) -> T:
-    """Do a piece of work with another beside it, which is cancelled once the first is done.
+async def beside(
+    work: Callable[[], Awaitable[T]], company: Callable[[], Coroutine[Any, Any, None]], *, wait: bool = False
+) -> T:
+    """Do a piece of work with another beside it, which is then cancelled, or waited for.
 
     An error of either cancels the other and is raised bare.
     """
     async with group() as tasks:
         tasks.start_soon(company)
         result = await work()
-        tasks.cancel_scope.cancel()
+        if not wait:
+            tasks.cancel_scope.cancel()
     return result
 
 
@@ -261,7 +264,7 @@ class Stream(Generic[T]):
 
     def __init__(
         self,
-        produce: Callable[[Callable[[T], Awaitable[None]]], Awaitable[None]],
+        produce: Callable[[Callable[[T], Awaitable[None]]], Awaitable[object]],
         *,
         buffer: int = 256,
         subject: Subject[T] | None = None,

@@ -3,7 +3,8 @@
 A cassette is a file of JSON lines, one for each answered request: the label of its logical sample, the
 method, path and body that were sent, and the status, content type and pieces of the answer. Hosts, keys
 and other headers are never written. An answer is found by method, path, body and sample, never by the
-order of arrival; a request without an answer is an error, and the network is not asked.
+order of arrival; a request without an answer is an error, and the network is not asked. Whether an answer
+was to be streamed does not matter: what was recorded in one way is replayed in the same way for both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
+from reflact.llm.keys import unframed
 from reflact.llm.network import Network
 from reflact.llm.retries import Pieces, kept_headers
 from reflact.llm.secrets import ScrubTransport
@@ -184,8 +186,8 @@ async def _asked(request: httpx.Request) -> Interaction:
 
 
 def _key(sample: str, method: str, path: str, body: JsonValue) -> str:
-    return digest([sample, method, path, canonical(body)])
+    return digest([sample, method, path, canonical(unframed(body))])
 
 
 def _pretty(body: JsonValue) -> str:
-    return json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False).replace("\\n", "\n")
+    return json.dumps(unframed(body), indent=1, sort_keys=True, ensure_ascii=False).replace("\\n", "\n")

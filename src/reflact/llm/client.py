@@ -7,8 +7,9 @@ back with the reason, in one conversation that grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from json import JSONDecodeError
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -21,14 +22,16 @@ from instructor.core.exceptions import IncompleteOutputException
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
+from reflact.calls import Draft, Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.config import BudgetConfig
 from reflact.errors import ConfigError, ProviderError, ReflactError, ReplyError
 from reflact.events import Event
 from reflact.llm.budget import Budget
+from reflact.llm.drafting import Audience, shown
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
+from reflact.llm.framing import FramingTransport
 from reflact.llm.keys import seed_of
-from reflact.llm.limits import LimitChange, endpoint_for
+from reflact.llm.limits import endpoint_for
 from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
 from reflact.llm.network import Network
 from reflact.llm.paying import PayingTransport
@@ -36,12 +39,12 @@ from reflact.llm.prices import usd_of
 from reflact.llm.retries import RetryTransport
 from reflact.llm.secrets import ScrubTransport, key_for, own_headers, refuse_key_in, unlogged
 from reflact.llm.telling import CALL, Call
-from reflact.llm.translate import translated, unusable
+from reflact.llm.translate import sentence, translated, unusable
 from reflact.llm.usage import usage_of
 from reflact.ports import EffectStore, Emit, Journal
 from reflact.results import Usage
 from reflact.roles import ModelConfig
-from reflact.tasks import SingleFlight
+from reflact.tasks import SingleFlight, Stream
 from reflact.types import canonical
 
 R = TypeVar("R", bound=ReplyModel)
@@ -74,7 +77,6 @@ class Client:
         budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
         emit: Told of each call; None: nobody.
-        told: Called at each back-off of the endpoint; must neither wait nor raise.
 
     Raises:
         ConfigError: On entering: the key's environment variable is not set.
@@ -91,7 +93,6 @@ class Client:
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         emit: Emit | None = None,
-        told: Callable[[LimitChange], None] | None = None,
     ) -> None:
         self._config = config
         self._role = role
@@ -101,7 +102,6 @@ class Client:
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
         self._emit = emit
-        self._backed_off = told
         self._stack = AsyncExitStack()
         self._secret: str | None = None
         self._parsers: dict[type[ReplyModel], Any] = {}
@@ -128,7 +128,7 @@ class Client:
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(Network())
-        lease = self._stack.enter_context(endpoint_for(self._config, told=self._backed_off))
+        lease = self._stack.enter_context(endpoint_for(self._config))
         paying = PayingTransport(
             ScrubTransport(network),
             config=self._config,
@@ -147,7 +147,7 @@ class Client:
             forward=self._config.sample_header,
         )
         http = httpx.AsyncClient(
-            transport=effects,
+            transport=FramingTransport(effects),
             timeout=self._config.timeout,
             follow_redirects=True,
             event_hooks={"request": [own_headers(self._config, self._secret)]},
@@ -168,10 +168,34 @@ class Client:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.ports.LLM.ask``."""
-        call = Call()
+        return await self._call(prompt, reply_type, sample, check)
+
+    def draft(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Stream[Draft[R]]:
+        """Ask, and show the reply while it is written; see ``reflact.ports.Drafter.draft``."""
+        return Stream(partial(self._call, prompt, reply_type, sample, check))
+
+    async def _call(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        sample: Sample,
+        check: Callable[[R], None] | None,
+        hand: Callable[[Draft[R]], Awaitable[None]] | None = None,
+    ) -> Reply[R]:
+        audience = Audience(self._emit, hand, run_id=self._run_id, sample=sample)
+        sketch = audience.sketch(reply_type) if self._config.stream else None
+        call = Call(sketch)
         token = CALL.set(call)
         try:
-            reply = await self._ask(prompt, reply_type, sample, check, call)
+            work = partial(self._ask, prompt, reply_type, sample, check, call)
+            reply = await shown(sketch, work, audience)
         except ReflactError as error:
             await self._told(call.over(self._run_id, sample, error))
             raise
@@ -206,6 +230,7 @@ class Client:
                 value, used = await self._attempt(conversation, reply_type, mode, place, check)
             except _Invalid as invalid:
                 reasons.append(str(invalid))
+                call.sent_back(reasons[-1])
                 call.usage += invalid.usage
                 conversation = [*conversation, *_sent_back(invalid)]
             else:
@@ -238,7 +263,7 @@ class Client:
         except IncompleteOutputException:
             raise _Invalid("it was cut off at the token limit; be shorter", completion, used) from None
         except ValidationError as error:
-            raise _Invalid(_sentence(error), completion, used) from None
+            raise _Invalid(sentence(error), completion, used) from None
         except ValueError as error:
             raise _Invalid(str(error), completion, used) from None
         return value, used
@@ -367,11 +392,3 @@ def _sent_back(invalid: _Invalid) -> list[Message]:
     said = [Message(role="assistant", content=invalid.written)] if invalid.written else []
     ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
     return [*said, Message(role="user", content=ask)]
-
-
-def _sentence(error: ValidationError) -> str:
-    problems = []
-    for problem in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        problems.append(f"{where}: {problem['msg']}" if where else problem["msg"])
-    return "; ".join(problems)

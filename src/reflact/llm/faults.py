@@ -6,7 +6,7 @@
 - ``reset``: a connection that ended before the answer began;
 - ``truncated``: an answer that began and broke off;
 - ``malformed``: an answer that should be JSON and is not;
-- ``broken stream``: a stream of events that broke off, ended before its end mark, or holds no JSON;
+- ``broken stream``: a stream of events that broke off, ended before its end mark, holds no JSON, or an error;
 - ``unusable``: a success that is no chat completion.
 
 Answers that say something about the request (400, 401, 404 and the like) are no faults.
@@ -15,21 +15,18 @@ Answers that say something about the request (400, 401, 404 and the like) are no
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+from pydantic import JsonValue
 
 from reflact.llm.retries import RETRIED
+from reflact.llm.streamed import END, chunk_of, events_of, streams
 from reflact.results import FaultKind
 
 GARBLING: frozenset[FaultKind | None] = frozenset({"malformed", "broken stream"})
 """What happens to an answer on the way, so that another attempt may bring it whole."""
-
-STREAM, END = "text/event-stream", "[DONE]"
-EVENTS = re.compile(r"(?:\r\n|\n|\r){2,}")
-LINES = re.compile(r"\r\n|\n|\r")
 
 
 class CutOff(httpx.RemoteProtocolError):
@@ -54,7 +51,7 @@ def cut_off(response: httpx.Response) -> Iterator[None]:
     try:
         yield
     except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-        kind = StreamCutOff if _streams(response.headers.get("content-type", "")) else CutOff
+        kind = StreamCutOff if streams(response.headers.get("content-type", "")) else CutOff
         raise kind(str(failure)) from failure
 
 
@@ -86,7 +83,7 @@ def status_fault(status: int) -> FaultKind | None:
 
 def body_fault(content_type: str, text: str) -> FaultKind | None:
     """Return what is wrong with the body of a success; None for a whole stream or a chat completion."""
-    if _streams(content_type):
+    if streams(content_type):
         return None if _whole_stream(text) else "broken stream"
     try:
         document = json.loads(text)
@@ -98,24 +95,12 @@ def body_fault(content_type: str, text: str) -> FaultKind | None:
         return "unusable"
 
 
-def _streams(content_type: str) -> bool:
-    return content_type.startswith(STREAM)
-
-
 def _whole_stream(text: str) -> bool:
-    """Whether a stream reached its end mark and all that it says before is JSON."""
-    *said, last = [data for event in EVENTS.split(text) if (data := _data(event))] or [""]
-    return last == END and all(_is_json(data) for data in said)
+    """Whether a stream reached its end mark, and all that it says before is JSON and tells of no error."""
+    *said, last = list(events_of(text)) or [""]
+    chunks = [chunk_of(data) for data in said]
+    return last == END and not any(chunk is None or _complains(chunk) for chunk in chunks)
 
 
-def _data(event: str) -> str:
-    lines = [line for line in LINES.split(event) if line.startswith("data:")]
-    return "\n".join(line.removeprefix("data:").removeprefix(" ") for line in lines)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _complains(chunk: JsonValue) -> bool:
+    return isinstance(chunk, dict) and bool(chunk.get("error"))

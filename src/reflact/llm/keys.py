@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 from urllib.parse import urlsplit
+
+FRAMING = ("stream", "stream_options")
+"""Fields of a request that say in which pieces an answer comes, and nothing of what it says."""
 
 
 def effect_key(*, endpoint: str, path: str, body: str, sample: str, reply: str) -> str:
@@ -15,13 +19,21 @@ def effect_key(*, endpoint: str, path: str, body: str, sample: str, reply: str) 
     Args:
         endpoint: Scheme, host and port, without credentials.
         path: Path of the request.
-        body: The JSON body as text; spacing and the order of fields do not matter.
+        body: The JSON body as text; spacing and the order of fields do not matter, nor does streaming.
         sample: Label of the logical sample.
         reply: Name and version of the reply type.
     """
-    parts = {"endpoint": endpoint, "path": path, "body": json.loads(body), "sample": sample, "reply": reply}
+    content = unframed(json.loads(body))
+    parts = {"endpoint": endpoint, "path": path, "body": content, "sample": sample, "reply": reply}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def unframed(body: Any) -> Any:
+    """Return what a request asks, without how the answer is to be streamed."""
+    if not isinstance(body, dict):
+        return body
+    return {name: value for name, value in body.items() if name not in FRAMING}
 
 
 def endpoint_of(url: str) -> str:

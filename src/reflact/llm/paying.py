@@ -7,6 +7,7 @@ once: what waits for a budget neither holds a place that others could use nor ga
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import anyio
@@ -16,6 +17,7 @@ from reflact.calls import Intent, StoredReply
 from reflact.errors import ReflactError
 from reflact.llm.budget import Budget, Hold
 from reflact.llm.faults import GARBLING, body_fault, cut_off, failure_fault, status_fault
+from reflact.llm.framing import LISTENER, in_one_piece, listening
 from reflact.llm.limits import Admission, Lease
 from reflact.llm.prices import cap_of, usd_of, worst_case
 from reflact.llm.retries import GARBLED, Pieces, kept_headers, retry_after
@@ -146,7 +148,7 @@ def _tokens(usage: Usage) -> int:
 
 
 async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float) -> httpx.Response:
-    """Send a request once and read its answer to the end.
+    """Send a request once and read its answer to the end; one that somebody listens to comes in one piece.
 
     Raises:
         CutOff: The answer began and broke off.
@@ -157,9 +159,19 @@ async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds
             response = await inner.handle_async_request(request)
             try:
                 with cut_off(response):
-                    pieces = [piece async for piece in response.aiter_bytes()]
+                    pieces = await _pieces(response, listening(request, response))
             finally:
                 await response.aclose()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
-    return httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(pieces))
+    answer = httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(pieces))
+    return await in_one_piece(answer) if LISTENER in request.extensions else answer
+
+
+async def _pieces(response: httpx.Response, hear: Callable[[bytes], None] | None) -> list[bytes]:
+    pieces = []
+    async for piece in response.aiter_bytes():
+        pieces.append(piece)
+        if hear is not None:
+            hear(piece)
+    return pieces

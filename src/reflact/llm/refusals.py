@@ -18,7 +18,7 @@ MODEL_WORDS = re.compile(
 """How OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others say so."""
 
 FORMAT_WORDS = re.compile(
-    r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b", re.IGNORECASE
+    r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
 )
 """What a refusal is about instead: the same model may accept another form of request."""
 

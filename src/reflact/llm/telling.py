@@ -9,6 +9,7 @@ import anyio
 from reflact.calls import Sample
 from reflact.errors import ReflactError, ReplyError
 from reflact.events import ModelCalled
+from reflact.llm.streamed import Listener
 from reflact.results import Usage
 
 
@@ -19,13 +20,22 @@ class Call:
         attempts: Its attempts so far.
         usage: What those that were answered consumed.
         sent: Whether an answer came from elsewhere than the store.
+
+    Args:
+        listener: Who hears the answers while they come; None: nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Listener | None = None) -> None:
+        self.listener = listener
         self.attempts = 0
         self.usage = Usage()
         self.sent = False
         self._start = anyio.current_time()
+
+    def sent_back(self, reason: str) -> None:
+        """Tell whoever listens that the attempt's reply is sent back."""
+        if self.listener is not None:
+            self.listener.dropped(reason)
 
     def over(self, run_id: str, sample: Sample, error: ReflactError | None) -> ModelCalled:
         """Return what is told of the call at its end; ``error`` is why there is no reply."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 import openai
+from pydantic import ValidationError
 
 from reflact.errors import (
     AccessDenied,
@@ -75,6 +76,15 @@ def unusable(answer: object, config: ModelConfig, role: str, key: str | None) ->
         f"{where} answered with something that is no chat completion; check base_url, or try again: {shown}",
         status=200,
     )
+
+
+def sentence(error: ValidationError) -> str:
+    """Return what is wrong with a reply, and where in it."""
+    problems = []
+    for problem in error.errors(include_url=False, include_input=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        problems.append(f"{where}: {problem['msg']}" if where else problem["msg"])
+    return "; ".join(problems)
 
 
 def _refused(error: openai.APIStatusError, config: ModelConfig, role: str, said: str) -> ModelError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from reflact.llm.streamed import chunk_of, events_of, streams
 from reflact.results import Usage
 
 
@@ -26,14 +26,8 @@ def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
 
 
 def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
-    lines = [text]
-    if content_type.startswith("text/event-stream"):
-        lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
+    for data in events_of(text) if streams(content_type) else [text]:
+        value = chunk_of(data)
         if isinstance(value, dict):
             yield value
 

@@ -1,0 +1,95 @@
+"""Asks for answers in pieces where somebody watches, and gives them in one piece to everybody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+
+from reflact.llm.faults import body_fault
+from reflact.llm.modes import REFUSED
+from reflact.llm.retries import Pieces, kept_headers
+from reflact.llm.streamed import Listener, streams, whole_answer
+from reflact.llm.telling import CALL
+from reflact.llm.usage import usage_of
+
+JSON = "application/json"
+LISTENER = "reflact_listener"
+"""The extension of a request that holds who listens to its answer while it comes."""
+
+UNSTREAMABLE = REFUSED | {500}
+"""Statuses with which an endpoint says that it does not stream, or not with these options."""
+
+
+class FramingTransport(httpx.AsyncBaseTransport):
+    """Has answers streamed to whoever listens to the call under way, and returns all answers whole.
+
+    An endpoint that refuses to stream, or whose streams break until the repeats are used up, is asked for
+    the whole answer at once, and for no stream from then on; nor is one that does not count what it streams,
+    since such answers would be booked at their worst case.
+
+    Args:
+        inner: Sends requests, or knows their answers.
+    """
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self._streams = True
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Return what answers a request, in one piece."""
+        call = CALL.get()
+        if call is None or call.listener is None or not self._streams:
+            return await in_one_piece(await self._inner.handle_async_request(request))
+        framed = await _framed(request, call.listener)
+        response = await in_one_piece(await self._inner.handle_async_request(framed))
+        text = response.text
+        if _refuses(response.status_code, text) or streams(response.headers["content-type"]):
+            self._streams = False
+            return await in_one_piece(await self._inner.handle_async_request(request))
+        if response.is_success and usage_of(JSON, [text]).uncounted:
+            self._streams = False
+        return response
+
+
+def listening(request: httpx.Request, response: httpx.Response) -> Callable[[bytes], None] | None:
+    """Return what the pieces of an answer are to be told to: who listens to it, if it is a stream."""
+    listener: Listener | None = request.extensions.get(LISTENER)
+    if listener is None or not response.is_success or not streams(_type(response)):
+        return None
+    listener.began()
+    return listener.heard
+
+
+async def in_one_piece(response: httpx.Response) -> httpx.Response:
+    """Return an answer read whole; a stream that is whole as the chat completion that it makes up."""
+    text = (await response.aread()).decode("utf-8", "replace")
+    headers, body = kept_headers(response), response.content
+    if response.is_success and streams(_type(response)) and body_fault(_type(response), text) is None:
+        headers["content-type"], body = JSON, whole_answer(text).encode("utf-8")
+    whole = httpx.Response(response.status_code, headers=headers, stream=Pieces([body]))
+    await whole.aread()
+    return whole
+
+
+def _type(response: httpx.Response) -> str:
+    return kept_headers(response)["content-type"]
+
+
+def _refuses(status: int, text: str) -> bool:
+    return status in UNSTREAMABLE and "stream" in text.lower()
+
+
+async def _framed(request: httpx.Request, listener: Listener) -> httpx.Request:
+    body = json.loads(await request.aread())
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    headers = httpx.Headers(request.headers)
+    headers.pop("content-length", None)
+    return httpx.Request(
+        request.method,
+        request.url,
+        headers=headers,
+        content=json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode("utf-8"),
+        extensions={**request.extensions, LISTENER: listener},
+    )
