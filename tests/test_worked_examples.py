@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from reflact.calibration.critic import CRITIC, Critic, CriticSettings
 from reflact.calibration.selection import ranked
 from reflact.calibration.showing import ABOVE, show_examples
 from reflact.calibration.tokens import estimate
-from reflact.memory import MISTAKES, ContrastPair, Scope
+from reflact.memory import MISTAKES, Action, ContrastPair, Promotion, Scope, Transition
 from reflact.memory_cards import visible_to
+from reflact.memory_ports import Query, StoredPair
+from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -178,3 +181,56 @@ async def test_the_memory_is_asked_anew_for_each_score() -> None:
     new = pair(Random(9)).model_copy(update={"scope": CRITIC})
     memory.stored.append(critic_worlds.stored(new, "promoted"))
     assert (await critic.score(asked, purpose="p")).pair_ids == (new.id,)
+
+
+async def test_where_few_are_relevant_the_best_of_all_are_shown() -> None:
+    """A memory without anything on the matter is still asked for its best pairs."""
+
+    class Strict(critic_worlds.Careless):
+        async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
+            self.queries.append(query)
+            return () if query.text else tuple(self.stored)
+
+    one = pair(Random(9)).model_copy(update={"scope": CRITIC})
+    memory: Any = Strict([critic_worlds.stored(one, "promoted")])
+    score = await Critic(ScriptedLLM(lambda *_: EQUAL), memory=memory).score(
+        transition(Random(4)), purpose="p"
+    )
+    assert score.pair_ids == (one.id,)
+    assert [query.statuses for query in memory.queries] == [("promoted",), ("promoted",)]
+
+
+async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
+    """What one opening of a store promotes on evidence, the next score through another one shows."""
+    asked = Transition(before="Draft.", action=Action(name="send"), after="Draft. Sent: yes")
+    promoted, waiting = (
+        pair(Random(n)).model_copy(update={"scope": CRITIC, "purpose": f"Send mail {n}."}) for n in (1, 2)
+    )
+    one, other = (MemoryStore(tmp_path / "memory.db", scan=lambda _: None) for _ in range(2))
+    async with one as mine, other as theirs:
+        critic = Critic(ScriptedLLM(lambda *_: EQUAL), memory=theirs)
+        for submitted in (promoted, waiting):
+            await mine.submit(submitted)
+        assert (await critic.score(asked, purpose="Send it.")).pair_ids == ()
+        test = await mine.open_test([promoted.id], held_out="h")
+        await mine.close_test(test.number, evidence_of(promoted, test.before))
+        assert (await critic.score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
+        assert (await (await critic.pin()).score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
+
+
+def evidence_of(one: ContrastPair, before: int) -> Promotion:
+    """Return evidence that a pair helps."""
+    return Promotion(
+        pair_ids=(one.id,),
+        promoted=True,
+        traces=20,
+        transitions=40,
+        batches_before=before,
+        effect=1,
+        low=0.5,
+        high=1.5,
+        p_value=0.001,
+        alpha=0.01,
+        critic="c",
+        prompt="critic@1",
+    )

@@ -202,8 +202,10 @@ class Critic:
     ) -> tuple[ContrastPair, ...]:
         if self._pinned is not None:
             return tuple(pair for pair in self._pinned if visible_to(pair.scope, scope))
+        query = Query(scope=scope, limit=_FOUND)
         text = search_text(purpose, transition)
-        return await self._promoted(Query(text=text, scope=scope, limit=_FOUND))
+        found = await self._promoted(query.model_copy(update={"text": text}))
+        return found if len(found) == _FOUND else (*found, *await self._promoted(query))
 
     async def _promoted(self, query: Query) -> tuple[ContrastPair, ...]:
         if self._memory is None:

@@ -20,6 +20,7 @@ from reflact.types import digest
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _READ = 4000
+_SEARCHED = 200
 
 
 def ranked(
@@ -52,8 +53,9 @@ def ranked(
 
 
 def search_text(purpose: str, transition: Transition) -> str:
-    """Return the words by which a memory is searched for pairs, sorted."""
-    return " ".join(sorted(_words(purpose, transition)))
+    """Return what a memory is searched with: the action, the beginning of the change, the purpose."""
+    change = show_change(transition.before, transition.after)[:_SEARCHED]
+    return f"{transition.action.name}\n{change}\n{purpose}"
 
 
 def _place(purpose: str, transition: Transition) -> str:
