@@ -84,11 +84,20 @@ def commands() -> str:
         "begins nothing new; a step that needs nothing more is committed. The second ends the run at once.",
         "`eval` and the commands that only read end at the first.",
     ]
-    for name, command in typer.main.get_group(app).commands.items():
+    for name, command in _commands(typer.main.get_group(app)):
         lines += ["", f"## reflact {name}", "", inspect.cleandoc(command.help or "")]
         lines += ["", "| parameter | default | meaning |", "|---|---|---|"]
         lines += [_parameter(parameter) for parameter in command.params]
     return "\n".join(lines) + "\n"
+
+
+def _commands(group: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all commands with their names, those of groups with the group's before them."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {below}", one) for below, one in _commands(command))
+        else:
+            yield name, command
 
 
 def _parameter(parameter: Any) -> str:

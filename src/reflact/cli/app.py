@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from reflact.cli.demo import demo
 from reflact.cli.eval import evaluate
 from reflact.cli.import_skillopt import import_skillopt
+from reflact.cli.memory import memory
 from reflact.cli.record import record
 from reflact.cli.replay import replay
 from reflact.cli.runs import runs
@@ -58,3 +59,4 @@ app.command("show")(show)
 app.command("record")(record)
 app.command("replay")(replay)
 app.command("import-skillopt")(import_skillopt)
+app.add_typer(memory)

@@ -70,7 +70,7 @@ def test_id(test: BatchTest) -> str:
 
 def close_test(tables: Tables, number: int, evidence: Promotion, *, now: datetime) -> None:
     """Store how a test ended and do what follows; see ``SQLiteCards.close_test``."""
-    test = next((test for test in tests(tables) if test.number == number), None)
+    test = next(iter(stored_tests(tables, number)), None)
     if test is None or test.evidence is not None:
         state = "was never opened" if test is None else "is over"
         raise DataError(f"test {number} {state}; open a test for each batch")
@@ -96,10 +96,12 @@ def _untouched(tables: Tables, test: BatchTest) -> list[Row]:
     return units.rows(tables, where, (canonical(list(test.unit_ids)), test.number))
 
 
-def tests(tables: Tables) -> list[BatchTest]:
-    """Return all tests in their order."""
+def stored_tests(tables: Tables, number: int | None = None) -> list[BatchTest]:
+    """Return all tests in their order, or the one of a number."""
     found = tables.execute(
-        'SELECT number, held_out, before, unit_ids, "use", evidence, at FROM memory_tests ORDER BY number'
+        'SELECT number, held_out, before, unit_ids, "use", evidence, at FROM memory_tests '
+        "WHERE ?1 IS NULL OR number = ?1 ORDER BY number",
+        (number,),
     ).fetchall()
     return [
         BatchTest(

@@ -81,9 +81,10 @@ class SQLiteCards:
             if spoken_of is not None and booking.is_anchor(tables, spoken_of):
                 return Submission(unit_id=unit.id, new=False, status="rejected", reason="anchor")
             now = self._clock()
-            number = changing.add(tables, unit, "candidate", now)
+            status, reason = changing.judged(finding)
+            number = changing.add(tables, unit, status, now, reason)
             changing.note(tables, number, None, "candidate", now=now)
-            changing.judge(tables, number, finding, now)
+            changing.note(tables, number, "candidate", status, now=now, reason=reason)
             changing.make_room(tables, unit.kind, self._bound, now)
             return _submission(*units.units(tables, [unit.id]), new=True)
 
@@ -133,7 +134,8 @@ class SQLiteCards:
         tables.execute("UPDATE memory_words SET words = ? WHERE rowid = ?", words)
         tables.execute("UPDATE memory_units SET version = ? WHERE number = ?", (version, row.number))
         changing.note(tables, row.number, row.status, "candidate", now=now, version=version, reason="edited")
-        changing.judge(tables, row.number, self._scan(unit.texts), now, version)
+        status, reason = changing.judged(self._scan(unit.texts))
+        changing.settle(tables, row.number, "candidate", status, now=now, version=version, reason=reason)
 
     # ----------------------------------------------------------------------------------------- reading
 
@@ -172,6 +174,14 @@ class SQLiteCards:
             return [card for row in rows for card in units.cards(tables, row)]
 
         return tuple(await self._database.read(look))
+
+    async def units_named(self, name: str) -> tuple[str, ...]:
+        """Return the ids of up to ten units which begin so, or with a card whose id begins so, sorted."""
+        sql = (
+            "SELECT id FROM memory_units WHERE substr(id, 1, length(?1)) = ?1 OR number IN "
+            "(SELECT unit FROM memory_cards WHERE substr(id, 1, length(?1)) = ?1) ORDER BY id LIMIT 10"
+        )
+        return tuple(unit_id for (unit_id,) in await self._database.rows(sql, (name,)))
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
@@ -237,7 +247,7 @@ class SQLiteCards:
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests, in their order."""
-        return tuple(await self._database.read(booking.tests))
+        return tuple(await self._database.read(booking.stored_tests))
 
     async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
         """Reject quarantined units, all or none."""

@@ -13,12 +13,13 @@ from reflact.store.units import PAIR, Row, Text, Unit, rows, scope_of, stamp, wr
 from reflact.store.words import indexed, tags
 
 
-def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime) -> int:
+def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime, reason: str | None = None) -> int:
     """Write a unit in a state, with its index row, and return its number."""
     first, at = unit.cards[0], stamp(now)
     cursor = tables.execute(
-        "INSERT INTO memory_units (id, kind, pair, subject, scope, provenance, trace_id, status, version, "
-        "trust, utility, created_by, created, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO memory_units (id, kind, pair, subject, scope, provenance, trace_id, status, reason, "
+        "version, trust, utility, created_by, created, changed) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             unit.id,
             unit.kind,
@@ -28,6 +29,7 @@ def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime) -> int:
             written(first.provenance),
             first.provenance.trace_id,
             status,
+            reason,
             first.version,
             first.trust,
             first.utility,
@@ -68,11 +70,11 @@ def note(
     )
 
 
-def judge(tables: Tables, number: int, finding: Finding | None, now: datetime, version: int = 1) -> None:
-    """Take a candidate to where a scan's finding puts it."""
-    after: CardStatus = "rejected" if finding and finding.verdict == "reject" else "quarantined"
-    reason = None if finding is None else finding.rule
-    settle(tables, number, "candidate", after, now=now, version=version, reason=reason)
+def judged(finding: Finding | None) -> tuple[CardStatus, str | None]:
+    """Return the state to which a scan's finding brings a candidate, and the reason that goes with it."""
+    if finding is None:
+        return "quarantined", None
+    return ("rejected" if finding.verdict == "reject" else "quarantined"), finding.rule
 
 
 def move(

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
-from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
+from reflact.memory import CardStatus, ContrastPair, MemoryCard
 from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id
 from reflact.memory_ports import BatchTest, StatusChange, StoredTrace
 from reflact.store import booking, changing, traces, units
@@ -302,9 +302,9 @@ def _released(line: UnitLine, finding: Finding) -> bool:
 def _proven(tables: Tables, line: UnitLine, unit_id: str) -> bool:
     """Whether the test that a unit's promotion names is stored, is of it, and was passed."""
     number = _test_number(tables, line.history[-1].test)
-    test = next((test for test in booking.tests(tables) if test.number == number), None)
-    evidence: Promotion | None = None if test is None else test.evidence
-    return evidence is not None and evidence.promoted and unit_id in evidence.pair_ids
+    found = [] if number is None else booking.stored_tests(tables, number)
+    evidence = [test.evidence for test in found if test.evidence is not None]
+    return any(one.promoted and unit_id in one.pair_ids for one in evidence)
 
 
 def _test_number(tables: Tables, name: str | None) -> int | None:

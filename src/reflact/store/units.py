@@ -37,7 +37,10 @@ COLUMNS = (
     "created, changed"
 )
 
-STANDING = "SELECT id, kind, trust, utility, changed FROM memory_units WHERE number = ?"
+STANDING = """
+SELECT number, id, trust, utility, changed FROM memory_units
+WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
+"""
 
 
 class Text(Frozen):
@@ -191,14 +194,15 @@ def cards(tables: Tables, row: Row, kinds: Sequence[CardKind] = ()) -> list[Memo
 
 def found(tables: Tables, query: Query, *, pairs: bool = False) -> list[Row]:
     """Return the units that a query finds, or only the pairs among them, the best first."""
-    standings = {}
-    for number, relevance in relevances(tables, query):
-        unit_id, kind, trust, utility, changed = tables.execute(STANDING, (number,)).fetchone()
-        if pairs and kind != PAIR:
-            continue
-        standings[unit_id] = (number, Standing(unit_id, relevance, trust, utility, time_of(changed)))
-    best = ranked([standing for _, standing in standings.values()], query.now)[: query.limit]
-    return [row for unit_id in best for row in rows(tables, "number = ?", (standings[unit_id][0],))]
+    relevance = dict(relevances(tables, query))
+    standings = [
+        Standing(unit_id, relevance[number], trust, utility, time_of(changed))
+        for number, unit_id, trust, utility, changed in tables.execute(
+            STANDING, (json.dumps(list(relevance)), PAIR if pairs else None)
+        )
+    ]
+    best = ranked(standings, query.now)[: query.limit]
+    return [row for unit_id in best for row in rows(tables, "id = ?", (unit_id,))]
 
 
 def history(tables: Tables, number: int) -> tuple[StatusChange, ...]:

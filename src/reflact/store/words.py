@@ -31,7 +31,7 @@ ASKED = 32
 FEW = 3
 """Words that count where all are in more units than can be ranked."""
 
-LOOKED_AT = 4_096
+LOOKED_AT = 1_024
 """Units that are ranked for a question: the newest of those that match."""
 
 NEWEST = "SELECT rowid, 0 FROM memory_words WHERE memory_words MATCH ? ORDER BY rowid DESC LIMIT ?"

@@ -1,0 +1,274 @@
+"""``reflact memory``: what a memory holds, read, searched, forgotten, taken out and brought in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from reflact.memory import MemoryCard
+    from reflact.memory_ports import Forgotten
+    from reflact.memory_store import MemoryStore
+    from reflact.store.exchange import Imported
+    from reflact.types import Frozen
+
+SHOWN = 60
+"""Characters of a card in a table."""
+
+Store = Annotated[
+    Path,
+    typer.Argument(metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
+Status = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="STATE", help="Only this: candidate, quarantined, promoted, rejected, archived; repeatable."
+    ),
+]
+Kind = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")]
+Limit = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most so many cards.")]
+
+memory = typer.Typer(
+    name="memory",
+    help="Look at what calibration has learned, and change what is kept.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@memory.command("list")
+def list_cards(
+    store: Store, status: Status = None, kind: Kind = None, limit: Limit = 50, json: Json = False
+) -> None:
+    """List cards, the best first; all states and scopes unless options say otherwise."""
+    import anyio
+
+    _print_cards(anyio.run(_found, store, "", status, kind, limit), json=json)
+
+
+@memory.command()
+def search(  # noqa: PLR0917 - what the command line offers
+    store: Store,
+    words: Annotated[str, typer.Argument(metavar="WORDS", help="What to look for; any text.")],
+    status: Status = None,
+    kind: Kind = None,
+    limit: Limit = 10,
+    json: Json = False,
+) -> None:
+    """Find cards by their words, the best first; all states and scopes unless options say otherwise."""
+    import anyio
+
+    _print_cards(anyio.run(_found, store, words, status, kind, limit), json=json)
+
+
+@memory.command()
+def show(
+    store: Store,
+    name: Annotated[str, typer.Argument(metavar="ID", help="A card's or pair's id, or its beginning.")],
+    json: Json = False,
+) -> None:
+    """Show a card or a pair in full, with its history."""
+    import anyio
+
+    anyio.run(_show, store, name, json)
+
+
+@memory.command()
+def forget(
+    store: Store,
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace's id.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Remove everything that came from a trace, and say what was removed; there is no way back."""
+    import anyio
+
+    from reflact.report.visible import visible
+
+    gone = anyio.run(_forget, store, trace)
+    if json:
+        typer.echo(_line(gone))
+        return
+    typer.echo(
+        f"forgot trace {visible(trace)}: {gone.events} events, {len(gone.unit_ids)} units with {gone.cards} "
+        f"cards, {gone.anchors} anchors"
+    )
+
+
+@memory.command("export")
+def export_store(
+    store: Store,
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Where to write; standard output without it.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Write everything in a memory as JSON lines."""
+    import anyio
+
+    anyio.run(_export, store, target)
+
+
+@memory.command("import")
+def import_store(
+    store: Annotated[
+        Path,
+        typer.Argument(metavar="STORE", help="The memory's file; made where missing.", show_default=False),
+    ],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Bring in what was exported; what is there stays, and nothing is promoted without its evidence."""
+    import anyio
+
+    from reflact.errors import UsageError
+
+    try:
+        lines = source.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {source}: {error}") from None
+    done = anyio.run(_import, store, lines)
+    if json:
+        typer.echo(_line(done))
+        return
+    typer.echo(
+        f"new: {done.units} units, {done.tests} tests, {done.traces} traces with {done.events} events, "
+        f"{done.anchors} anchors; {done.held} of the units are held or rejected"
+    )
+
+
+def _existing(path: Path) -> MemoryStore:
+    from reflact.errors import UsageError
+    from reflact.memory_store import MemoryStore
+
+    if not path.is_file():
+        raise UsageError(f"there is no memory at {path}; name its file")
+    return MemoryStore(path)
+
+
+async def _found(
+    path: Path, words: str, status: list[str] | None, kind: list[str] | None, limit: int
+) -> tuple[MemoryCard, ...]:
+    from pydantic import ValidationError
+
+    from reflact.errors import UsageError
+    from reflact.memory_ports import Query
+
+    asked: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
+    try:
+        query = Query(text=words, all_scopes=True, limit=limit, **asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{first['loc'][0]}: {first['input']!r} is none: {first['msg']}") from None
+    async with _existing(path) as store:
+        return await store.find(query)
+
+
+async def _show(path: Path, name: str, json: bool) -> None:
+    from reflact.errors import UsageError
+    from reflact.report.visible import visible
+
+    async with _existing(path) as store:
+        ids = await store.units_named(name)
+        if len(ids) != 1:
+            number = "no unit" if not ids else f"{len(ids)} or more units"
+            raise UsageError(f"{number} in {path} begin with {name!r}; list them with `reflact memory list`")
+        cards, history = await store.cards(ids[0]), await store.history(ids[0])
+    if json:
+        for line in (*map(_line, cards), *map(_line, history)):
+            typer.echo(line)
+        return
+    for card in cards:
+        typer.echo(f"{card.kind} {card.id}")
+        for field, value in _facts(card):
+            typer.echo(f"  {field}: {visible(value)}")
+        for text in filter(None, (card.content, card.pattern, card.strategy)):
+            typer.echo("\n" + "\n".join(f"    {line}" for line in visible(text).split("\n")))
+        typer.echo()
+    for change in history:
+        why = f" ({visible(change.reason)})" if change.reason else ""
+        test = "" if change.promotion is None else f", test {change.promotion}"
+        typer.echo(f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}")
+
+
+async def _forget(path: Path, trace: str) -> Forgotten:
+    async with _existing(path) as store:
+        return await store.forget(trace)
+
+
+async def _export(path: Path, target: Path | None) -> None:
+    from reflact.errors import UsageError
+
+    async with _existing(path) as store:
+        if target is None:
+            async for line in store.export_lines():
+                typer.echo(line)
+            return
+        try:
+            with target.open("w", encoding="ascii") as file:
+                async for line in store.export_lines():
+                    file.write(f"{line}\n")
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+async def _import(path: Path, lines: list[str]) -> Imported:
+    from reflact.memory_store import MemoryStore
+
+    async with MemoryStore(path) as store:
+        return await store.import_lines(lines)
+
+
+def _facts(card: MemoryCard) -> list[tuple[str, str]]:
+    origin = card.provenance
+    facts = {
+        "pair": card.pair_id,
+        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
+        "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
+        "version": str(card.version),
+        "roles": ", ".join(card.scope.roles),
+        "tools": ", ".join(card.scope.tools),
+        "task categories": ", ".join(card.scope.task_categories),
+        "user": card.scope.user,
+        "trace": origin.trace_id,
+        "step": None if origin.step is None else str(origin.step),
+        "prompt": origin.prompt,
+        "model": origin.model,
+        "made by": card.created_by,
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _print_cards(cards: Iterable[MemoryCard], *, json: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from reflact.report.visible import visible
+
+    if json:
+        for card in cards:
+            typer.echo(_line(card))
+        return
+    table = Table("card", "kind", "status", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("utility", justify="right", no_wrap=True)
+    table.add_column("says")
+    for card in cards:
+        says = " ".join((card.strategy or card.content).split())
+        status = card.status if card.reason is None else f"{card.status} ({card.reason})"
+        shown = visible(says if len(says) <= SHOWN else f"{says[: SHOWN - 1]}…")
+        table.add_row(card.id[:12], card.kind, Text(visible(status)), f"{card.utility:.2f}", Text(shown))
+    Console().print(table)
+
+
+def _line(value: Frozen) -> str:
+    from reflact.types import canonical
+
+    return canonical(value.model_dump(mode="json"))
