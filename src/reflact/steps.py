@@ -131,10 +131,7 @@ class Steps:
             candidate = await self._update(step, skill, chosen)
         async with self._clock.stage("evaluate", step=step):
             evaluated, undecided = await self._evaluate(step, candidate, skill, merged, state)
-        async with self._clock.stage("appendix", step=step):
-            noted = await self._remind(
-                step, candidate.skill if evaluated.verdict.accepted else skill, reports
-            )
+        noted = await self._remind(step, candidate.skill if evaluated.verdict.accepted else skill, reports)
         record = record_of(
             state,
             step=step,
@@ -281,15 +278,16 @@ class Steps:
     async def _remind(self, step: int, skill: Skill, reports: Sequence[Report]) -> Noted:
         if not self._config.appendix.enabled:
             return Noted(skill=skill)
-        return await remind(
-            skill,
-            reports,
-            threshold=self._config.appendix.consolidate_threshold,
-            llm=self._house.optimizer,
-            prompts=self._plan.prompts,
-            journal=self._journal,
-            step=step,
-        )
+        async with self._clock.stage("appendix", step=step):
+            return await remind(
+                skill,
+                reports,
+                threshold=self._config.appendix.consolidate_threshold,
+                llm=self._house.optimizer,
+                prompts=self._plan.prompts,
+                journal=self._journal,
+                step=step,
+            )
 
     def _budget(self, step: int) -> int | None:
         sizes = self._config.select

@@ -1,0 +1,176 @@
+"""The log of durable events: the same bytes in every run of a plan, each once, whenever it was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from pure_world import rows
+from reflact import wiring
+from reflact.events import EVENT, Event
+from reflact.loading import load
+from reflact.ports import Committed
+from reflact.records import RunState
+from reflact.run import Run
+from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Skill
+
+ROOT = Path(__file__).parent.parent
+LOG = "SELECT event FROM events ORDER BY sequence"
+KILLED_AT = (3, 400, 1200)
+"""How many lines a process may print before it is killed, one process after the other."""
+
+
+class Killed(Exception):
+    """A process ended here."""
+
+
+class Mortal(MemoryStore):
+    """A store whose process ends just after a write that is part of the history, before anyone knows of it.
+
+    Attributes:
+        writes: How many such writes there were.
+    """
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        super().__init__()
+        self._dies_at = dies_at
+        self.writes = 0
+
+    async def append(self, event: Event) -> bool:
+        is_new = await super().append(event)
+        self._may_die()
+        return is_new
+
+    async def commit(
+        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+    ) -> None:
+        await super().commit(run_id, record, state, skills)
+        self._may_die()
+
+    def _may_die(self) -> None:
+        self.writes += 1
+        if self.writes == self._dies_at:
+            raise Killed
+
+
+async def start(store: MemoryStore, folder: Path) -> list[Event]:
+    """Start a run of two epochs, with all that ends them, over a store, and return what it told."""
+    config = {
+        "out_dir": folder,
+        "train": {"num_epochs": 2, "batch_size": 4},
+        "gate": {"early_stop": False, "max_trials": 1, "alpha": 0.9},
+        "select": {"max_edits": 1, "min_edits": 1},
+        "slow_update": {"samples": 2},
+        "appendix": {"enabled": True},
+    }
+    environment = ToyEnvironment(train=8, val=4, test=2)
+    passed = wiring.Passed(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
+    told: list[Event] = []
+
+    async def listen(event: Event) -> None:
+        told.append(event)
+
+    try:
+        async with wiring.furnished(wiring.plan(load(config), passed), passed, store, None) as house:
+            run = Run(house, listen)
+            await run.open()
+            await run.complete()
+    except Killed:
+        pass
+    return [event for event in told if event.durable]
+
+
+async def log_of(store: MemoryStore) -> list[str]:
+    """Return what the events of the store's only run say."""
+    (run_id,) = store._runs
+    return [event.said for event in await store.events(run_id)]
+
+
+@pytest.mark.anyio
+async def test_a_kill_at_any_write_loses_and_repeats_no_event(tmp_path: Path) -> None:
+    """Whichever commit or event a process dies after, the next one completes the log, in its order."""
+    unbroken = Mortal()
+    await start(unbroken, tmp_path / "unbroken")
+    whole = await log_of(unbroken)
+    kinds = [json.loads(line)["kind"] for line in whole]
+    assert kinds.count("epoch_closed") >= 1
+    assert kinds.count("skill_made") >= 3
+    assert len(set(whole)) == len(whole)
+    for write in range(1, unbroken.writes):
+        store = Mortal(write)
+        first = await start(store, tmp_path / str(write))
+        assert len(await log_of(store)) < len(whole)
+        second = await start(store, tmp_path / str(write))
+        assert await log_of(store) == whole, f"killed at write {write}"
+        heard = [event.said for event in (*first, *second)]
+        assert heard == [line for line in whole if line in heard]
+        assert len(whole) - len(heard) <= 1, "at most what was stored when the process died goes unheard"
+
+
+class Demo:
+    """Processes that replay the demo into one folder."""
+
+    def __init__(self, folder: Path, concurrency: int) -> None:
+        self.folder = folder
+        options = [f"train.rollout_concurrency={concurrency}", f"reflect.concurrency={concurrency}"]
+        options += [f"models.{role}.concurrency={concurrency}" for role in ("target", "optimizer")]
+        sets = [word for option in options for word in ("--set", option)]
+        train = [
+            "train",
+            str(ROOT / "fixtures" / "demo" / "demo.yaml"),
+            "--json",
+            "--set",
+            f"out_dir={folder}",
+        ]
+        self._command = [sys.executable, "-c", "from reflact.cli import main; main()", *train, *sets]
+
+    def start(self, stdout: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start a process."""
+        return subprocess.Popen(self._command, stdout=stdout, text=True)
+
+    @property
+    def log(self) -> list[str]:
+        """The stored events, as they are stored."""
+        return [str(event) for (event,) in rows(self.folder, LOG)]
+
+
+def durable(lines: Sequence[str]) -> list[Event]:
+    """Return the durable events among whole printed lines."""
+    told = [EVENT.validate_json(line) for line in lines if line.endswith("\n")]
+    return [event for event in told if event.durable]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_the_demo_tells_the_same_at_any_concurrency_and_after_kills(tmp_path: Path) -> None:
+    """One call at a time, or 32 at a time in processes that are killed: the log is the same bytes."""
+    slow, fast = Demo(tmp_path / "slow", 1), Demo(tmp_path / "fast", 32)
+    began, printed = datetime.now(UTC), list[Event]()
+    with (tmp_path / "told").open("w+", encoding="utf-8") as kept, slow.start(kept) as unbroken:
+        for limit in KILLED_AT:
+            with fast.start() as process:
+                assert process.stdout is not None
+                lines = [line for line, _ in zip(process.stdout, range(limit), strict=False)]
+                process.kill()
+                printed += durable([*lines, *process.stdout.readlines()])
+            assert process.returncode == -signal.SIGKILL
+        with fast.start() as process:
+            printed += durable(process.communicate()[0].splitlines(keepends=True))
+        unbroken.wait()
+        kept.seek(0)
+        told = durable(kept.readlines())
+    assert [unbroken.returncode, process.returncode] == [0, 0]
+    assert [event.said for event in told] == slow.log
+    assert fast.log == slow.log
+    said = [event.said for event in printed]
+    assert said == [line for line in fast.log if line in said], "no event is printed twice or out of order"
+    assert len(fast.log) - len(said) <= len(KILLED_AT)
+    assert all(began <= event.at <= datetime.now(UTC) for event in (*told, *printed))
