@@ -1,0 +1,349 @@
+"""Contrast pairs: what is selected, what is right, what becomes of candidates, and in which order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import JsonValue, ValidationError
+
+from contrast_world import PURPOSE, KnowingJudge, PlainCritic, event, mistaken, round_of
+from reflact.calibration.contrast import ContrastSettings, Drop, Made, contrast, contrasting, selected
+from reflact.calibration.curriculum import KindShare, Round
+from reflact.calibration.mistakes import Mistake
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.errors import ConfigError, ProviderDown
+from reflact.memory import ContrastPair, ScoreEvent
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+Script = Callable[[Rendered, type[ReplyModel], Sample], Any]
+EVENTS = (event(0), event(1, said=(2, 9)), event(2, after=2, said=(2, 5), changed=False), event(3, before=5))
+
+
+def silent(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    """Never give a valid reply."""
+    return {"nothing": True}
+
+
+async def made(
+    *events: ScoreEvent,
+    plan: Round | None = None,
+    write: Script = mistaken,
+    judge: Script | None = None,
+    **more: Any,
+) -> Made:
+    """Make the pairs of a trace."""
+    return await contrast(
+        events or EVENTS,
+        purpose=PURPOSE,
+        trace_id="t1",
+        plan=plan or round_of(),
+        llm=ScriptedLLM(write),
+        judge=None if judge is None else ScriptedLLM(judge),
+        **more,
+    )
+
+
+# ------------------------------------------------------------------------------------------- selection
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "changed", "chosen"),
+    [
+        ((2, 2.5), (2, 2.5), True, True),
+        ((2, 2.4), (2, 2.4), True, False),
+        ((2, 1), (2, 1), True, True),
+        ((2, 2), (2, 2), True, True),
+        ((2, 2.3), (2, 2.3), False, True),
+        ((2, 2.3), (2, 6), True, True),
+    ],
+)
+def test_steps_that_moved_or_stood_still_are_selected(
+    said: tuple[float, float], gold: tuple[float, float], changed: bool, chosen: bool
+) -> None:
+    """A step is learned from where critic or gold moved by 0.5 at least, or where nothing changed."""
+    one = event(before=gold[0], after=gold[1], said=said, changed=changed)
+    assert (selected([one], ContrastSettings()) == (one,)) is chosen
+
+
+async def test_still_steps_can_be_left_out() -> None:
+    """Without them they count as skipped, and no candidate is made of them."""
+    result = await made(event(after=2, changed=False), settings=ContrastSettings(include_no_change=False))
+    assert result == Made(skipped=1)
+
+
+# ------------------------------------------------------------------------------------- what is right
+
+
+async def test_one_unchecked_opinion_makes_no_pair() -> None:
+    """Without gold and without a critic to sample, every candidate is dropped as unverified."""
+    result = await made(event(gold=False))
+    assert result.pairs == ()
+    assert [drop.reason for drop in result.drops] == ["unverified"] * 4
+
+
+async def test_samples_that_agree_say_what_is_right() -> None:
+    """The middle of three independent samples is the right side, and the label says so."""
+    critic = PlainCritic((2, 5.5), (2, 6.5), (2, 6))
+    result = await made(event(gold=False), plan=round_of("ignored_evidence"), critic=critic)
+    assert sorted(critic.trials) == [1, 2, 3]
+    assert {pair.label for pair in result.pairs} == {"agreement"}
+    (asked, *_) = [pair for pair in result.pairs if pair.construction == "asked"]
+    assert (asked.right.phi_before, asked.right.phi_after) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    "critic",
+    [PlainCritic((2, 4), (2, 6), (2, 5)), PlainCritic((0, 5), (3, 5)), PlainCritic((2, 6), guarded=[2])],
+)
+async def test_samples_that_do_not_agree_make_no_pair(critic: PlainCritic) -> None:
+    """Apart in phi before or after, or without credit for want of evidence: nobody knows what is right."""
+    result = await made(event(gold=False), critic=critic)
+    assert result.pairs == ()
+    assert {drop.reason for drop in result.drops} == {"disagreement"}
+
+
+async def test_no_sample_is_asked_once_they_cannot_agree() -> None:
+    """Two samples far apart end the asking of nine, up to those under way."""
+    critic = PlainCritic((2, 2), (2, 9))
+    await made(event(gold=False), critic=critic, settings=ContrastSettings(samples=9, concurrency=1))
+    assert len(critic.trials) <= 3
+
+
+async def test_gold_is_never_sampled() -> None:
+    """Where gold says what is right the critic is asked about other purposes only."""
+    critic = PlainCritic((2, 2.5))
+    await made(event(), plan=round_of("ignored_evidence"), critic=critic)
+    assert critic.trials == []
+
+
+# ------------------------------------------------------------------------------------- constructions
+
+
+async def test_each_way_of_making_a_mistake_is_used_once_the_best_first() -> None:
+    """What needs no model comes before what a model is asked for, and no pair comes twice."""
+    result = await made(event(), plan=round_of("ignored_evidence"))
+    assert [pair.construction for pair in result.pairs] == [
+        "no_effect",
+        "evidence_withdrawn",
+        "asked",
+        "asked",
+    ]
+    assert len({pair.id for pair in result.pairs}) == 4
+
+
+async def test_the_critics_own_mistake_comes_first() -> None:
+    """An inflated score beside gold is a pair that costs nothing."""
+    result = await made(event(said=(2, 9)), plan=round_of("inflated_score"))
+    first = result.pairs[0]
+    assert (first.construction, first.right.phi_after, first.wrong.phi_after) == ("observed", 6, 9)
+
+
+async def test_another_purpose_needs_samples_that_bear_it_out() -> None:
+    """Under another purpose samples say what is right; where they agree with the score there is no pair."""
+    plan = round_of("inflated_score")
+    others = ["Draw three figures.", PURPOSE.upper()]
+    low = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)), others=others)
+    found = [pair for pair in low.pairs if pair.construction == "other_purpose"]
+    assert [(pair.purpose, pair.label, pair.right.phi_after) for pair in found] == [
+        (others[0], "agreement", 0.5)
+    ]
+    high = await made(event(), plan=plan, critic=PlainCritic((2, 6)), others=others)
+    assert [drop.reason for drop in high.drops] == ["not_confirmed"]
+
+
+async def test_a_near_miss_is_written_where_no_trace_has_another_purpose() -> None:
+    """A model writes the other purpose, unless that is switched off."""
+    plan = round_of("inflated_score")
+    result = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)))
+    assert "Draw the three figures of the report." in {pair.purpose for pair in result.pairs}
+    off = await made(
+        event(), plan=plan, critic=PlainCritic((0, 0.5)), settings=ContrastSettings(near_misses=False)
+    )
+    assert {pair.purpose for pair in off.pairs} == {PURPOSE}
+
+
+async def test_a_scale_without_room_is_a_typed_drop() -> None:
+    """Nothing can be inflated at 10: the candidate says so."""
+    result = await made(event(after=10), plan=round_of("inflated_score"))
+    assert result.pairs == ()
+    assert {drop.reason for drop in result.drops} == {"not_applicable"}
+
+
+async def test_own_kinds_of_mistakes_are_asked_for() -> None:
+    """A described kind of one's own is made; one that nobody described is refused before any call."""
+    plan = round_of("halo")
+    own = ContrastSettings(mistakes=(Mistake(name="halo", description="Likes the agent."),))
+    result = await made(event(), plan=plan, settings=own)
+    assert {pair.mistake for pair in result.pairs} == {"halo"}
+    with pytest.raises(ConfigError, match="halo"):
+        await made(event(), plan=plan)
+
+
+# ----------------------------------------------------------------------------------- known and double
+
+
+async def test_a_second_round_makes_nothing_again() -> None:
+    """Known pairs are passed over before they are paid for; other constructions take their places."""
+    first = await made()
+    known = {pair.id for pair in first.pairs}
+    second = await made(known=known, plan=round_of(number=2))
+    assert not known & {pair.id for pair in second.pairs}
+    assert {pair.construction for pair in second.pairs} >= {"asked", "evidence_withdrawn"}
+
+
+async def test_a_reply_that_gives_a_known_pair_is_a_drop() -> None:
+    """What a model writes again is dropped as known."""
+    plan = round_of("credit_for_intention")
+    still = event(after=2, changed=False)
+    first = await made(still, plan=plan)
+    again = await made(still, plan=plan, known={pair.id for pair in first.pairs})
+    assert again.pairs == ()
+    assert {drop.reason for drop in again.drops} == {"known"}
+
+
+async def test_equal_steps_are_learned_from_once() -> None:
+    """A step that equals an earlier one is dropped before anything is asked about it."""
+    twin = event().model_copy(update={"step": 7})
+    result = await made(event(), twin)
+    assert result.candidates == 8
+    assert [(drop.step, drop.reason) for drop in result.drops] == [(7, "duplicate")] * 4
+
+
+async def test_equal_replies_are_one_pair() -> None:
+    """A model that writes the same twice gives one pair and one drop."""
+
+    def same(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+        return {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
+
+    result = await made(event(), plan=round_of("inflated_score"), write=same)
+    assert (len(result.pairs), [d.reason for d in result.drops]) == (1, ["duplicate"] * 3)
+
+
+# ------------------------------------------------------------------------------------------- the whole
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10), st.integers(0, 10)), max_size=4),
+    each=st.integers(1, 5),
+    mute=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_candidates_add_up_and_pairs_are_contrasts(
+    moves: list[tuple[int, int, int]], each: int, mute: bool
+) -> None:
+    """Each selected step has so many candidates; each is a pair or a drop, each pair apart by the margin."""
+    events = [event(n, before=a, after=b, said=(a, c), changed=a != b) for n, (a, b, c) in enumerate(moves)]
+
+    async def run() -> Made:
+        return await made(
+            *events, write=silent if mute else mistaken, settings=ContrastSettings(per_event=each)
+        )
+
+    result = anyio.run(run) if events else Made()
+    assert result.candidates == len(result.pairs) + len(result.drops)
+    assert result.candidates == each * (len(events) - result.skipped)
+    for pair in result.pairs:
+        assert abs(pair.right.phi_after - pair.wrong.phi_after) >= 1 - 1e-9
+        assert pair.wrong.reasoning.strip() != pair.right.reasoning.strip()
+        assert pair.provenance.trace_id == "t1"
+
+
+def test_a_result_that_does_not_add_up_is_refused() -> None:
+    """``Made`` cannot lose a candidate."""
+    with pytest.raises(ValidationError, match="3 candidates, but 0 pairs and 0 drops"):
+        Made(candidates=3)
+
+
+async def test_the_order_of_replies_changes_nothing() -> None:
+    """Whatever finishes first, pairs and drops come in the order of the steps; the stream has the same."""
+    plain = await made(judge=KnowingJudge(), settings=ContrastSettings(judges=2))
+    chance = random.Random(3)
+
+    def late(script: Script) -> Script:
+        async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Any:
+            for _ in range(chance.randrange(9)):
+                await anyio.lowlevel.checkpoint()
+            return script(prompt, reply_type, sample)
+
+        return answer
+
+    for _ in range(5):
+        told: list[ContrastPair | Drop] = []
+        async with contrasting(
+            lambda report: made(
+                write=late(mistaken),
+                judge=late(KnowingJudge()),
+                settings=ContrastSettings(judges=2),
+                report=report,
+            )
+        ) as stream:
+            told += [one async for one in stream]
+        assert Counter(one.model_dump_json() for one in told) == Counter(
+            one.model_dump_json() for one in (*plain.pairs, *plain.drops)
+        )
+        assert (
+            await made(write=late(mistaken), judge=late(KnowingJudge()), settings=ContrastSettings(judges=2))
+            == plain
+        )
+
+
+async def test_calls_in_flight_stay_within_the_limit() -> None:
+    """All kinds of calls together never exceed ``concurrency``, and reach it."""
+    flying = [0, 0]
+
+    def counted(script: Script) -> Script:
+        async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Any:
+            flying[0] += 1
+            flying[1] = max(flying)
+            try:
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+            finally:
+                flying[0] -= 1
+            return script(prompt, reply_type, sample)
+
+        return answer
+
+    events = [event(n) for n in range(12)]
+    limits = ContrastSettings(judges=4, concurrency=3)
+    await made(*events, write=counted(mistaken), judge=counted(KnowingJudge()), settings=limits)
+    assert flying == [0, 3]
+
+
+async def test_a_dead_provider_is_an_error_and_not_a_drop() -> None:
+    """What could not be asked is not counted as made: the error comes out as it is."""
+
+    def down(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Any:
+        return ProviderDown("the endpoint is gone")
+
+    with pytest.raises(ProviderDown):
+        await made(event(), plan=round_of("inflated_score"), write=down)
+
+
+async def test_comparisons_without_a_judge_are_refused() -> None:
+    """Settings that ask for judges need one; a single comparison shows one order only."""
+    with pytest.raises(ConfigError, match="judge"):
+        await made(event(), settings=ContrastSettings(judges=2))
+    with pytest.raises(ValidationError, match="at least 2"):
+        ContrastSettings(judges=1)
+
+
+async def test_shares_decide_how_often_a_kind_is_asked_for() -> None:
+    """Over a trace the kinds have the shares of the round."""
+    shares = (
+        KindShare(mistake="inflated_score", share=0.75),
+        KindShare(mistake="ignored_evidence", share=0.25),
+    )
+    plan = Round(number=1, shares=shares, nearest=1, farthest=10)
+    result = await made(*(event(n) for n in range(4)), plan=plan)
+    kinds = Counter([*(pair.mistake for pair in result.pairs), *(drop.mistake for drop in result.drops)])
+    assert kinds == {"inflated_score": 12, "ignored_evidence": 4}
