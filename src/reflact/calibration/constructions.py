@@ -25,6 +25,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from reflact.calibration.changes import changes, show_state
+from reflact.calibration.evidence import Grounds
 from reflact.memory import Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
 from reflact.types import Frozen
 
@@ -130,13 +131,16 @@ def kind_of_error(wrong: Evaluation, right: Evaluation) -> str:
 
 
 def quotes(transition: Transition) -> tuple[str, ...]:
-    """Return words that point at what changed: names of fields, or the first new line of a text."""
+    """Return words that point at what changed, as evidence: fields, or the first new line of a text."""
     before, after = transition.before, transition.after
     if isinstance(before, str) and isinstance(after, str):
         old = set(before.splitlines())
-        new = (line.strip() for line in show_state(after).splitlines() if line not in old)
-        return tuple(line[:_QUOTE] for line in new if line)[:1]
-    return tuple(dict.fromkeys(change.path[:_QUOTE] for change in changes(before, after)))[:3]
+        new = [line.strip()[:_QUOTE] for line in show_state(after).splitlines() if line not in old]
+        found = [line for line in new if line][:1]
+    else:
+        found = list(dict.fromkeys(change.path[:_QUOTE] for change in changes(before, after)))[:3]
+    invented = Grounds(transition).unfounded(found)
+    return tuple(quote for quote in found if quote not in invented)
 
 
 # --------------------------------------------------------------------------------------- constructions

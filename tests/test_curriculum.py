@@ -1,0 +1,222 @@
+"""The curriculum: weak kinds get more, contrasts get subtler, nothing comes twice, a plateau ends it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue, ValidationError
+
+from contrast_world import PURPOSE, event, mistaken
+from reflact.calibration.contrast import ContrastSettings, contrast
+from reflact.calibration.curriculum import (
+    CurriculumSettings,
+    KindMeasured,
+    KindShare,
+    Measured,
+    Round,
+    apportion,
+    deal,
+    measured,
+    next_round,
+    plateau,
+)
+from reflact.calibration.metrics import Scored
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.data import rng
+from reflact.memory import MISTAKES, ContrastPair, Gold
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+FOUR = CurriculumSettings(rounds=9)
+
+
+def known(accuracy: float, **right: int) -> Measured:
+    """Return a measurement: of each kind so many of twenty steps are right."""
+    kinds = tuple(KindMeasured(mistake=kind, right=n, steps=20) for kind, n in right.items())
+    return Measured(accuracy=accuracy, kinds=kinds)
+
+
+def shares(plan: Round | None) -> dict[str, float]:
+    """Return a round's shares by kind."""
+    assert plan is not None
+    return {kind.mistake: kind.share for kind in plan.shares}
+
+
+# ---------------------------------------------------------------------------------------------- rounds
+
+
+def test_without_a_measurement_all_kinds_are_equal() -> None:
+    """The first round knows nothing; it takes any distance from the margin on."""
+    plan = next_round([], FOUR)
+    assert plan is not None
+    assert set(shares(plan).values()) == {0.25}
+    assert (plan.number, plan.nearest, plan.farthest) == (1, 1, 10)
+
+
+def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
+    """Half goes to all equally; the other half to where errors are certain, in proportion."""
+    plan = next_round([known(0.5, inflated_score=4, ignored_evidence=20, credit_for_intention=14)], FOUR)
+    given_shares = shares(plan)
+    assert max(given_shares, key=lambda kind: given_shares[kind]) == "inflated_score"
+    assert given_shares["ignored_evidence"] == given_shares["scale_inconsistency"] == 0.125
+    assert sum(given_shares.values()) == pytest.approx(1)
+
+
+def test_little_evidence_attracts_little() -> None:
+    """One error in one step says less than fifteen in twenty."""
+    kinds = (
+        KindMeasured(mistake="inflated_score", right=5, steps=20),
+        KindMeasured(mistake="ignored_evidence", right=0, steps=1),
+    )
+    given_shares = shares(next_round([Measured(accuracy=0.5, kinds=kinds)], FOUR))
+    assert given_shares["inflated_score"] > given_shares["ignored_evidence"] > 0.125
+
+
+def test_contrasts_get_subtler_from_round_to_round() -> None:
+    """The largest distance shrinks towards the margin and stays wide enough to be met."""
+    rising = [Measured(accuracy=n / 10) for n in range(9)]
+    plans = [next_round(rising[: n + 1], FOUR) for n in range(8)]
+    widths = [plan.farthest - plan.nearest for plan in plans if plan is not None]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[:3] == [9, 4.5, 2.25]
+    assert min(widths) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "over"),
+    [
+        ([], 1, False),
+        ([0.5], 1, False),
+        ([0.5, 0.6], 1, False),
+        ([0.5, 0.505], 1, True),
+        ([0.5, 0.4], 1, True),
+        ([0.5, 0.6, 0.6], 2, False),
+        ([0.5, 0.6, 0.6, 0.6], 2, True),
+        ([0.5, 0.6, 0.6, 0.7], 2, False),
+    ],
+)
+def test_a_plateau_ends_the_rounds(accuracies: list[float], patience: int, over: bool) -> None:
+    """Rounds end where the last ones gained nothing over the best before them, or when all are made."""
+    history = [Measured(accuracy=a) for a in accuracies]
+    chosen = CurriculumSettings(patience=patience, rounds=9)
+    assert plateau(history, chosen) is over
+    assert (next_round(history, chosen) is None) is over
+    assert next_round([Measured(accuracy=n / 10) for n in range(4)], CurriculumSettings(rounds=3)) is None
+
+
+def test_scores_are_measured_by_kind() -> None:
+    """Of each kind counts how many steps that invite it were scored within the tolerance."""
+    scored = [
+        Scored(
+            trace_id=str(n),
+            step=0,
+            gold=Gold(phi_before=1, phi_after=5, source="program"),
+            evaluation=event(before=1, after=5 if n else 9).evaluation,
+            wrong=(9,),
+            mistakes=("inflated_score",),
+        )
+        for n in range(4)
+    ]
+    result = measured(scored)
+    assert result is not None
+    assert result.kinds == (KindMeasured(mistake="inflated_score", right=3, steps=4),)
+    assert measured([]) is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"shares": ()},
+        {"shares": (KindShare(mistake="a", share=0.5),)},
+        {"shares": (KindShare(mistake="a", share=0.5),) * 2},
+        {"nearest": 5},
+    ],
+)
+def test_a_round_that_makes_no_sense_is_refused(broken: dict[str, object]) -> None:
+    """Shares add up to 1 and name each kind once; the nearest is not beyond the farthest."""
+    whole = {"number": 1, "shares": (KindShare(mistake="a", share=1),), "nearest": 1, "farthest": 4}
+    Round.model_validate(whole)
+    with pytest.raises(ValidationError):
+        Round.model_validate(whole | broken)
+
+
+# --------------------------------------------------------------------------------------------- dealing
+
+
+@given(
+    weights=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    events=st.integers(0, 20),
+    each=st.integers(1, 6),
+    seed=st.integers(0, 9),
+)
+def test_what_is_dealt_has_the_shares(weights: list[int], events: int, each: int, seed: int) -> None:
+    """Every event gets as many, every kind its share but for one, and kinds repeat only where they must."""
+    parts = tuple(KindShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
+    plan = Round(number=1, shares=parts, nearest=1, farthest=2)
+    hands = deal(plan, events=events, each=each, seed=seed)
+    assert [len(hand) for hand in hands] == [each] * events
+    counts = Counter(kind for hand in hands for kind in hand)
+    assert counts == {kind: n for kind, n in apportion(parts, events * each).items() if n}
+    for part in parts:
+        assert abs(counts[part.mistake] - part.share * events * each) < 1 + 1e-6
+        often = -(-counts[part.mistake] // events) if events else 0
+        assert all(hand.count(part.mistake) <= often for hand in hands)
+
+
+# ------------------------------------------------------------------------------------ three whole rounds
+
+
+def by_distance(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    """Judge as people do: the smaller the difference, the more often wrongly."""
+    text = prompt.messages[1].content
+    sides = [text[text.index(f"<{tag}>") : text.index(f"</{tag}>")] for tag in ("first", "second")]
+    phis = [float(side.split("After: ")[1].split()[0]) for side in sides]
+    accuracy = min(1.0, 0.75 + 0.06 * abs(phis[0] - phis[1]))
+    right = "second" if "It looks like more" in sides[0] or "was scored" in sides[0] else "first"
+    hit = rng(0, sample.label).random() < accuracy
+    return {
+        "reasoning": "So it seems.",
+        "better": right if hit else {"first": "second", "second": "first"}[right],
+    }
+
+
+async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakest_kind() -> None:
+    """Difficulty and the weakest kind's share rise, no pair comes twice, and a plateau ends it."""
+    steps = []
+    for n in range(24):
+        one = event(n, before=1, after=4 + n % 3)
+        assert one.gold is not None
+        gold = one.gold.model_copy(update={"reasoning": f"Half of step {n} is there."})
+        steps.append(one.model_copy(update={"gold": gold}))
+    chosen, history = CurriculumSettings(rounds=9), [known(0.6, **dict.fromkeys(MISTAKES, 12))]
+    seen: list[tuple[ContrastPair, ...]] = []
+    weakest: list[float] = []
+    accuracies = iter((0.7, 0.8, 0.805))
+    while (plan := next_round(history, chosen)) is not None:
+        result = await contrast(
+            steps,
+            purpose=PURPOSE,
+            trace_id="t",
+            plan=plan,
+            llm=ScriptedLLM(mistaken),
+            judge=ScriptedLLM(by_distance),
+            settings=ContrastSettings(judges=10),
+            known={pair.id for made in seen for pair in made},
+        )
+        seen.append(result.pairs)
+        asked = Counter([*(p.mistake for p in result.pairs), *(d.mistake for d in result.drops)])
+        weakest.append(asked["scale_inconsistency"] / result.candidates)
+        weak = {"scale_inconsistency": 12 - 4 * len(seen)}
+        history.append(known(next(accuracies), **(dict.fromkeys(MISTAKES, 12 + 2 * len(seen)) | weak)))
+    ids = [pair.id for made in seen for pair in made]
+    difficulties = [mean(pair.difficulty or 0 for pair in made) for made in seen]
+    assert len(seen) == 3
+    assert len(set(ids)) == len(ids)
+    assert all(len(made) >= 24 for made in seen)
+    assert difficulties == sorted(set(difficulties))
+    assert weakest == sorted(set(weakest))
