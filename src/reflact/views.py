@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
-from itertools import count
 from typing import Generic, Self, TypeVar
 
 import anyio
@@ -27,7 +26,6 @@ class View(Generic[T]):
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
         self._size = size
         self._subject = subject
-        self._numbers = count()
         self._waiting: OrderedDict[Hashable, T] = OrderedDict()
         self._came, self._went = asyncio.Event(), asyncio.Event()
         self._begun = False
@@ -67,7 +65,7 @@ class View(Generic[T]):
         if not self.over:
             key = self._key(element)
             self._waiting.pop(key, None)
-            self._waiting[next(self._numbers) if key is None else key] = element
+            self._waiting[object() if key is None else key] = element
             self._came.set()
 
     def _key(self, element: T) -> Hashable | None:

@@ -1,0 +1,271 @@
+"""Several consumers of one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.tasks import Stream, outbox
+from reflact.views import View, Views
+
+pytestmark = pytest.mark.anyio
+
+Hand = Callable[[int], Awaitable[None]]
+
+
+class Said(NamedTuple):
+    """An element: about something that changes, or about nothing."""
+
+    about: str | None
+    number: int
+
+
+def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaitable[None]]:
+    """Return a producer of so many numbers, which notes what it has handed over."""
+
+    async def produce(hand: Hand) -> None:
+        for number in range(size):
+            await hand(number)
+            if made is not None:
+                made.append(number)
+
+    return produce
+
+
+async def read(view: View[int], into: list[int]) -> None:
+    """Take all of a view."""
+    into.extend([number async for number in view])
+
+
+async def test_all_consumers_get_everything_in_order() -> None:
+    """Each view has its own place in the stream, and none misses an element."""
+    stream, seen = Stream(counted(100), buffer=2), ([], [], [])  # type: ignore[var-annotated]
+    async with anyio.create_task_group() as tasks, stream:
+        tasks.start_soon(read, stream.also(), seen[0])
+        tasks.start_soon(read, stream.also(), seen[1])
+        seen[2].extend([number async for number in stream])
+    assert seen == (list(range(100)),) * 3
+
+
+async def test_the_stream_waits_for_the_slowest() -> None:
+    """A view that nobody reads holds the stream at what its buffer takes; once it is read all goes on."""
+    made: list[int] = []
+    stream, seen = Stream(counted(20, made), buffer=3), list[int]()
+    async with anyio.create_task_group() as tasks, stream:
+        slow, fast = stream.also(), list[int]()
+
+        async def own() -> None:
+            fast.extend([number async for number in stream])
+
+        tasks.start_soon(own)
+        await anyio.wait_all_tasks_blocked()
+        assert made == [0, 1, 2]
+        await read(slow, seen)
+    assert seen == fast == list(range(20))
+
+
+@pytest.mark.parametrize("how", ["break", "with", "error"])
+async def test_a_view_that_leaves_holds_nobody(how: str) -> None:
+    """Whoever breaks out, leaves ``async with`` or fails is not waited for; the others get everything."""
+    stream = Stream(counted(50), buffer=1)
+
+    async def leave(view: View[int]) -> None:
+        if how == "with":
+            async with view:
+                return
+        try:
+            async for number in view:
+                if number == 5:
+                    break
+            raise LookupError("of the reader")
+        except LookupError:
+            return
+
+    async with anyio.create_task_group() as tasks, stream:
+        tasks.start_soon(leave, stream.also())
+        with anyio.fail_after(5):
+            assert [number async for number in stream] == list(range(50))
+
+
+async def test_views_end_when_the_stream_is_left() -> None:
+    """Leaving the stream cancels what produces; a view that waits ends, and so does one made later."""
+
+    async def produce(hand: Hand) -> None:
+        await hand(1)
+        await anyio.sleep_forever()
+
+    stream, seen = Stream(produce), list[int]()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, stream:
+            tasks.start_soon(read, stream.also(), seen)
+            async for _ in stream:
+                await anyio.wait_all_tasks_blocked()
+                break
+    assert seen == [1]
+    assert [number async for number in stream.also()] == []
+
+
+async def test_views_end_when_the_stream_never_began() -> None:
+    """A stream that is left before its first step lets its views go."""
+    seen: list[int] = []
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, Stream(counted(3)) as stream:
+            tasks.start_soon(read, stream.also(), seen)
+    assert seen == []
+
+
+async def test_an_error_is_raised_to_the_owner_alone() -> None:
+    """A view ends after what was produced; who started the stream learns what went wrong."""
+
+    async def produce(hand: Hand) -> None:
+        await hand(1)
+        raise LookupError("no second")
+
+    stream = Stream(produce)
+    view = stream.also()
+    with pytest.raises(LookupError, match="no second"):
+        [number async for number in stream]
+    assert [number async for number in view] == [1]
+
+
+async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
+    """What was told before a view was made is not told again."""
+    stream, late = Stream(counted(10), buffer=1), list[View[int]]()
+    seen: list[int] = []
+    async with anyio.create_task_group() as tasks, stream:
+        async for number in stream:
+            if number == 4 and not late:
+                late.append(stream.also())
+                tasks.start_soon(read, late[0], seen)
+    assert seen[-1] == 9
+    assert seen == list(range(seen[0], 10))
+    assert seen[0] > 4
+
+
+async def test_a_view_is_iterated_once() -> None:
+    """A second iteration is a mistake and is called one."""
+    stream = Stream(counted(1))
+    view = stream.also()
+    assert [number async for number in stream] == [0]
+    assert [number async for number in view] == [0]
+    with pytest.raises(RuntimeError, match="once"):
+        await anext(aiter(view))
+
+
+async def test_a_dropped_iteration_detaches() -> None:
+    """A view whose iterator is dropped is finalised by the loop and no longer waited for."""
+    stream = Stream(counted(20), buffer=2)
+
+    async def glance(view: View[int]) -> None:
+        async for _ in view:
+            break
+
+    async with stream:
+        numbers = aiter(stream)
+        view = stream.also()
+        assert await anext(numbers) == 0
+        await glance(view)
+        gc.collect()
+        with anyio.fail_after(5):
+            assert [number async for number in numbers] == list(range(1, 20))
+
+
+@given(st.lists(st.builds(Said, st.sampled_from([None, "a", "b"]), st.integers()), max_size=40), st.data())
+def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.DataObject) -> None:
+    """Whenever it is read: what is about nothing is all there, in order; of the rest the newest of each."""
+    numbered = [said._replace(number=number) for number, said in enumerate(elements)]
+
+    async def follow() -> None:
+        views = Views[Said](100, lambda said: said.about)
+        view = views.add(latest=True)
+        taken, reader, since = list[Said](), aiter(view), list[Said]()
+        for element in numbered:
+            await views.hand(element)
+            since.append(element)
+            if data.draw(st.booleans()):
+                newest = {said.about: said for said in since if said.about is not None}
+                waiting = [said for said in since if newest.get(said.about or "", said) is said]
+                some = data.draw(st.integers(0, len(waiting)))
+                taken = [await anext(reader) for _ in range(some)]
+                assert taken == waiting[:some]
+                since = waiting[some:]
+        views.close()
+        newest = {said.about: said for said in since if said.about is not None}
+        rest = [said async for said in reader]
+        assert rest == [said for said in since if newest.get(said.about or "", said) is said]
+
+    asyncio.run(follow())
+
+
+async def test_what_gets_old_never_holds_the_stream() -> None:
+    """A latest view that nobody reads takes any number of elements about a few things."""
+    views = Views[Said](3, lambda said: said.about)
+    view = views.add(latest=True)
+    with anyio.fail_after(5):
+        for number in range(1000):
+            await views.hand(Said("ab"[number % 2], number))
+    await views.hand(Said(None, 1000))
+    handed: list[int] = []
+
+    async def one_more() -> None:
+        await views.hand(Said(None, 1001))
+        handed.append(1001)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one_more)
+        await anyio.wait_all_tasks_blocked()
+        assert handed == [], "what is never dropped still waits for room"
+        reader = aiter(view)
+        assert [(await anext(reader)).number for _ in range(4)] == [998, 999, 1000, 1001]
+
+
+async def test_an_outbox_delivers_in_order_and_to_the_end() -> None:
+    """Posting never waits, however slow the delivery; leaving waits for what is under way."""
+    delivered: list[int] = []
+
+    async def deliver(number: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        delivered.append(number)
+
+    async with outbox(deliver) as post:
+        for number in range(1000):
+            post(number)
+        assert delivered == []
+    assert delivered == list(range(1000))
+
+
+async def test_an_outbox_that_cannot_deliver_ends_the_block() -> None:
+    """The error of the delivery comes out bare, and what runs in the block is cancelled."""
+
+    async def deliver(number: int) -> None:
+        raise LookupError(f"nobody takes {number}")
+
+    async def work() -> None:
+        async with outbox(deliver) as post:
+            post(1)
+            await anyio.sleep_forever()
+
+    with pytest.raises(LookupError, match="nobody takes 1"):
+        await work()
+
+
+async def test_an_outbox_is_cancelled_with_its_block() -> None:
+    """A delivery that hangs does not keep a cancelled block from ending."""
+
+    async def deliver(number: int) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.CancelScope() as scope:
+        async with outbox(deliver) as post:
+            post(1)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
