@@ -12,9 +12,10 @@ pytestmark = pytest.mark.anyio
 
 async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
     """Those who share the work share its error; whoever comes later tries again."""
-    memo, gate, outcomes = Memo[int](4), anyio.Event(), list[str]()
+    memo, gate, outcomes, begun = Memo[int](4), anyio.Event(), list[str](), list[str]()
 
     async def fail() -> int:
+        begun.append("work")
         await gate.wait()
         raise OSError("broken")
 
@@ -33,6 +34,7 @@ async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
         await anyio.wait_all_tasks_blocked()
         gate.set()
     assert outcomes == ["broken"] * 3
+    assert begun == ["work"]
     assert await memo.once("key", succeed) == 7
 
 

@@ -16,6 +16,7 @@ from reflact import Trace
 from reflact.errors import DataError, StoreError
 from reflact.memory import Action, Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import StoredTrace
+from reflact.memory_store import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -227,6 +228,18 @@ def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
         resumed.record(step(), LOW)
 
 
+def test_an_end_that_counts_other_events_is_none(tmp_path: Path) -> None:
+    """A file that lost its last events is not taken for a finished trace, and can go on."""
+    path = tmp_path / "t.jsonl"
+    recorded(path).finish()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], lines[-1]]))
+    resumed = Trace.resume(path)
+    assert not resumed.finished
+    assert resumed.lost == len(lines[-1])
+    assert len(Trace.load(path).events) == len(resumed.events) == 2
+
+
 def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     """A second trace of the same file is refused, and told how to go on."""
     recorded(tmp_path / "t.jsonl")
@@ -282,3 +295,18 @@ async def test_a_store_gets_what_it_does_not_have() -> None:
     assert stored is not None
     assert Trace.of(stored).events == trace.events
     assert (Trace.of(stored).id, Trace.of(stored).purpose) == ("t", PURPOSE)
+
+
+async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
+    """The store that users open keeps header and events; a torn file that was resumed adds what is new."""
+    path = tmp_path / "t.jsonl"
+    trace = recorded(path)
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        assert await trace.keep(store) == 3
+        path.write_bytes(path.read_bytes() + b'{"step": 3, "tor')
+        resumed = Trace.resume(path)
+        resumed.record(step("paid", "shipped"), LOW)
+        assert await resumed.keep(store) == 1
+        stored = await store.trace("t")
+    assert stored is not None
+    assert Trace.of(stored).events == resumed.events
