@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -140,6 +141,23 @@ def test_the_computed_rate_is_that_of_all_outcomes(judges: int, agreement: float
             weight = accuracy ** sum(found) * (1 - accuracy) ** (judges - sum(found))
             total += 0.5 * weight * (outcome(plan, found, agreement=agreement) == "kept")
     assert passes(judges, agreement, first=accuracy) == pytest.approx(total)
+
+
+def test_the_rates_in_the_documents_are_computed() -> None:
+    """Each row of the table in docs/contrast.md says what the binomial distribution gives."""
+    rows = [
+        [float(cell) for cell in line.strip("| ").split("|")]
+        for line in (Path(__file__).parents[1] / "docs" / "contrast.md")
+        .read_text(encoding="utf-8")
+        .splitlines()
+        if line.startswith("| ") and line[2].isdigit()
+    ]
+    assert len(rows) >= 8
+    for judges, agreement, least, *rates in rows:
+        orders = [(0.5, 0.5), (0.7, 0.7), (0.8, 0.8), (0.9, 0.9), (1.0, 0.0), (0.9, 0.5)]
+        computed = [passes(int(judges), agreement, first=a, second=b) for a, b in orders]
+        assert least == needed(int(judges), agreement)
+        assert rates == pytest.approx(computed, abs=0.0006)
 
 
 async def test_hopeless_comparisons_end_early() -> None:
