@@ -12,7 +12,7 @@ import httpx
 from reflact.calls import Message, Rendered, Sample
 from reflact.llm.budget import Budget
 from reflact.llm.client import Client
-from reflact.ports import EffectStore, Journal
+from reflact.ports import EffectStore, Emit, Journal
 from reflact.roles import ModelConfig
 from reflact.testing import MemoryStore
 
@@ -102,6 +102,7 @@ async def connected(
     effects: EffectStore | None = None,
     journal: Journal | None = None,
     budget: Budget | None = None,
+    emit: Emit | None = None,
 ) -> AsyncIterator[Client]:
     """Enter a client of the optimizer's role in front of a transport."""
     store = store or await opened()
@@ -113,6 +114,7 @@ async def connected(
         journal=journal or store.journal(RUN),
         budget=budget,
         transport=transport,
+        emit=emit,
     )
     async with client:
         yield client
