@@ -11,7 +11,6 @@ from rich.console import Console
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.live import watching
 from reflact.report.story import Story, change
 from reflact.report.terminal import print_summary, score_table, spend_lines
 from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
@@ -47,7 +46,7 @@ def test_a_step_is_one_line() -> None:
     """A committed step is told with its decision, its scores, its failures and its edits."""
     story = Story()
     (line,) = [line for event in STEP if (line := story.tell(event)) is not None]
-    for words in ("step 1", "accept_new_best", "0.250 -> 0.500", "1/2 solved", "1 of 2 edits", "best v1"):
+    for words in ("step 1", "accept_new_best", "0.250 -> 0.500", "solved 1/2", "edits 1/2", "v1"):
         assert words in line
 
 
@@ -63,35 +62,6 @@ def test_a_step_without_a_candidate_tells_nothing_of_the_step_before() -> None:
     assert "no edits" in line
     assert "0.250" not in line
     assert "solved" not in line
-
-
-def test_without_a_terminal_there_are_lines_alone() -> None:
-    """In a file, progress leaves no trace and no escape sequence."""
-    to, text = console()
-    with watching(to) as show:
-        for event in STEP:
-            show(event)
-    assert text.getvalue().startswith("step 1")
-    assert text.getvalue().count("\n") == 1
-    assert "\x1b" not in text.getvalue()
-
-
-def test_at_a_terminal_bars_show_what_is_under_way() -> None:
-    """A bar appears with its stage, moves, and gives way to the step's line."""
-    to, text = console(terminal=True)
-    with watching(to) as show:
-        show(STEP[0])
-        show(events.Progress(run_id=RUN, step=1, stage="reflect", done=3, total=7))
-    assert "reflect" in text.getvalue()
-    assert "3/7" in text.getvalue()
-
-
-def test_markup_in_messages_is_shown_as_it_is() -> None:
-    """Brackets in a model's words are words."""
-    to, text = console()
-    with watching(to) as show:
-        show(events.Warned(run_id=RUN, message="[bold]not[/bold] [/] [x"))
-    assert "[bold]not[/bold] [/] [x" in text.getvalue()
 
 
 def test_scores_show_count_and_interval() -> None:

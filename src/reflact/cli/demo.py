@@ -9,14 +9,17 @@ from typing import Annotated
 import typer
 
 from reflact.cli.running import configured, train_and_show, with_cassette
+from reflact.cli.showing import Show, Shown, Times
 
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the run is kept.")] = Path("demo-run"),
+    show: Show = Shown.live,
+    times: Times = False,
 ) -> None:
     """Replay a complete, recorded training run: no key, no network."""
     from reflact.prompts import data_folder
 
     folder = data_folder("demo")
     overrides = with_cassette([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
-    train_and_show(configured(folder / "demo.yaml", overrides))
+    train_and_show(configured(folder / "demo.yaml", overrides), show=show, times=times)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reflact.cli.running import Config, Overrides, configured
+from reflact.cli.showing import Show, Shown, Times, viewing
 
 if TYPE_CHECKING:
     from reflact.config import TrainerConfig
-    from reflact.report.live import Show
+    from reflact.report.live import Showing
     from reflact.results import Scored
     from reflact.types import Skill, Split
 
@@ -24,38 +25,42 @@ class Measured(StrEnum):
     test = "test"
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0917 - one for each option of the command
     config: Config,
     skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
     split: Annotated[Measured, typer.Option(metavar="val|test", help="Where to measure it.")] = Measured.val,
     overrides: Overrides = None,
+    show: Show = Shown.live,
+    times: Times = False,
 ) -> None:
     """Measure one skill document on a split.
 
     Uses the run's folder: rollouts that it holds are not repeated, and each opening of the test
-    split is counted there.
+    split is counted there. As JSON, the last line is the score.
     """
     import anyio
     from rich.console import Console
 
-    from reflact.report.live import watching
     from reflact.report.terminal import score_table
     from reflact.types import Split
 
     settings = configured(config, overrides)
     document = _read(skill)
     console = Console()
-    with watching(console) as show:
-        scored = anyio.run(_measure, settings, document, Split(split.value), show)
-    console.print(score_table([scored]))
+    with viewing(show, console, name=settings.out_dir.name, times=times) as view:
+        scored = anyio.run(_measure, settings, document, Split(split.value), view)
+    if show is Shown.json:
+        typer.echo(scored.model_dump_json(ensure_ascii=True))
+    else:
+        console.print(score_table([scored]))
 
 
-async def _measure(config: TrainerConfig, skill: Skill, split: Split, show: Show) -> Scored:
+async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: Showing) -> Scored:
     from reflact.events import Event
     from reflact.trainer import evaluate_skill
 
     async def emit(event: Event) -> None:
-        show(event)
+        view.show(event)
 
     return await evaluate_skill(config, skill, split, emit=emit)
 

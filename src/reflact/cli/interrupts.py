@@ -33,13 +33,17 @@ class Interrupts:
     Args:
         grace: Seconds that the run lets what is under way finish.
 
+        say: Told in a line what the first signal brings about. It is called in the middle of anything, and
+            must not use what that may be using.
+
     Attributes:
         code: The exit code that the first signal asks for, 130 or 143; None while none came.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, *, say: Callable[[str], None] | None = None) -> None:
         self.code: int | None = None
         self._grace = grace
+        self._say = say or write_line
         self._run: _Heard | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -66,11 +70,10 @@ class Interrupts:
         name = signal.Signals(number).name
         if first:
             self.code = 128 + number
-            line = (
+            self._say(
                 f"{name}: what is under way may finish, for {self._grace:g} s at most (a second one ends it "
-                "at once); the same command goes on from where it was\n"
+                "at once); the same command goes on from where it was"
             )
-            os.write(2, line.encode())  # past the buffers, in the middle of whose use a signal may come
         self._end_within(self._grace + MARGIN_SECONDS if first else AT_ONCE_SECONDS)
         if self._run is None:
             raise KeyboardInterrupt
@@ -86,5 +89,10 @@ class Interrupts:
 
     def _end(self) -> None:
         if sys.stdout.isatty():
-            os.write(1, b"\x1b[?25h")  # bars hide the cursor
+            os.write(1, b"\x1b[?25h\n")  # the live view hides the cursor, and ends in the middle of a line
         os._exit(self.code or 1)
+
+
+def write_line(line: str) -> None:
+    """Write a line to standard error past the buffers, which may be in use."""
+    os.write(2, f"{line}\n".encode())

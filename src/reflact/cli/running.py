@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reflact.cli.showing import Shown
+
 if TYPE_CHECKING:
     from reflact.cli.interrupts import Interrupts
     from reflact.config import TrainerConfig
+    from reflact.events import Event
     from reflact.ports import Approve
-    from reflact.report.live import Show
+    from reflact.report.live import Showing
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
 
@@ -25,7 +29,6 @@ Overrides = Annotated[
     ),
 ]
 Cassette = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print one event a line as JSON, and nothing else.")]
 
 
 def configured(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
@@ -45,8 +48,14 @@ def with_cassette(overrides: Sequence[str] | None, cassette: Path, mode: str) ->
     return [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"]
 
 
-def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: Approve | None = None) -> None:
-    """Run a training to its end and show it.
+def train_and_show(
+    config: TrainerConfig,
+    *,
+    show: Shown = Shown.live,
+    times: bool = False,
+    approve: Approve | None = None,
+) -> None:
+    """Run a training to its end and show it; where a person is asked, in lines at most.
 
     Raises:
         typer.Exit: The run did not complete. The code is 1, or 2 where not one call was answered, which
@@ -55,18 +64,19 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: App
     from rich.console import Console
 
     from reflact.cli.interrupts import Interrupts
-    from reflact.report.live import watching
+    from reflact.cli.showing import tell_interrupt, viewing
     from reflact.report.terminal import print_summary
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
     console = Console()
-    with Interrupts(config.train.grace_seconds) as interrupts:
-        if as_json:
-            summary = _run(trainer, _print_json, interrupts)
-        else:
-            with watching(console, bars=approve is None) as show:
-                summary = _run(trainer, show, interrupts)
+    if approve is not None and show is Shown.live:
+        show = Shown.lines
+    view = viewing(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
+    with Interrupts(config.train.grace_seconds, say=partial(tell_interrupt, view)) as interrupts:
+        with view:
+            summary = _run(_Following(trainer, config, view), interrupts)
+        if show is not Shown.json:
             print_summary(console, summary, config.out_dir)
         if summary.status == "cancelled" and interrupts.code is not None:
             raise typer.Exit(interrupts.code)
@@ -75,59 +85,68 @@ def train_and_show(config: TrainerConfig, *, as_json: bool = False, approve: App
         raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 
-def _run(trainer: Trainer, show: Show, interrupts: Interrupts) -> RunSummary:
+def _run(following: _Following, interrupts: Interrupts) -> RunSummary:
     import anyio
 
     from reflact.errors import RunFailed, StoreError
 
-    following = _Following(show)
     try:
-        anyio.run(following.follow, trainer, interrupts)
+        anyio.run(following.follow, interrupts)
     except StoreError as error:
         if not following.begun:
             raise
-        _say_error(str(error))
-        raise typer.Exit(1) from None
+        raise RunFailed(str(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(interrupts.code or 130) from None
     if following.summary is not None:
         return following.summary
     if interrupts.code is not None:
         raise typer.Exit(interrupts.code)
-    raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to go on")
+    raise RunFailed(f"run {following.run_id} stopped without a summary; start it again to go on")
 
 
 class _Following:
     """Shows what happens in a run, and keeps its summary."""
 
-    def __init__(self, show: Show) -> None:
+    def __init__(self, trainer: Trainer, config: TrainerConfig, view: Showing) -> None:
         self.begun = False
         self.summary: RunSummary | None = None
-        self._show = show
+        self.run_id = trainer.run_id
+        self._trainer = trainer
+        self._store = config.out_dir / "run.db"
+        self._view = view
 
-    async def follow(self, trainer: Trainer, interrupts: Interrupts) -> None:
+    async def follow(self, interrupts: Interrupts) -> None:
+        """Run the training and show each event."""
         import anyio
 
-        from reflact.events import Finished
+        from reflact.events import Finished, RunStarted
+        from reflact.report.live import Lines
 
         with anyio.CancelScope() as scope:
-            interrupts.bind(stop=trainer.stop, cancel=scope.cancel)
-            async with trainer.stream() as happenings:
+            interrupts.bind(stop=self._trainer.stop, cancel=scope.cancel)
+            async with self._trainer.stream() as happenings:
                 async for event in happenings:
+                    if isinstance(self._view, Lines) and not (self.begun or isinstance(event, RunStarted)):
+                        self._view.recall(await self._told())
                     self.begun = True
-                    self._show(event)
+                    self._view.show(event)
                     if isinstance(event, Finished):
                         self.summary = event.summary
+
+    async def _told(self) -> tuple[Event, ...]:
+        """Return the durable events of earlier starts; none that cannot be read: they only adorn."""
+        from reflact.errors import StoreError
+        from reflact.store.runs import open_store
+
+        try:
+            async with open_store(self._store) as store:
+                return await store.events(self.run_id)
+        except StoreError:
+            return ()
 
 
 def _say_error(text: str) -> None:
     from reflact.report.visible import visible
 
     typer.echo(f"error: {visible(text)}", err=True)
-
-
-def _print_json(event: object) -> None:
-    from pydantic import BaseModel
-
-    if isinstance(event, BaseModel):
-        typer.echo(event.model_dump_json())

@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 from reflact.cli.forecast import print_forecast
-from reflact.cli.running import Config, JsonLines, Overrides, configured, train_and_show
+from reflact.cli.running import Config, Overrides, configured, train_and_show
+from reflact.cli.showing import Json, Show, Shown, Times, chosen
 
 
 def train(  # noqa: PLR0917 - one for each option of the command
     config: Config,
     overrides: Overrides = None,
-    as_json: JsonLines = False,
+    show: Show = Shown.live,
+    as_json: Json = False,
+    times: Times = False,
     review: Annotated[
         bool, typer.Option("--review", help="Show each candidate that the gate would accept, and ask.")
     ] = False,
@@ -35,4 +38,5 @@ def train(  # noqa: PLR0917 - one for each option of the command
     if dry_run:
         print_forecast(settings)
         return
-    train_and_show(settings, as_json=as_json, approve=asking() if review else None)
+    shown = chosen(show, as_json=as_json)
+    train_and_show(settings, show=shown, times=times, approve=asking() if review else None)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from reflact import events
-from reflact.records import EpochRecord
+from reflact.records import EpochRecord, Version
+from reflact.report.figures import about
 from reflact.types import EditResult, Verdict
 
 
 class Story:
-    """Turns events into lines; a step's line is complete when the step is committed."""
+    """Turns events into lines; a step's line is complete when the step is committed.
+
+    An endpoint that backs off again and again is told once in a step.
+    """
 
     def __init__(self) -> None:
         self._rollouts: events.RolloutsDone | None = None
         self._edits: tuple[EditResult, ...] = ()
         self._verdict: Verdict | None = None
+        self._backed_off: set[tuple[str, int]] = set()
 
     def tell(self, event: events.Event) -> str | None:
         """Return the line that an event is worth, or None."""
         match event:
             case events.StepStarted():
                 self._rollouts, self._edits, self._verdict = None, (), None
+                self._backed_off.clear()
             case events.RolloutsDone():
                 self._rollouts = event
             case events.EditsApplied():
@@ -30,18 +36,41 @@ class Story:
                 self._verdict = event.verdict
             case events.StepCommitted():
                 return self._step(event)
+            case events.BackedOff():
+                return self._back_off(event)
         return _line(event)
 
+    def _back_off(self, event: events.BackedOff) -> str | None:
+        """Return a line for the first of a step's back-offs of an endpoint with a status."""
+        said = (event.endpoint, event.status)
+        if said in self._backed_off:
+            return None
+        self._backed_off.add(said)
+        then = "" if event.rate is None else f", then {event.rate:.3g} calls/s"
+        return f"limits    {event.endpoint} answered {event.status}: waits {about(event.seconds, '')}{then}"
+
+    def recall(self, told: Iterable[events.Event]) -> str | None:
+        """Return a line that says how far an earlier start has come; None where it committed nothing."""
+        line = None
+        for event in told:
+            self.tell(event)
+            if isinstance(event, events.StepCommitted):
+                line = f"run {event.run_id} goes on: {event.step} steps are committed"
+            elif isinstance(event, events.BaselineMeasured):
+                line = f"run {event.run_id} goes on: no step is committed yet"
+        return line
+
     def _step(self, event: events.StepCommitted) -> str:
-        words = [f"step {event.step:<3}", f"{event.action:<15}"]
-        if self._verdict is not None and self._verdict.current_score is not None:
-            words.append(f"val {change(self._verdict.current_score, self._verdict.candidate_score)}")
-        if self._rollouts is not None:
-            failures = self._rollouts.failures
-            words.append(f"train {self._rollouts.n - failures}/{self._rollouts.n} solved")
-        words.append(edit_count(self._edits))
-        words.append(f"current v{event.current.number}, best v{event.best.number}")
-        return "  ".join(words)
+        verdict, rollouts = self._verdict, self._rollouts
+        scores = ""
+        if verdict is not None and verdict.current_score is not None:
+            scores = f"val {change(verdict.current_score, verdict.candidate_score)}"
+        words = [f"step {event.step:<4}", f"{event.action:<15} ", f"{scores:<18}"]
+        if rollouts is not None:
+            words.append(f" solved {rollouts.n - rollouts.failures}/{rollouts.n}")
+        words.append(f" {edit_count(self._edits)}")
+        words.append(f" {versions(event.current, event.best)}")
+        return " ".join(words)
 
 
 def _line(event: events.Event) -> str | None:
@@ -82,7 +111,12 @@ def change(before: float | None, after: float | None) -> str:
 def edit_count(results: Sequence[EditResult]) -> str:
     """Return how many of a step's edits were applied."""
     applied = sum(result.status == "applied" for result in results)
-    return f"{applied} of {len(results)} edits" if results else "no edits"
+    return f"edits {applied}/{len(results)}" if results else "no edits "
+
+
+def versions(current: Version, best: Version) -> str:
+    """Return the current version, and the best one where that is another."""
+    return f"v{current.number}" + (f", best v{best.number}" if best.number != current.number else "")
 
 
 def epoch_line(record: EpochRecord | events.EpochClosed) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 from reflact.records import StepRecord, Version
 from reflact.report.story import change, number
 from reflact.report.visible import visible
+from reflact.report.wrapping import hanging
 from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
 from reflact.types import EditResult
 
@@ -119,7 +120,11 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     """Print how a run ended: counts, scores, consumption and where its files are."""
 
     def say(line: str) -> None:
-        console.print(Text(visible(line)), soft_wrap=True)
+        shown = visible(line)
+        if console.is_terminal:
+            console.print(hanging(shown, console.width))
+        else:
+            console.print(Text(shown), soft_wrap=True)
 
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"

@@ -1,0 +1,239 @@
+"""Draws docs/live-view.svg: a scripted moment of a run in the live view, at 80x24.
+
+Usage: python scripts/screenshot.py [--check]
+
+The events are made up, after the recorded demo; the clock is scripted, too, so that the picture is the
+same each time. With --check nothing is written; the exit code is 1 where the picture is not what the code
+draws.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.terminal_theme import TerminalTheme
+
+from reflact import events
+from reflact.records import Version
+from reflact.report.region import Screen, region
+from reflact.report.story import Story
+from reflact.report.watched import Watched, fold
+from reflact.report.wrapping import hanging
+from reflact.results import Usage
+from reflact.types import Action, Edit, EditResult, Verdict
+
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"
+RUN = "r8362d55cec8c"
+NAME = "weather-sql"
+SCREEN = Screen(80, 24)
+Moment = tuple[float, events.Event]
+
+LIGHT = TerminalTheme(
+    (255, 255, 255),
+    (26, 32, 44),
+    [
+        (0, 0, 0),
+        (197, 48, 48),
+        (39, 103, 73),
+        (151, 90, 22),
+        (43, 108, 176),
+        (128, 90, 213),
+        (9, 121, 133),
+        (74, 85, 104),
+    ],
+)
+DARK = TerminalTheme(
+    (17, 24, 33),
+    (237, 242, 247),
+    [
+        (0, 0, 0),
+        (252, 129, 129),
+        (104, 211, 145),
+        (236, 201, 75),
+        (99, 179, 237),
+        (183, 148, 244),
+        (79, 209, 214),
+        (160, 174, 192),
+    ],
+)
+
+SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \
+aria-labelledby="title desc">
+  <title id="title">The live view of a run</title>
+  <desc id="desc">A terminal of 80 columns and 24 lines. Above: a line for the plan, the outlook of the \
+gate, the baseline and each finished step with its decision and scores. Below, drawn anew as the run goes \
+on: where the run is, its scores, the decisions by step, what it has spent beside its limits, the stages of \
+the step under way with a bar, an endpoint that asked for less, and the edits that a model is writing.</desc>
+  <style>
+    .{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monospace; \
+font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}
+{styles}
+    @media (prefers-color-scheme: dark) {{
+      svg > rect {{ fill: #111821; }}
+@DARK@
+    }}
+  </style>
+  <defs>
+    <clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" \
+height="{terminal_height}"/></clipPath>
+    {lines}
+  </defs>
+  <rect fill="#ffffff" stroke="#a0aec0" x="1" y="1" width="{terminal_width}" height="{terminal_height}" \
+rx="8"/>
+  <g transform="translate({terminal_x}, 16)" clip-path="url(#{unique_id}-clip-terminal)">
+    {backgrounds}
+    <g class="{unique_id}-matrix">{matrix}</g>
+  </g>
+</svg>
+"""
+
+
+def version(number: int, step: int, score: float) -> Version:
+    """Return a version that a step made."""
+    return Version(number=number, skill_hash=f"{number:064}", origin=f"step {step}", score=score)
+
+
+INITIAL = Version(number=0, skill_hash="0" * 64, origin="initial", score=0.2)
+FIRST, SECOND = version(1, 1, 0.425), version(2, 2, 0.575)
+
+STEPS: tuple[tuple[Action, float | None, int, Version], ...] = (
+    ("accept_new_best", 0.425, 4, FIRST),
+    ("accept_new_best", 0.575, 3, SECOND),
+    ("reject", 0.125, 2, SECOND),
+    ("no_patches", None, 0, SECOND),
+    ("inconclusive", 0.6, 3, SECOND),
+)
+
+
+def opening() -> Iterator[Moment]:
+    """Yield the events before the first step."""
+    yield (
+        0.0,
+        events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80),
+    )
+    words = "40 items resolve gains of 16 points or more."
+    yield 0.0, events.Outlook(run_id=RUN, words=words, effect=0.16, trials=4, rollouts=320)
+    yield 21.0, events.BaselineMeasured(run_id=RUN, score=0.2, n=40)
+
+
+def steps() -> Iterator[Moment]:
+    """Yield the events of the finished steps."""
+    current = INITIAL
+    for step, (action, score, failures, after) in enumerate(STEPS, start=1):
+        since = 21.0 + 41.0 * (step - 1)
+        yield since, events.StepStarted(run_id=RUN, step=step, epoch=1, item_ids=("a", "b", "c", "d"))
+        edits = (EditResult(edit=Edit(op="append", content="x"), status="applied"),) * (score is not None)
+        yield (
+            since + 40,
+            events.RolloutsDone(run_id=RUN, step=step, n=4, failures=failures, unmeasured=0),
+        )
+        yield (
+            since + 40,
+            events.EditsApplied(run_id=RUN, step=step, pool_size=len(edits), budget=1, results=edits),
+        )
+        verdict = Verdict(
+            action=action,
+            reason="",
+            candidate_score=score,
+            current_score=None if score is None else current.score,
+        )
+        yield since + 40, events.Decided(run_id=RUN, step=step, verdict=verdict)
+        yield (
+            since + 41,
+            events.StepCommitted(run_id=RUN, step=step, epoch=1, action=action, current=after, best=after),
+        )
+        current = after
+
+
+def under_way() -> Iterator[Moment]:
+    """Yield the events of the step that is under way."""
+    yield 226.0, events.StepStarted(run_id=RUN, step=6, epoch=1, item_ids=("a", "b", "c", "d"))
+    yield 226.0, events.StageStarted(run_id=RUN, step=6, stage="rollout")
+    yield (
+        231.0,
+        events.Progress(run_id=RUN, step=6, stage="rollout", done=4, total=4),
+    )
+    yield 231.0, events.StageFinished(run_id=RUN, step=6, stage="rollout", seconds=5.0)
+    yield 231.0, events.StageStarted(run_id=RUN, step=6, stage="reflect")
+    yield 232.0, events.Progress(run_id=RUN, step=6, stage="reflect", done=1, total=2)
+    yield (
+        238.0,
+        events.BudgetMoved(
+            run_id=RUN,
+            usage=Usage(calls=447, input_tokens=61_230, output_tokens=9_820, usd=0.3127),
+            seconds=238.0,
+            max_usd=0.5,
+            max_calls=2000,
+        ),
+    )
+    yield (
+        238.0,
+        events.BackedOff(run_id=RUN, endpoint="api.example.com", status=429, seconds=9.0, rate=3.2),
+    )
+    content = "When the question asks how many, answer with SELECT COUNT(*) and the"
+    edits = [
+        {
+            "op": "append",
+            "content": "States are two capital letters: WHERE state = 'AL', never 'Alabama'.",
+        },
+        {"op": "replace", "target": "LIKE '2013-12%'", "content": "a pattern of the month asked for"},
+        {"op": "append", "content": content},
+    ]
+    yield (
+        240.0,
+        events.Drafted(
+            run_id=RUN,
+            step=6,
+            role="optimizer",
+            purpose="analyst_failure",
+            sample="optimizer/analyst_failure/6",
+            attempt=1,
+            draft={"patterns": [{"type": "state", "description": "full names", "count": 2}], "edits": edits},
+        ),
+    )
+
+
+def screen() -> Group:
+    """Return what stands on the screen: the lines of the story, and the region below them."""
+    story, watched = Story(), Watched(name=NAME, epochs=1)
+    lines = []
+    for at, event in (*opening(), *steps(), *under_way()):
+        line = story.tell(event)
+        if line is not None:
+            lines.append(hanging(line, SCREEN.width))
+        watched = fold(watched, event, at)
+    return Group(*lines, *region(watched, SCREEN, 241.0))
+
+
+def picture() -> str:
+    """Return the picture, in colours for light and for dark surroundings."""
+    console = Console(
+        file=io.StringIO(), record=True, width=SCREEN.width, force_terminal=True, color_system="truecolor"
+    )
+    console.print(screen())
+    dark = console.export_svg(theme=DARK, code_format="{styles}", unique_id="live", clear=False)
+    rules = "\n".join(f"      {rule}" for rule in dark.splitlines())
+    template = SVG.replace("@DARK@", rules.replace("{", "{{").replace("}", "}}"))
+    drawn = console.export_svg(theme=LIGHT, code_format=template, unique_id="live")
+    return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
+
+
+def main() -> int:
+    """Write the picture, or check that it is current."""
+    drawn = picture()
+    if "--check" not in sys.argv[1:]:
+        PICTURE.write_text(drawn, encoding="utf-8")
+        return 0
+    if PICTURE.is_file() and PICTURE.read_text(encoding="utf-8") == drawn:
+        return 0
+    print(f"{PICTURE.name} is not what the code draws; run scripts/screenshot.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
