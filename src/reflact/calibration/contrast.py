@@ -64,7 +64,9 @@ async def contrast(
         critic: Gives the samples that have to agree; None: gold alone says what is right.
         settings: How pairs are made.
         prompts: Where the prompts are; None: the newest versions that are packaged.
-        known: Ids of pairs that are not to be made again.
+        known: Ids of pairs that are not to be made again: those that were there before the round. A round
+            that is made again needs those of its first time; with its own pairs among them it goes past
+            these to others.
         others: The purposes of other traces.
         report: Is told of each pair and each drop as it comes about.
 
