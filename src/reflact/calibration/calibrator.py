@@ -1,0 +1,285 @@
+"""The calibrator: turns an agent's traces into worked examples for the critic, and proves that they help.
+
+It works beside an agent or is awaited for a whole round. What it learns is in the store as soon as it is
+there: cut off at any moment, the store is whole, and the same traces handed in again repeat no call that an
+effect store holds, since calls are named by what they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Literal, Self
+
+import anyio
+from pydantic import ValidationError
+
+from reflact.calibration.counted import CountedLLM
+from reflact.calibration.critic import Critic
+from reflact.calibration.events import (
+    BatchTested,
+    CalibrationEvent,
+    Failed,
+    NotTested,
+    PairsMade,
+    Stopped,
+    TraceLeftOut,
+    TraceTaken,
+)
+from reflact.calibration.limited import LimitedLLM
+from reflact.calibration.live import Learning
+from reflact.calibration.results import CalibrationReport
+from reflact.calibration.review import NotEnoughTraces, Use
+from reflact.calibration.rounds import Also, Memory, Rounds
+from reflact.calibration.settings import DEFAULTS, CalibratorSettings
+from reflact.calibration.trace import Trace
+from reflact.calibration.waiting import Offered, Waiting
+from reflact.errors import AccessDenied, BudgetSpent, ConfigError, UnknownModel
+from reflact.memory import ContrastPair, Promotion
+from reflact.ports import LLM
+from reflact.prompts import PromptBook
+from reflact.results import Usage
+from reflact.tasks import Stream, group
+from reflact.types import Frozen
+
+HOPELESS = (BudgetSpent, AccessDenied, UnknownModel)
+"""Errors after which no further call can succeed."""
+
+
+class Counts(Frozen):
+    """What became of the traces that were handed over.
+
+    Args:
+        taken: Queued, those still waiting and those dropped later included.
+        dropped: Dropped from the queue to make room.
+        rejected: Not queued: it was full, or the calibrator had stopped.
+        failed: Taken up, but something went wrong with them.
+    """
+
+    taken: int = 0
+    dropped: int = 0
+    rejected: int = 0
+    failed: int = 0
+
+
+class Calibrator:
+    """Calibrates a critic from traces.
+
+    ``async with`` starts a task of its own that works on submitted traces; leaving cancels it. ``calibrate``,
+    ``recheck`` and ``pairs`` need no such block. Nothing that goes wrong beside the agent is raised there: it
+    is told as an event. Limits and budget of its calls are those of the model that it is given.
+
+    Args:
+        llm: Writes mistakes, compares, and scores where ``critic`` is None.
+        store: Where traces, pairs and tests go, such as ``MemoryStore``.
+        critic: What is calibrated; None: one on ``llm`` that reads ``store``.
+        judges: Blind comparisons of each pair; None: as the settings say.
+        settings: How it works.
+        prompts: The prompts; None: the newest that are packaged.
+        tell: Is told what happens; must not block. What it raises is ignored.
+
+    Raises:
+        ConfigError: There cannot be so many judges.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        store: Memory,
+        *,
+        critic: Critic | None = None,
+        judges: int | None = None,
+        settings: CalibratorSettings = DEFAULTS,
+        prompts: PromptBook | None = None,
+        tell: Callable[[CalibrationEvent], None] | None = None,
+    ) -> None:
+        settings = settings if judges is None else _judged(settings, judges)
+        self._llm = CountedLLM(LimitedLLM(llm, anyio.Semaphore(settings.concurrency)))
+        self._critic = critic or Critic(self._llm, memory=store, prompts=prompts)
+        self._rounds = Rounds(
+            self._llm, store, self._critic, settings=settings, prompts=prompts, tested=self._tested
+        )
+        self._learning = Learning(store, self._rounds, settings=settings)
+        self._queue: Waiting[Trace] = Waiting(settings.queue, settings.when_full)
+        self._listener = tell
+        self._counts = Counts()
+        self._stopped = False
+        self._at_work = False
+        self._idle = anyio.Event()
+        self._stack = AsyncExitStack()
+
+    @property
+    def critic(self) -> Critic:
+        """The critic that is calibrated; its scores never wait for the calibrator."""
+        return self._critic
+
+    @property
+    def counts(self) -> Counts:
+        """What became of submitted traces so far."""
+        return self._counts
+
+    @property
+    def usage(self) -> Usage:
+        """What the calls of its model consumed so far, replies found in a store included."""
+        return self._llm.usage
+
+    # -------------------------------------------------------------------------------- beside an agent
+
+    async def __aenter__(self) -> Self:
+        tasks = await self._stack.enter_async_context(group())
+        self._stack.callback(tasks.cancel_scope.cancel)
+        tasks.start_soon(self._work)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._close()
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def submit(self, trace: Trace) -> bool:
+        """Hand a trace over; returns at once, and says whether it was queued.
+
+        A full queue does what ``settings.when_full`` says; see ``hand_over`` for waiting. A trace may be
+        handed over again when it has grown.
+        """
+        if self._stopped:
+            return self._left_out(trace, "stopped")
+        return self._offered(trace, self._queue.offer(trace))
+
+    async def hand_over(self, trace: Trace) -> bool:
+        """Hand a trace over; where the policy is ``block`` this waits until there is room."""
+        if self._stopped:
+            return self._left_out(trace, "stopped")
+        return self._offered(trace, await self._queue.put(trace))
+
+    async def idle(self) -> None:
+        """Wait until nothing is queued and nothing is under way."""
+        while not self._stopped and (self._queue or self._at_work):
+            await self._idle.wait()
+
+    # ------------------------------------------------------------------------------------- awaited
+
+    def pairs(self, trace: Trace) -> Stream[ContrastPair]:
+        """Return an iterator over a trace's pairs, each as soon as it is in the store.
+
+        Leaving ``async with`` around it, or a bare ``break``, cancels what is under way.
+
+        Raises:
+            ModelError: While iterating: the endpoint refused, failed or could not be reached.
+            StoreError: While iterating: the store cannot be read or written.
+        """
+
+        async def produce(send: Also) -> None:
+            standing = await self._rounds.reviewer.standing()
+            await self._rounds.make(trace, self._rounds.first, known_ids=standing.known, also=send)
+
+        return Stream(produce)
+
+    async def calibrate(
+        self, traces: Sequence[Trace], *, heldout: Sequence[Trace] | None = None
+    ) -> CalibrationReport:
+        """Make pairs, test them, promote what helps, and measure the critic before and after.
+
+        Args:
+            traces: What is learned from, and held out where ``heldout`` is None.
+            heldout: What tests and measures instead; those among them that were learned from are left out.
+
+        Raises:
+            ModelError: The endpoint refused, failed or could not be reached; what was made is stored.
+            BudgetSpent: The budget has no room for a call.
+            StoreError: The store cannot be read or written.
+        """
+        return await self._rounds.run(traces, heldout, lambda: self.usage)
+
+    async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
+        """Measure every promoted batch again on held-out traces, and demote what harms.
+
+        Raises:
+            ModelError: The endpoint refused, failed or could not be reached.
+            StoreError: The store cannot be read or written.
+        """
+        return await self._rounds.recheck(heldout)
+
+    # ------------------------------------------------------------------------------------ the task
+
+    async def _work(self) -> None:
+        while not self._stopped:
+            trace = await self._queue.take()
+            self._at_work = True
+            try:
+                await self._one(trace)
+            except HOPELESS as error:
+                self._failed(trace, error)
+                self._stop(str(error))
+            except Exception as error:  # noqa: BLE001 - nothing that works beside an agent may end it
+                self._failed(trace, error)
+            finally:
+                self._at_work = False
+                self._rest()
+
+    async def _one(self, trace: Trace) -> None:
+        held_out = await self._learning.keep(trace)
+        self._say(TraceTaken(trace_id=trace.id, use="hold_out" if held_out else "learn"))
+        if not held_out:
+            made = await self._learning.learn(trace)
+            self._say(
+                PairsMade(trace_id=trace.id, candidates=made.candidates, kept=len(made.pairs), held=made.held)
+            )
+        await self._learning.test()
+
+    def _tested(self, result: Promotion | NotEnoughTraces, pairs: int, use: Use) -> None:
+        if isinstance(result, NotEnoughTraces):
+            self._say(NotTested(pairs=pairs, traces=result.traces, needed=result.needed, words=result.words))
+        else:
+            self._say(BatchTested(use=use, evidence=result))
+
+    def _offered(self, trace: Trace, offered: Offered[Trace]) -> bool:
+        if offered.dropped is not None:
+            self._count(dropped=1)
+            self._say(TraceLeftOut(trace_id=offered.dropped.id, reason="dropped"))
+        if not offered.taken:
+            return self._left_out(trace, "stopped" if self._stopped else "full")
+        self._count(taken=1)
+        return True
+
+    def _left_out(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
+        self._count(rejected=1)
+        self._say(TraceLeftOut(trace_id=trace.id, reason=reason))
+        return False
+
+    def _failed(self, trace: Trace, error: Exception) -> None:
+        self._count(failed=1)
+        self._say(Failed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
+
+    def _stop(self, reason: str) -> None:
+        self._close()
+        self._say(Stopped(reason=reason))
+
+    def _close(self) -> None:
+        self._stopped = True
+        self._queue.close()
+        self._rest()
+
+    def _rest(self) -> None:
+        self._idle.set()
+        self._idle = anyio.Event()
+
+    def _count(self, **more: int) -> None:
+        counts = {name: getattr(self._counts, name) + n for name, n in more.items()}
+        self._counts = self._counts.model_copy(update=counts)
+
+    def _say(self, event: CalibrationEvent) -> None:
+        if self._listener is not None:
+            with suppress(Exception):  # a listener's mistake must not end the agent
+                self._listener(event)
+
+
+def _judged(settings: CalibratorSettings, judges: int) -> CalibratorSettings:
+    contrast = settings.contrast
+    try:
+        given = type(contrast).model_validate({**contrast.model_dump(), "judges": judges})
+    except ValidationError as error:
+        raise ConfigError(f"judges: {error.errors()[0]['msg']}") from None
+    return settings.model_copy(update={"contrast": given})

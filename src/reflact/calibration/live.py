@@ -1,0 +1,99 @@
+"""What a calibrator does with one trace after the other, beside an agent."""
+
+from __future__ import annotations
+
+from reflact.calibration.holding import held_slice, known, slice_name
+from reflact.calibration.replay import steps_of
+from reflact.calibration.review import NotEnoughTraces, enough, slice_of
+from reflact.calibration.reviewing import Standing
+from reflact.calibration.rounds import Memory, Rounds, Stored
+from reflact.calibration.settings import CalibratorSettings
+from reflact.calibration.trace import Trace
+
+
+class Learning:
+    """Keeps traces, makes pairs of those that are not held out, tests them once there are enough.
+
+    Which slice is held out, and what is known, is read from the store at the first trace and after every
+    test: between these, other processes' work makes no difference to it.
+
+    Args:
+        store: Where everything is.
+        rounds: Makes and tests pairs.
+        settings: How many of each.
+    """
+
+    def __init__(self, store: Memory, rounds: Rounds, *, settings: CalibratorSettings) -> None:
+        self._store = store
+        self._rounds = rounds
+        self._settings = settings
+        self._slice: int | None = None
+        self._known: set[str] = set()
+        self._waiting = 0
+        self._held: set[str] = set()
+        self._said: NotEnoughTraces | None = None
+
+    async def keep(self, trace: Trace) -> bool:
+        """Store a trace and say whether it is held out."""
+        await trace.keep(self._store)
+        if self._slice is None:
+            await self._look(await self._rounds.reviewer.standing())
+        held_out = slice_of(trace.id, slices=self._settings.slices) == self._slice
+        if held_out and known(trace):
+            self._held.add(trace.id)
+        return held_out
+
+    async def learn(self, trace: Trace) -> Stored:
+        """Make the pairs of a trace."""
+        made = await self._rounds.make(trace, self._rounds.first, known_ids=frozenset(self._known))
+        self._known.update(pair.id for pair in made.pairs)
+        self._waiting += len(made.pairs) - made.held
+        return made
+
+    async def test(self) -> None:
+        """Test the pairs that wait, if they are enough for a batch and the held-out traces for a test."""
+        if self._waiting < self._settings.batch or self._slice is None:
+            return
+        few = enough(self._held)
+        if few is not None:
+            if few != self._said:
+                self._rounds.tested(few, self._waiting, "promote")
+            self._said = few
+            return
+        standing = await self._rounds.reviewer.standing()
+        traces = await self._held_out(standing)
+        held = {trace.id for trace in traces}
+        batch = [pair for pair in standing.waiting if pair.provenance.trace_id not in held]
+        if batch:
+            name = slice_name(self._slice, self._settings.slices)
+            await self._rounds.test(batch, steps_of(traces), standing=standing, name=name)
+            standing = await self._rounds.reviewer.standing()
+        await self._look(standing)
+
+    async def _look(self, standing: Standing) -> None:
+        ids = [trace.id for trace in await self._stored(None) if known(trace)]
+        self._slice = held_slice(
+            ids, learned=standing.learned, tests=standing.tests, slices=self._settings.slices
+        )
+        self._held = {
+            trace
+            for trace in ids
+            if trace not in standing.learned and slice_of(trace, slices=self._settings.slices) == self._slice
+        }
+        self._known = set(standing.known)
+        self._waiting = len(standing.waiting)
+
+    async def _held_out(self, standing: Standing) -> list[Trace]:
+        traces = [t for t in await self._stored(self._slice) if known(t) and t.id not in standing.learned]
+        return traces[: self._settings.most_held_out]
+
+    async def _stored(self, number: int | None) -> list[Trace]:
+        """Return stored traces in the order of their ids: those of a slice, or all."""
+        slices = self._settings.slices
+        ids = [
+            trace
+            for trace in await self._store.trace_ids()
+            if number is None or slice_of(trace, slices=slices) == number
+        ]
+        found = [await self._store.trace(trace) for trace in ids]
+        return [Trace.of(stored) for stored in found if stored is not None]

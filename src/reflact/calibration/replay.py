@@ -1,0 +1,84 @@
+"""Scoring known steps again: what measures a critic, and what a replay test compares."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from reflact.calibration.critic import Critic
+from reflact.calibration.holding import known
+from reflact.calibration.metrics import Scored
+from reflact.calibration.trace import Trace
+from reflact.memory import ContrastPair, Evaluation, Gold, Transition
+from reflact.memory_cards import subject
+from reflact.tasks import fan_out
+
+
+class Step(NamedTuple):
+    """A step whose correct score is known, and the contrast pairs that speak of it."""
+
+    trace_id: str
+    number: int
+    purpose: str
+    transition: Transition
+    gold: Gold
+    pairs: tuple[ContrastPair, ...] = ()
+
+    def scored(self, evaluation: Evaluation) -> Scored:
+        """Return an evaluation of this step beside what is right."""
+        difficulties = [pair.difficulty for pair in self.pairs if pair.difficulty is not None]
+        return Scored(
+            trace_id=self.trace_id,
+            step=self.number,
+            gold=self.gold,
+            evaluation=evaluation,
+            wrong=tuple(pair.wrong.phi_after for pair in self.pairs),
+            mistakes=tuple(sorted({pair.mistake for pair in self.pairs})),
+            difficulty=max(difficulties, default=None),
+        )
+
+
+def steps_of(traces: Iterable[Trace]) -> tuple[Step, ...]:
+    """Return the steps of traces whose correct score is known."""
+    return tuple(
+        Step(trace.id, event.step, trace.purpose, event.transition, event.gold)
+        for trace in traces
+        for event in known(trace)
+        if event.gold is not None
+    )
+
+
+def steps_in(pairs: Iterable[ContrastPair]) -> tuple[Step, ...]:
+    """Return the steps that pairs speak of, each once with all its pairs; their right side is correct.
+
+    Steps of unknown traces count as traces of their own.
+    """
+    about: dict[str, list[ContrastPair]] = defaultdict(list)
+    for pair in pairs:
+        about[subject(pair)].append(pair)
+    return tuple(_step(name, together) for name, together in sorted(about.items()))
+
+
+def _step(name: str, pairs: Sequence[ContrastPair]) -> Step:
+    first = pairs[0]
+    gold = Gold(
+        phi_before=first.right.phi_before,
+        phi_after=first.right.phi_after,
+        source=first.label,
+        reasoning=first.right.reasoning,
+    )
+    trace_id, number = first.provenance.trace_id or name, first.provenance.step or 0
+    return Step(trace_id, number, first.purpose, first.transition, gold, tuple(pairs))
+
+
+async def score_steps(
+    critic: Critic, steps: Sequence[Step], pairs: Sequence[ContrastPair], *, limit: int
+) -> tuple[Scored, ...]:
+    """Score steps with exactly these pairs as worked examples, so many at a time."""
+
+    async def one(step: Step) -> Scored:
+        score = await critic.score(step.transition, purpose=step.purpose, pairs=pairs)
+        return step.scored(score.evaluation)
+
+    return await fan_out(one, steps, limit=limit)

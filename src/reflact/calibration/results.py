@@ -1,0 +1,94 @@
+"""What a round of calibration did and what it changed: plain values, ready to be shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from reflact.calibration.contrast import Drop
+from reflact.calibration.metrics import Estimate, Measures
+from reflact.memory import ContrastPair, Promotion
+from reflact.results import Usage
+from reflact.types import Frozen
+
+
+class PairCount(Frozen):
+    """How many pairs of one kind of mistake were kept; ``difficulty`` is their mean, None without judges."""
+
+    mistake: str
+    pairs: int
+    difficulty: float | None
+
+
+class DropCount(Frozen):
+    """How many candidates became no pair for one reason."""
+
+    reason: str
+    candidates: int
+
+
+class Change(Frozen):
+    """A critic measured before and after on the same steps; None where there were none.
+
+    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces.
+    """
+
+    before: Measures | None
+    after: Measures | None
+    gain: Estimate | None
+
+
+class CalibrationReport(Frozen):
+    """What a call of ``Calibrator.calibrate`` did.
+
+    Args:
+        rounds: Rounds of contrast pairs that were made.
+        learned_from: Traces that pairs were made from.
+        held_out_name: Under which name tests on the held-out traces are counted.
+        candidates: Pairs that were tried: kept and dropped ones together.
+        pairs: Kept pairs by kind of mistake, sorted.
+        drops: Dropped candidates by reason, sorted.
+        held: Kept pairs that the scan holds back or rejected; they are in no test.
+        tests: The evidence of all batches that were tested, in order.
+        not_tested: Why a batch was not tested, in words; None where all were.
+        held_out: The change on held-out traces, which chose what was promoted.
+        anchors: The change on anchors, which chose nothing.
+        outlook: What the held-out traces can show, in words.
+        usage: What the calls consumed; replies found in a store included.
+    """
+
+    rounds: int
+    learned_from: int
+    held_out_name: str
+    candidates: int
+    pairs: tuple[PairCount, ...]
+    drops: tuple[DropCount, ...]
+    held: int
+    tests: tuple[Promotion, ...]
+    not_tested: str | None
+    held_out: Change
+    anchors: Change
+    outlook: str
+    usage: Usage
+
+    @property
+    def promoted(self) -> int:
+        """Pairs that were promoted."""
+        return sum(len(test.pair_ids) for test in self.tests if test.promoted)
+
+
+def count_pairs(pairs: Sequence[ContrastPair]) -> tuple[PairCount, ...]:
+    """Return pairs counted by kind of mistake."""
+    kinds = sorted({pair.mistake for pair in pairs})
+    return tuple(_count(kind, [pair for pair in pairs if pair.mistake == kind]) for kind in kinds)
+
+
+def _count(mistake: str, pairs: Sequence[ContrastPair]) -> PairCount:
+    known = [pair.difficulty for pair in pairs if pair.difficulty is not None]
+    return PairCount(mistake=mistake, pairs=len(pairs), difficulty=sum(known) / len(known) if known else None)
+
+
+def count_drops(drops: Iterable[Drop]) -> tuple[DropCount, ...]:
+    """Return drops counted by reason."""
+    counts = Counter(drop.reason for drop in drops)
+    return tuple(DropCount(reason=reason, candidates=counts[reason]) for reason in sorted(counts))

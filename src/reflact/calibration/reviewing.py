@@ -1,0 +1,168 @@
+"""Batches of pairs before they count: scored with and without, tested, promoted or not, taken back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from anyio import to_thread
+
+from reflact.calibration.critic import CRITIC, Critic
+from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
+from reflact.calibration.replay import Step, score_steps
+from reflact.calibration.results import Change
+from reflact.calibration.review import NotEnoughTraces, Replay, Use, enough, replayed, trace_effects
+from reflact.memory import ContrastPair, Promotion
+from reflact.memory_cards import visible_to
+from reflact.memory_ports import BatchTest, CardStore
+
+
+class Standing(NamedTuple):
+    """What the store says of pairs at a moment.
+
+    Args:
+        known: The ids of all pairs.
+        learned: Traces that pairs were made from, whatever became of these.
+        promoted: What the critic is shown now.
+        waiting: Pairs that may be tested and never were.
+        tests: All tests.
+    """
+
+    known: frozenset[str]
+    learned: frozenset[str]
+    promoted: tuple[ContrastPair, ...]
+    waiting: tuple[ContrastPair, ...]
+    tests: tuple[BatchTest, ...]
+
+
+class Reviewer:
+    """Tests pairs on steps whose correct score is known.
+
+    Args:
+        critic: Scores them.
+        store: Where pairs stand.
+        limit: Steps that are scored at a time.
+    """
+
+    def __init__(self, critic: Critic, store: CardStore, *, limit: int) -> None:
+        self._critic = critic
+        self._store = store
+        self._limit = limit
+
+    async def standing(self) -> Standing:
+        """Return where the critic's pairs stand now."""
+        stored, tests = await self._store.pairs(), await self._store.tests()
+        ended = [test for test in tests if test.evidence is not None]
+        tested = {unit for test in ended for unit in test.unit_ids}
+        ours = [one for one in stored if visible_to(one.pair.scope, CRITIC)]
+        return Standing(
+            known=frozenset(one.pair.id for one in stored),
+            learned=frozenset(t for one in stored if (t := one.pair.provenance.trace_id) is not None),
+            promoted=tuple(one.pair for one in ours if one.status == "promoted"),
+            waiting=tuple(
+                one.pair
+                for one in ours
+                if one.status == "quarantined" and not one.held and one.pair.id not in tested
+            ),
+            tests=tests,
+        )
+
+    async def score(self, steps: Sequence[Step], pairs: Sequence[ContrastPair]) -> tuple[Scored, ...]:
+        """Score steps with exactly these pairs to choose worked examples from."""
+        return await score_steps(self._critic, steps, pairs, limit=self._limit)
+
+    async def test(
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[Step],
+        *,
+        promoted: Sequence[ContrastPair],
+        name: str,
+    ) -> Promotion | NotEnoughTraces:
+        """Promote a batch if it lowers the error on held-out steps beside what is promoted already.
+
+        Nothing is sent, and no error probability is used up, where there are too few traces.
+        """
+        with_ = [*promoted, *batch]
+        return await self._tested(batch, steps, without=promoted, with_=with_, name=name, use="promote")
+
+    async def recheck(
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[Step],
+        *,
+        promoted: Sequence[ContrastPair],
+        name: str,
+    ) -> Promotion | NotEnoughTraces:
+        """Take a promoted batch back if it raises the error on held-out steps."""
+        ids = {pair.id for pair in batch}
+        rest = [pair for pair in promoted if pair.id not in ids]
+        return await self._tested(batch, steps, without=rest, with_=promoted, name=name, use="demote")
+
+    async def _tested(
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[Step],
+        *,
+        without: Sequence[ContrastPair],
+        with_: Sequence[ContrastPair],
+        name: str,
+        use: Use,
+    ) -> Promotion | NotEnoughTraces:
+        few = enough({step.trace_id for step in steps})
+        if few is not None:
+            return few
+        old, new = await self.score(steps, without), await self.score(steps, with_)
+        ids = tuple(sorted(pair.id for pair in batch))
+        test = await self._store.open_test(ids, held_out=name, use=use)
+        found = await to_thread.run_sync(lambda: replayed(old, new, before=test.before, use=use))
+        if isinstance(found, NotEnoughTraces):
+            return found
+        evidence = self._evidence(found, test)
+        await self._store.close_test(test.number, evidence)
+        return evidence
+
+    def _evidence(self, found: Replay, test: BatchTest) -> Promotion:
+        return Promotion(
+            pair_ids=test.unit_ids,
+            promoted=found.passed,
+            traces=found.traces,
+            transitions=found.transitions,
+            batches_before=test.before,
+            effect=found.effect.value,
+            low=found.effect.low,
+            high=found.effect.high,
+            p_value=found.p_value,
+            alpha=found.alpha,
+            critic=self._critic.identity,
+            prompt=self._critic.prompt,
+            accuracy_change=found.accuracy_change,
+            outcome=found.outcome,
+        )
+
+
+async def measured(scored: Sequence[Scored]) -> Measures | None:
+    """Measure scores off the event loop."""
+    return await to_thread.run_sync(measure, scored)
+
+
+async def changed(before: Sequence[Scored], after: Sequence[Scored]) -> Change:
+    """Return what changed between two scorings of the same steps."""
+    gain = None
+    if before:
+        effects = trace_effects(before, after)
+        gain = await to_thread.run_sync(lambda: interval_of_mean(effects, low=-10, high=10, label="effect"))
+    return Change(before=await measured(before), after=await measured(after), gain=gain)
+
+
+def batches_of(
+    promoted: Collection[ContrastPair], tests: Sequence[BatchTest]
+) -> tuple[tuple[ContrastPair, ...], ...]:
+    """Return promoted pairs by the test that promoted them, in the order of the tests."""
+    by_id = {pair.id: pair for pair in promoted}
+    batches: dict[int, list[ContrastPair]] = defaultdict(list)
+    for test in reversed(tests):
+        if test.use == "promote" and test.evidence is not None and test.evidence.promoted:
+            batches[test.number] += [by_id.pop(unit) for unit in test.unit_ids if unit in by_id]
+    return tuple(tuple(batches[number]) for number in sorted(batches) if batches[number])

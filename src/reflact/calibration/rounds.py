@@ -1,0 +1,267 @@
+"""Rounds of calibration: pairs are made, stored, tested on held-out traces; what changed is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from reflact.calibration.contrast import contrast
+from reflact.calibration.critic import Critic
+from reflact.calibration.curriculum import KindMeasured, Measured, Round, measured, next_round
+from reflact.calibration.holding import GIVEN, Split, known, split
+from reflact.calibration.limited import LimitedCritic
+from reflact.calibration.made import Drop, Made
+from reflact.calibration.metrics import Scored, measure_accuracy
+from reflact.calibration.replay import Step, steps_in, steps_of
+from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
+from reflact.calibration.review import NotEnoughTraces, Use, outlook
+from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
+from reflact.calibration.settings import CalibratorSettings
+from reflact.calibration.trace import Trace
+from reflact.memory import ContrastPair, Promotion
+from reflact.memory_ports import CardStore, Submission, TraceStore
+from reflact.ports import LLM
+from reflact.prompts import PromptBook
+from reflact.results import Usage
+from reflact.tasks import fan_out
+
+CREATED_BY = "calibrator"
+
+Also = Callable[[ContrastPair], Awaitable[None]]
+"""Is handed each pair once it is in the store."""
+
+Tested = Callable[[Promotion | NotEnoughTraces, int, Use], None]
+"""Is told how a test of so many pairs ended, and what it was for."""
+
+
+class Memory(CardStore, TraceStore, Protocol):
+    """A store of cards and traces, such as ``MemoryStore``."""
+
+
+@dataclass
+class Tally:
+    """What the rounds of one call made."""
+
+    rounds: int = 0
+    pairs: list[ContrastPair] = field(default_factory=list)
+    drops: list[Drop] = field(default_factory=list)
+    held: int = 0
+    tests: list[Promotion] = field(default_factory=list)
+    not_tested: str | None = None
+
+
+class Stored(Made):
+    """What became of a trace's candidates, and how many of the kept pairs the scan holds back."""
+
+    held: int = 0
+
+
+class Rounds:
+    """Makes and tests pairs.
+
+    Args:
+        llm: Writes mistakes and compares.
+        store: Where everything goes.
+        critic: What is calibrated.
+        settings: How.
+        prompts: The prompts; None: the newest that are packaged.
+        tested: Is told of each test.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        store: Memory,
+        critic: Critic,
+        *,
+        settings: CalibratorSettings,
+        prompts: PromptBook | None,
+        tested: Tested,
+    ) -> None:
+        self._llm = llm
+        self._store = store
+        self._sampled = LimitedCritic(critic, anyio.Semaphore(settings.concurrency))
+        self._settings = settings
+        self._prompts = prompts
+        self.tested = tested
+        self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
+
+    @property
+    def first(self) -> Round:
+        """What a round asks for about which nothing is known."""
+        plan = next_round((), self._settings.curriculum)
+        assert plan is not None
+        return plan
+
+    async def make(
+        self,
+        trace: Trace,
+        plan: Round,
+        *,
+        known_ids: frozenset[str],
+        others: Sequence[str] = (),
+        also: Also | None = None,
+    ) -> Stored:
+        """Make a trace's pairs and store each as it comes about."""
+        held: list[Submission] = []
+
+        async def report(one: ContrastPair | Drop) -> None:
+            if isinstance(one, Drop):
+                return
+            submission = await self._store.submit(one, created_by=CREATED_BY)
+            if submission.reason is not None or submission.status == "rejected":
+                held.append(submission)
+            if also is not None:
+                await also(one)
+
+        made = await contrast(
+            trace.events,
+            purpose=trace.purpose,
+            trace_id=trace.id,
+            plan=plan,
+            llm=self._llm,
+            judge=self._llm,
+            critic=self._sampled,
+            settings=self._settings.contrast,
+            prompts=self._prompts,
+            known=known_ids,
+            others=others,
+            report=report,
+        )
+        return Stored(**dict(made), held=len(held))
+
+    async def test(
+        self, batch: Sequence[ContrastPair], steps: Sequence[Step], *, standing: Standing, name: str
+    ) -> Promotion | NotEnoughTraces:
+        """Test a batch beside what is promoted, and tell of it."""
+        result = await self.reviewer.test(batch, steps, promoted=standing.promoted, name=name)
+        self.tested(result, len(batch), "promote")
+        return result
+
+    async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
+        """Measure each promoted batch again, the oldest first, and take back what harms."""
+        standing = await self.reviewer.standing()
+        steps = steps_of(trace for trace in heldout if trace.id not in standing.learned)
+        found: list[Promotion] = []
+        for batch in batches_of(standing.promoted, standing.tests):
+            now = await self.reviewer.standing()
+            result = await self.reviewer.recheck(batch, steps, promoted=now.promoted, name=GIVEN)
+            self.tested(result, len(batch), "demote")
+            if isinstance(result, Promotion):
+                found.append(result)
+        return tuple(found)
+
+    def split(self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, standing: Standing) -> Split:
+        """Return what is learned from and what is held out; the rule's choice where the caller made none."""
+        settings = self._settings
+        if heldout is None:
+            return split(
+                traces,
+                learned=standing.learned,
+                tests=standing.tests,
+                slices=settings.slices,
+                most=settings.most_held_out,
+            )
+        held = {trace.id for trace in heldout}
+        return Split(
+            learn=tuple(trace for trace in traces if trace.id not in held),
+            held_out=tuple(t for t in heldout if t.id not in standing.learned and known(t)),
+            name=GIVEN,
+        )
+
+    async def run(
+        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, usage: Callable[[], Usage]
+    ) -> CalibrationReport:
+        """Calibrate on traces, round by round, and measure before and after."""
+        began = usage()
+        standing = await self.reviewer.standing()
+        parts = self.split(traces, heldout, standing)
+        steps, anchors = steps_of(parts.held_out), steps_in(await self._store.anchors())
+        before = await self.reviewer.score(steps, standing.promoted)
+        anchors_before = await self.reviewer.score(anchors, standing.promoted)
+        tally = await self._rounds(parts, steps, before)
+        promoted = (await self.reviewer.standing()).promoted
+        after = await self.reviewer.score(steps, promoted)
+        anchors_after = await self.reviewer.score(anchors, promoted)
+        tests = [test for test in standing.tests if test.held_out == parts.name]
+        return CalibrationReport(
+            rounds=tally.rounds,
+            learned_from=len(parts.learn),
+            held_out_name=parts.name,
+            candidates=len(tally.pairs) + len(tally.drops),
+            pairs=count_pairs(tally.pairs),
+            drops=count_drops(tally.drops),
+            held=tally.held,
+            tests=tuple(tally.tests),
+            not_tested=tally.not_tested,
+            held_out=await changed(before, after),
+            anchors=await changed(anchors_before, anchors_after),
+            outlook=outlook(len({step.trace_id for step in steps}), before=len(tests)),
+            usage=_difference(usage(), began),
+        )
+
+    async def _rounds(self, parts: Split, steps: Sequence[Step], before: Sequence[Scored]) -> Tally:
+        tally, history = Tally(), _history(before, ())
+        while (plan := next_round(history, self._settings.curriculum)) is not None:
+            tally.rounds = plan.number
+            pairs = await self._round(parts, plan, tally)
+            if not await self._tested(parts, steps, tally) or not history:
+                break
+            standing = await self.reviewer.standing()
+            after = await self.reviewer.score(steps, standing.promoted)
+            invited = await self.reviewer.score(steps_in(pairs), standing.promoted)
+            history += _history(after, invited)
+        return tally
+
+    async def _round(self, parts: Split, plan: Round, tally: Tally) -> list[ContrastPair]:
+        """Make the pairs of a round from all traces, several at a time."""
+        ids = (await self.reviewer.standing()).known
+        purposes = sorted({trace.purpose for trace in parts.learn})
+
+        async def one(trace: Trace) -> Stored:
+            return await self.make(trace, plan, known_ids=ids, others=purposes)
+
+        made = await fan_out(one, parts.learn, limit=self._settings.concurrency)
+        pairs = [pair for one in made for pair in one.pairs]
+        tally.pairs += pairs
+        tally.drops += [drop for one in made for drop in one.drops]
+        tally.held += sum(one.held for one in made)
+        return pairs
+
+    async def _tested(self, parts: Split, steps: Sequence[Step], tally: Tally) -> bool:
+        """Test all pairs that wait and do not come from the held-out traces; say whether there was a test."""
+        standing = await self.reviewer.standing()
+        held = {trace.id for trace in parts.held_out}
+        batch = [pair for pair in standing.waiting if pair.provenance.trace_id not in held]
+        if not batch:
+            tally.not_tested = tally.not_tested or "there was no pair to test"
+            return False
+        result = await self.test(batch, steps, standing=standing, name=parts.name)
+        if isinstance(result, NotEnoughTraces):
+            tally.not_tested = result.words
+            return False
+        tally.tests.append(result)
+        return True
+
+
+def _history(held_out: Sequence[Scored], invited: Sequence[Scored]) -> list[Measured]:
+    """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
+
+    Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
+    to how their batches came about.
+    """
+    accuracy = measure_accuracy(held_out)
+    if accuracy is None:
+        return []
+    learned = measured(invited)
+    kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
+    return [Measured(accuracy=accuracy, kinds=kinds)]
+
+
+def _difference(later: Usage, earlier: Usage) -> Usage:
+    usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
+    names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
+    return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})

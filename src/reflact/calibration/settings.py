@@ -1,0 +1,42 @@
+"""How a calibrator works: what it learns from, what it tests on, how much of it at a time."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.made import ContrastSettings
+from reflact.calibration.waiting import WhenFull
+from reflact.roles import Section
+
+
+class PairSettings(ContrastSettings):
+    """How a calibrator makes contrast pairs: as others do, but judged."""
+
+    judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+
+
+class CalibratorSettings(Section):
+    """How a calibrator works."""
+
+    contrast: PairSettings = Field(default_factory=PairSettings, description="How contrast pairs are made.")
+    curriculum: CurriculumSettings = Field(
+        default_factory=CurriculumSettings, description="What rounds of contrast pairs ask for."
+    )
+    queue: int = Field(64, ge=1, description="Traces that wait beside an agent at most.")
+    when_full: WhenFull = Field(
+        "drop_oldest",
+        description="What happens to a trace when the queue is full: `drop_oldest` drops the one that waits "
+        "longest, `reject` the new one; `block` lets `hand_over` wait and rejects what is submitted.",
+    )
+    slices: int = Field(
+        4, ge=2, description="Traces are sorted into so many slices by their ids; one is held out at a time."
+    )
+    most_held_out: int = Field(100, ge=1, description="Held-out traces that are scored at most.")
+    batch: int = Field(
+        16, ge=1, description="Beside an agent: pairs that have to be there before they are tested together."
+    )
+    concurrency: int = Field(8, ge=1, description="Steps that are scored at a time.")
+
+
+DEFAULTS = CalibratorSettings()
