@@ -1,0 +1,60 @@
+"""Pairs and evidence that tests of the memory share."""
+
+from __future__ import annotations
+
+from reflact.memory import (
+    Action,
+    ContrastPair,
+    Evaluation,
+    Promotion,
+    Provenance,
+    Scope,
+    Transition,
+)
+from reflact.memory_ports import BatchTest
+
+CRITIC = Scope(roles=("critic",))
+
+
+def make_pair(
+    number: int = 0,
+    *,
+    note: str = "a report was written",
+    trace: str | None = "trace",
+    scope: Scope = CRITIC,
+    agreement: float | None = None,
+) -> ContrastPair:
+    """Return a pair; each number is another one."""
+    return ContrastPair(
+        purpose="Write the report.",
+        transition=Transition(
+            before={"files": []}, action=Action(name="write"), after={"files": [number], "note": note}
+        ),
+        right=Evaluation(phi_before=2, phi_after=3, reasoning="One file more.", evidence=("files",)),
+        wrong=Evaluation(phi_before=2, phi_after=9, reasoning="It says that it is done."),
+        why="It credits what the agent announced.",
+        mistake="credit_for_intention",
+        construction="asked",
+        label="program",
+        agreement=agreement,
+        scope=scope,
+        provenance=Provenance(trace_id=trace, step=number, prompt="contrast@1", model="m"),
+    )
+
+
+def evidence_for(test: BatchTest, *, promoted: bool = True) -> Promotion:
+    """Return what a test found."""
+    return Promotion(
+        pair_ids=test.unit_ids,
+        promoted=promoted,
+        traces=20,
+        transitions=45,
+        batches_before=test.before,
+        effect=1.5 if promoted else -0.5,
+        low=0.75,
+        high=2.25,
+        p_value=0.001,
+        alpha=0.0125,
+        critic="m",
+        prompt="critic@1",
+    )
