@@ -1,0 +1,113 @@
+"""``reflact memory`` at a terminal and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+from typer.testing import CliRunner, Result
+
+from memory_pairs import evidence_for, make_pair
+from reflact.cli.app import app
+from reflact.memory_store import MemoryStore
+
+PAIR = make_pair(1, note="a zebra, \x1b]0;title\x07", trace="t")
+
+
+async def fill(path: Path) -> None:
+    async with MemoryStore(path) as memory:
+        for pair in (PAIR, make_pair(2, trace="t")):
+            await memory.submit(pair)
+        test = await memory.open_test([PAIR.id], held_out="h")
+        await memory.close_test(test.number, evidence_for(test))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "memory.db"
+    anyio.run(fill, path)
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["memory", *map(str, arguments)], terminal_width=200)
+
+
+def test_a_list_shows_all_states_and_scopes(store: Path) -> None:
+    """Each card is a line; options narrow it; JSON holds each card whole."""
+    assert run("list", store).stdout.count("critic_calibration") == 2
+    promoted = run("list", store, "--status", "promoted", "--kind", "failure_pattern", "--json")
+    (card,) = [json.loads(line) for line in promoted.stdout.splitlines()]
+    assert (card["pair_id"], card["status"], card["kind"]) == (PAIR.id, "promoted", "failure_pattern")
+    assert len(run("list", store, "--limit", "1", "--json").stdout.splitlines()) == 1
+
+
+def test_a_search_finds_by_words(store: Path) -> None:
+    """The cards with the word come, and any text is a fit question."""
+    found = run("search", store, "zebra", "--json").stdout.splitlines()
+    assert {json.loads(line)["pair_id"] for line in found} == {PAIR.id}
+    assert run("search", store, '" OR NEAR(').exit_code == 0
+
+
+def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(store: Path) -> None:
+    """The beginning of an id is enough; controls in what a model wrote are written out."""
+    shown = run("show", store, PAIR.id[:16]).stdout
+    assert "promoted, test 1" in shown
+    assert "2 -> 9" in shown
+    assert "\x1b" not in shown
+    assert "zebra" in shown
+    lines = run("show", store, PAIR.id, "--json").stdout.splitlines()
+    assert [json.loads(line).get("after") for line in lines] == [
+        None,
+        None,
+        "candidate",
+        "quarantined",
+        "promoted",
+    ]
+
+
+def test_forgetting_says_what_went(store: Path) -> None:
+    """The units of the trace go and are counted."""
+    assert "2 units with 4 cards" in run("forget", store, "t").stdout
+    assert json.loads(run("forget", store, "t", "--json").stdout)["unit_ids"] == []
+    assert run("list", store, "--json").stdout == ""
+
+
+def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
+    """What is exported to a file or to standard output is imported into a new memory."""
+    file, other = tmp_path / "out.jsonl", tmp_path / "other.db"
+    assert run("export", store, file).exit_code == 0
+    assert run("export", store).stdout == file.read_text(encoding="ascii")
+    assert "new: 2 units, 1 tests" in run("import", other, file).stdout
+    assert json.loads(run("import", other, file, "--json").stdout)["units"] == 0
+    assert run("export", other).stdout == run("export", store).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("list", "nowhere.db"), "no memory at nowhere.db"),
+        (("show", "STORE", "zzz"), "no unit"),
+        (("show", "STORE", ""), "2 or more units"),
+        (("list", "STORE", "--status", "lost"), "'lost'"),
+        (("list", "STORE", "--kind", "lost"), "'lost'"),
+        (("import", "STORE", "nowhere.jsonl"), "cannot read nowhere.jsonl"),
+        (("import", "STORE", "STORE"), "cannot read"),
+        (("export", "STORE", "nowhere/out"), "cannot write nowhere/out"),
+        (("list", "FOREIGN"), "not a SQLite database"),
+        (("import", "STORE", "FOREIGN"), "line 1 is not one"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    store: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """Missing and foreign files, unknown ids and states: one sentence on standard error, exit code 2."""
+    (tmp_path / "foreign").write_text("hello " * 1000, encoding="ascii")
+    places = {"STORE": str(store), "FOREIGN": str(tmp_path / "foreign")}
+    result = run(*(places.get(argument, argument) for argument in arguments))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
