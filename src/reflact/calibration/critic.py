@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
-from reflact.calibration.selection import ranked, search_text
+from reflact.calibration.selection import Reader, ranked, search_text
 from reflact.calibration.showing import Shown, show_examples, show_transition
 from reflact.calibration.tokens import Count, estimate
 from reflact.calls import Rendered, ReplyModel, Sample
@@ -120,6 +120,7 @@ class Critic:
         self._prompts = prompts or load_book()
         self._count = count
         self._pinned: tuple[ContrastPair, ...] | None = None
+        self._read = Reader()
         self._scores: Memo[StateScore] = Memo(settings.cache)
 
     @property
@@ -219,7 +220,7 @@ class Critic:
 
     def _examples(self, pairs: Sequence[ContrastPair], transition: Transition, purpose: str) -> Shown:
         return show_examples(
-            ranked(pairs, transition, purpose=purpose, show_same=self._settings.show_same),
+            ranked(pairs, transition, purpose=purpose, show_same=self._settings.show_same, read=self._read),
             room=self._settings.example_tokens,
             most=self._settings.examples,
             each=self._settings.example_state_tokens,

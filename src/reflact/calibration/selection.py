@@ -10,8 +10,9 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from reflact.calibration.changes import show_change
 from reflact.calibration.showing import show_action
@@ -23,8 +24,49 @@ _READ = 4000
 _SEARCHED = 200
 
 
+class Read(NamedTuple):
+    """What ranking goes by: a pair, its id, what it speaks of, and in which words."""
+
+    pair: ContrastPair
+    id: str
+    place: str
+    words: frozenset[str]
+
+
+def read(pair: ContrastPair) -> Read:
+    """Return what ranking needs to know of a pair."""
+    about = (pair.purpose, pair.transition)
+    return Read(pair, pair.id, _place(*about), _words(*about))
+
+
+class Reader:
+    """Reads pairs as ``read`` does, each object once: whole rounds are scored with the same pairs.
+
+    Args:
+        size: Pairs that are remembered; beyond it all are forgotten.
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        self._size = size
+        self._known: dict[int, Read] = {}
+
+    def __call__(self, pair: ContrastPair) -> Read:
+        """Return what ranking needs to know of a pair."""
+        found = self._known.get(id(pair))
+        if found is None:
+            if len(self._known) >= self._size:
+                self._known.clear()
+            found = self._known[id(pair)] = read(pair)
+        return found
+
+
 def ranked(
-    pairs: Sequence[ContrastPair], transition: Transition, *, purpose: str, show_same: bool = False
+    pairs: Sequence[ContrastPair],
+    transition: Transition,
+    *,
+    purpose: str,
+    show_same: bool = False,
+    read: Callable[[ContrastPair], Read] = read,
 ) -> tuple[ContrastPair, ...]:
     """Return pairs, each once, the best example first.
 
@@ -37,13 +79,14 @@ def ranked(
         transition: What is to be scored.
         purpose: Under which purpose.
         show_same: Keep pairs of the same transition under the same purpose, which give the answer away.
+        read: Reads a pair; a ``Reader`` where the same ones come again.
     """
     asked = _words(purpose, transition)
     own = _place(purpose, transition)
     order = sorted(
-        (-_cosine(asked, _words(pair.purpose, pair.transition)), pair_id, pair)
-        for pair_id, pair in {pair.id: pair for pair in pairs}.items()
-        if show_same or _place(pair.purpose, pair.transition) != own
+        (-_cosine(asked, one.words), pair_id, one.pair)
+        for pair_id, one in {one.id: one for one in map(read, pairs)}.items()
+        if show_same or one.place != own
     )
     kinds: dict[str, list[ContrastPair]] = defaultdict(list)
     for _, _, pair in order:
