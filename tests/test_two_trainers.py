@@ -90,7 +90,7 @@ async def kept(config: dict[str, Any], run_id: str) -> tuple[str, ...]:
         assert summary is not None
         assert summary.status == "completed"
         return (
-            *(e.model_dump_json() for e in await store.events(run_id)),
+            *(e.said for e in await store.events(run_id)),
             *(r.model_dump_json() for r in await store.records(run_id)),
             *(s.model_dump_json(exclude={"unsettled", "worst"}) for s in summary.spend),
         )

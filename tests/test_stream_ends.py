@@ -1,0 +1,223 @@
+"""Consumers that stop reading, fail or leave: the run waits or ends, nothing leaks, and it can go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from pure_world import Ended, PureNetwork, differences, left_by, settings, write_world
+from reflact import Trainer, events
+from reflact.tasks import Stream
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc"),
+]
+
+BUFFER = 256
+SECOND = 1.0
+SHORT: dict[str, Any] = {"train": {"num_epochs": 2}}
+
+
+class Open(NamedTuple):
+    """What a process has open."""
+
+    tasks: frozenset[asyncio.Task[object]]
+    threads: frozenset[threading.Thread]
+    files: int
+
+
+def opened() -> Open:
+    """Return what this process has open now, without the threads of the event loop's own pool."""
+    threads = (thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_"))
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    return Open(frozenset(asyncio.all_tasks()), frozenset(threads), files)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what nothing tells of; fails after some seconds."""
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+
+
+class Whole(NamedTuple):
+    """The data of all runs, and what an unbroken one leaves."""
+
+    world: Path
+    ended: Ended
+
+    def trainer(self, folder: Path, network: PureNetwork | None = None) -> Trainer:
+        """Return a trainer of the run."""
+        return Trainer(settings(self.world, folder, **SHORT), transport=network or PureNetwork())
+
+    async def goes_on(self, folder: Path) -> None:
+        """Start a run again, and check that it ends as the unbroken one."""
+        summary = await self.trainer(folder).train()
+        assert summary.status == "completed"
+        assert differences(self.ended, left_by(folder)) == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """An unbroken run, whose stream was read to its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    world = write_world(folder / "world")
+
+    async def kinds() -> list[str]:
+        trainer = Trainer(settings(world, folder / "run", **SHORT), transport=PureNetwork())
+        return [event.kind async for event in trainer.stream()]
+
+    told = anyio.run(kinds)
+    assert len(told) > 2 * BUFFER
+    assert told[-1] == "finished"
+    return Whole(world, left_by(folder / "run"))
+
+
+class Left(Exception):
+    """A consumer's own error."""
+
+
+class Consumer:
+    """Reads a stream up to an event and leaves it.
+
+    Attributes:
+        since: When it left.
+    """
+
+    since = 0.0
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    async def read(self, happenings: AsyncIterator[events.Event] | Stream[events.Event]) -> None:
+        """Leave the loop by a break."""
+        async for event in happenings:
+            if event.kind == self._kind:
+                break
+        self.since = time.monotonic()
+
+    async def breaks(self, happenings: Stream[events.Event]) -> None:
+        """Leave the loop, then ``async with``."""
+        async with happenings:
+            await self.read(happenings)
+
+    async def drops(self, happenings: Stream[events.Event]) -> None:
+        """Leave the loop, and the rest to the event loop."""
+        await self.read(happenings)
+
+    async def fails(self, happenings: Stream[events.Event]) -> None:
+        """Leave the loop by an error."""
+        with suppress(Left):
+            async with happenings:
+                async for event in happenings:
+                    if event.kind == self._kind:
+                        self.since = time.monotonic()
+                        raise Left
+
+    async def deserts(self, happenings: Stream[events.Event]) -> None:
+        """Leave the loop beside a view that nobody reads."""
+        happenings.also()
+        await self.breaks(happenings)
+
+
+@pytest.mark.parametrize("kind", ["run_started", "model_called", "decided"])
+@pytest.mark.parametrize("leave", [Consumer.breaks, Consumer.drops, Consumer.fails, Consumer.deserts])
+async def test_a_consumer_that_leaves_ends_the_run(
+    leave: Callable[[Consumer, Stream[events.Event]], Awaitable[None]],
+    kind: str,
+    tmp_path: Path,
+    whole: Whole,
+) -> None:
+    """Within a second nothing of it is open; the next start ends as an unbroken run, and as cleanly."""
+    before = opened()
+    network, consumer = PureNetwork(), Consumer(kind)
+    await leave(consumer, whole.trainer(tmp_path, network).stream())
+    await until(lambda: opened() == before)
+    assert time.monotonic() - consumer.since < SECOND
+    asked = len(network.samples)
+    await whole.goes_on(tmp_path)
+    await until(lambda: opened() == before)
+    assert len(network.samples) == asked
+
+
+async def still(count: Callable[[], int]) -> int:
+    """Return a count once it stands still."""
+    seen = -1
+    while (now := count()) != seen:
+        seen = now
+        await anyio.sleep(0.2)
+    return seen
+
+
+async def test_a_consumer_that_stops_reading_holds_the_run(tmp_path: Path, whole: Whole) -> None:
+    """The run waits with a bounded number of events, and goes on to the same end when it is read again."""
+    before = opened()
+    network, at = PureNetwork(), dict[int, int]()
+    async with whole.trainer(tmp_path, network).stream() as happenings:
+        reader = aiter(happenings)
+        for heard in (1, 101):
+            for _ in range(100 if at else 1):
+                await anext(reader)
+            at[heard] = await still(lambda: len(network.samples))
+        rest = [event async for event in reader]
+    assert 0 < at[1] < at[101] <= at[1] + 100
+    assert at[101] < len(network.samples)
+    assert len(rest) > BUFFER
+    assert isinstance(rest[-1], events.Finished)
+    assert differences(whole.ended, left_by(tmp_path)) == []
+    await until(lambda: opened() == before)
+
+
+async def test_a_run_that_nobody_reads_can_be_cancelled(tmp_path: Path, whole: Whole) -> None:
+    """Cancelling whoever holds a waiting run ends it within a second, and it can go on."""
+    before = opened()
+    network = PureNetwork()
+
+    async def hold() -> None:
+        async with whole.trainer(tmp_path, network).stream() as happenings:
+            reader = aiter(happenings)
+            await anext(reader)
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold)
+        await until(lambda: bool(network.samples))
+        await still(lambda: len(network.samples))
+        since = time.monotonic()
+        tasks.cancel_scope.cancel()
+    await until(lambda: opened() == before)
+    assert time.monotonic() - since < SECOND
+    await whole.goes_on(tmp_path)
+
+
+async def test_all_consumers_of_a_run_hear_the_same(tmp_path: Path, whole: Whole) -> None:
+    """An ordinary view hears every event in one order; a slow one of the latest all that is durable."""
+    heard: list[events.Event] = []
+    latest: list[events.Event] = []
+
+    async def listen(view: AsyncIterator[events.Event]) -> None:
+        heard.extend([event async for event in view])
+
+    async def glance(view: AsyncIterator[events.Event]) -> None:
+        async for event in view:
+            latest.append(event)
+            await anyio.sleep(0.005)
+
+    async with anyio.create_task_group() as tasks, whole.trainer(tmp_path).stream() as happenings:
+        tasks.start_soon(listen, aiter(happenings.also()))
+        tasks.start_soon(glance, aiter(happenings.latest()))
+        own = [event async for event in happenings]
+    assert heard == own
+    assert [event for event in latest if event.durable] == [event for event in own if event.durable]
+    assert latest[-1] == own[-1]
+    assert len(latest) < len(own)
