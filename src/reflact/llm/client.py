@@ -31,7 +31,7 @@ from reflact.llm.drafting import Audience, shown
 from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
 from reflact.llm.framing import FramingTransport
 from reflact.llm.keys import seed_of
-from reflact.llm.limits import endpoint_for
+from reflact.llm.limits import LimitChange, endpoint_for
 from reflact.llm.modes import ORDER, Body, Mode, messages_for, refused, wire
 from reflact.llm.network import Network
 from reflact.llm.paying import PayingTransport
@@ -77,6 +77,7 @@ class Client:
         budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
         emit: Told of each call; None: nobody.
+        told: Called at each back-off of the endpoint; must neither wait nor raise.
 
     Raises:
         ConfigError: On entering: the key's environment variable is not set.
@@ -93,6 +94,7 @@ class Client:
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         emit: Emit | None = None,
+        told: Callable[[LimitChange], None] | None = None,
     ) -> None:
         self._config = config
         self._role = role
@@ -102,6 +104,7 @@ class Client:
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
         self._emit = emit
+        self._backed_off = told
         self._stack = AsyncExitStack()
         self._secret: str | None = None
         self._parsers: dict[type[ReplyModel], Any] = {}
@@ -128,7 +131,7 @@ class Client:
         network = self._transport
         if network is None:
             network = await self._stack.enter_async_context(Network())
-        lease = self._stack.enter_context(endpoint_for(self._config))
+        lease = self._stack.enter_context(endpoint_for(self._config, told=self._backed_off))
         paying = PayingTransport(
             ScrubTransport(network),
             config=self._config,
