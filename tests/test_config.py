@@ -144,6 +144,13 @@ def test_the_optimizer_inherits_the_connection_alone() -> None:
     assert (models.optimizer.temperature, models.optimizer.max_tokens) == (None, None)
 
 
+@pytest.mark.parametrize("address", ["http://host:99999/v1", "http://host:0/v1", "ftp://host/v1", "host/v1"])
+def test_an_address_that_cannot_be_asked_is_refused(address: str) -> None:
+    """Another scheme, or a port that does not exist, is said before anything is sent."""
+    with pytest.raises(ConfigError, match="base_url"):
+        load({"models": {"target": {"model": "m", "base_url": address}}})
+
+
 @pytest.mark.parametrize(("base_url", "taken"), [(None, True), ("http://elsewhere/v1", False)])
 def test_the_optimizer_takes_the_limits_of_the_targets_endpoint(base_url: str | None, taken: bool) -> None:
     """At the same endpoint a limit need be written once; elsewhere the defaults hold; an own one stays."""

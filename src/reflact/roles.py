@@ -147,11 +147,12 @@ class ModelConfig(Section):
         try:
             address = urlsplit(value)
             bare = address.hostname and not (address.query or address.fragment or "@" in address.netloc)
+            sound = address.scheme in {"http", "https"} and address.port != 0
         except ValueError:
-            bare = False
-        if not bare or set("?#") & set(value):
+            bare = sound = False
+        if not bare or not sound or set("?#") & set(value):
             raise ValueError(
-                "an address is scheme, host, port and path alone; a key belongs in the variable that "
+                "an address is http or https, host, port (1 to 65535) and path alone; a key belongs in the variable that "
                 "api_key_env names, and Azure's version in api_version"
             )
         return value
