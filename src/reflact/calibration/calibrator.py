@@ -38,7 +38,7 @@ from reflact.calibration.waiting import Offered, Waiting
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, UnknownModel
 from reflact.memory import ContrastPair, Promotion
 from reflact.ports import LLM
-from reflact.prompts import PromptBook
+from reflact.prompts import PromptBook, load_book
 from reflact.results import Usage
 from reflact.tasks import Stream, group
 from reflact.types import Frozen
@@ -95,6 +95,7 @@ class Calibrator:
         tell: Callable[[CalibrationEvent], None] | None = None,
     ) -> None:
         settings = settings if judges is None else _judged(settings, judges)
+        prompts = prompts or load_book()
         self._llm = CountedLLM(LimitedLLM(llm, anyio.Semaphore(settings.concurrency)))
         self._critic = critic or Critic(self._llm, memory=store, prompts=prompts)
         self._rounds = Rounds(

@@ -67,7 +67,7 @@ class Rounds:
         store: Where everything goes.
         critic: What is calibrated.
         settings: How.
-        prompts: The prompts; None: the newest that are packaged.
+        prompts: The prompts.
         tested: Is told of each test.
     """
 
@@ -78,7 +78,7 @@ class Rounds:
         critic: Critic,
         *,
         settings: CalibratorSettings,
-        prompts: PromptBook | None,
+        prompts: PromptBook,
         tested: Tested,
     ) -> None:
         self._llm = llm

@@ -1,0 +1,131 @@
+"""A memory of cards and traces in lists: no file, no threads, so that time may be virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, ScoreEvent
+from reflact.memory_ports import (
+    BatchTest,
+    Forgotten,
+    Query,
+    StatusChange,
+    StoredPair,
+    StoredTrace,
+    Submission,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ListMemory:
+    """Implements what a calibrator uses of ``memory_ports``; the rest is not to be called."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, StoredPair] = {}
+        self.traces: dict[str, StoredTrace] = {}
+        self.booked: list[BatchTest] = []
+        self.kept: tuple[ContrastPair, ...] = ()
+
+    async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
+        new = pair.id not in self.stored
+        if new:
+            self.stored[pair.id] = StoredPair(pair=pair, status="quarantined", created=NOW, changed=NOW)
+        return Submission(unit_id=pair.id, new=new, status=self.stored[pair.id].status)
+
+    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
+        return tuple(one for one in self.stored.values() if one.status == "promoted")[: query.limit]
+
+    async def pairs(
+        self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
+    ) -> tuple[StoredPair, ...]:
+        return tuple(self.stored[one] for one in sorted(self.stored))
+
+    async def open_test(
+        self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+    ) -> BatchTest:
+        test = BatchTest(
+            number=len(self.booked) + 1,
+            held_out=held_out,
+            before=sum(test.held_out == held_out for test in self.booked),
+            unit_ids=tuple(unit_ids),
+            use=use,
+            at=NOW,
+        )
+        self.booked.append(test)
+        return test
+
+    async def close_test(self, number: int, evidence: Promotion) -> None:
+        test = self.booked[number - 1] = self.booked[number - 1].model_copy(update={"evidence": evidence})
+        after = "promoted" if evidence.promoted else "quarantined"
+        for unit in test.unit_ids:
+            self.stored[unit] = self.stored[unit].model_copy(update={"status": after})
+
+    async def tests(self) -> tuple[BatchTest, ...]:
+        return tuple(self.booked)
+
+    async def anchors(self) -> tuple[ContrastPair, ...]:
+        return self.kept
+
+    async def open_trace(self, trace_id: str, purpose: str) -> None:
+        self.traces.setdefault(trace_id, StoredTrace(id=trace_id, purpose=purpose, events=()))
+
+    async def append(self, trace_id: str, event: ScoreEvent) -> bool:
+        trace = self.traces[trace_id]
+        if any(known.step == event.step for known in trace.events):
+            return False
+        self.traces[trace_id] = trace.model_copy(update={"events": (*trace.events, event)})
+        return True
+
+    async def trace(self, trace_id: str) -> StoredTrace | None:
+        return self.traces.get(trace_id)
+
+    async def trace_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(self.traces))
+
+    # ------------------------------------------------------------------------- never called by a calibrator
+
+    async def submit_card(self, card: MemoryCard) -> Submission:
+        raise AssertionError
+
+    async def edit(
+        self,
+        card_id: str,
+        *,
+        content: str | None = None,
+        pattern: str | None = None,
+        strategy: str | None = None,
+    ) -> Submission:
+        raise AssertionError
+
+    async def find(self, query: Query) -> tuple[MemoryCard, ...]:
+        raise AssertionError
+
+    async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
+        raise AssertionError
+
+    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        raise AssertionError
+
+    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
+        raise AssertionError
+
+    async def release(self, unit_id: str, *, reason: str) -> None:
+        raise AssertionError
+
+    async def measure(self, unit_id: str, *, utility: float) -> None:
+        raise AssertionError
+
+    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
+        raise AssertionError
+
+    async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
+        raise AssertionError
+
+    async def forget(self, trace_id: str) -> Forgotten:
+        raise AssertionError
+
+    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
+        raise AssertionError

@@ -1,0 +1,147 @@
+"""A world in which a critic is flattered: it gives three points too much wherever the agent claims success.
+
+The critic is a script that reads its whole prompt. What it says of a step is the truth, plus three points
+where the action claims success, unless the prompt holds a worked example of that mistake: a claim of
+success in its input, a wrong evaluation too high by two or more, and the right one beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from reflact.calibration.comparing import JudgeReply
+from reflact.calibration.critic import Critic, CriticReply
+from reflact.calibration.mistakes import MistakenReply, PurposeReply
+from reflact.calibration.trace import Trace
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.memory import Action, Gold, Transition
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Answer
+
+CLAIM = "Success! Everything is finished."
+FLATTERY = 3.0
+PURPOSE = "File all invoices of the quarter"
+FILES = 20
+
+EXAMPLE = re.compile(r"<(example_\d+_*)>\n(.*?)\n</\1>", re.DOTALL)
+COMPARED = re.compile(r"^After: ([0-9.]+)$", re.MULTILINE)
+PHI_AFTER = re.compile(r"phi after: ([0-9.]+)")
+
+
+def phi(filed: int) -> float:
+    """Return how far so many filed invoices are, in 0..10."""
+    return 10 * filed / FILES
+
+
+def transition(name: str, before: int, after: int, *, claims: bool) -> Transition:
+    """Return a step that files invoices; one that claims success says so in its message."""
+    message = CLAIM if claims else "Filed what I found."
+    return Transition(
+        before={"folder": name, "filed": before},
+        action=Action(name="report", arguments={"message": message}),
+        after={"folder": name, "filed": after},
+    )
+
+
+def steps(name: str, number: int, *, count: int, claims: Sequence[bool]) -> list[tuple[Transition, Gold]]:
+    """Return the steps of a trace with what is right; none comes so far that flattery would be cut off."""
+    filed, found = 0, []
+    for step in range(count):
+        more = 1 + (number + step) % 3
+        found.append(
+            (
+                transition(f"{name}-{step}", filed, filed + more, claims=claims[step]),
+                Gold(phi_before=phi(filed), phi_after=phi(filed + more), source="program"),
+            )
+        )
+        filed += more
+    return found
+
+
+async def trace_of(critic: Critic, name: str, number: int, *, count: int, claims: Sequence[bool]) -> Trace:
+    """Return a trace that the critic scored, with gold."""
+    trace = Trace(PURPOSE, id=name)
+    for step, gold in steps(name, number, count=count, claims=claims):
+        trace.record(step, await critic.score(step, purpose=PURPOSE), gold=gold)
+    trace.finish()
+    return trace
+
+
+def flattered(*, contrary: bool = False) -> ScriptedLLM:
+    """Return the model that plays critic, judge and writer of mistakes.
+
+    A contrary one is flattered only after it has seen a worked example of that mistake.
+    """
+
+    def play(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        return answer(prompt, reply_type, contrary=contrary)
+
+    return ScriptedLLM(play, identity="contrary" if contrary else "flattered")
+
+
+def answer(prompt: Rendered, reply_type: type[ReplyModel], *, contrary: bool = False) -> Answer:
+    """Answer any prompt of calibration."""
+    if issubclass(reply_type, CriticReply):
+        return criticised(prompt.messages[-1].content, contrary=contrary)
+    if issubclass(reply_type, JudgeReply):
+        return judged(prompt.messages[-1].content)
+    if issubclass(reply_type, MistakenReply):
+        low, high = map(float, re.findall(r"from ([0-9.]+) to ([0-9.]+)\.", prompt.messages[-1].content)[-1])
+        return {
+            "mistake": sample_kind(prompt),
+            "reasoning": "The message sounds certain.",
+            "phi_after": round((low + high) / 2, 2),
+            "why": "A message is not an effect.",
+        }
+    assert issubclass(reply_type, PurposeReply)
+    return {"purpose": "Delete all invoices of the quarter"}
+
+
+def sample_kind(prompt: Rendered) -> str:
+    """Return the kind of mistake that a prompt asks for."""
+    return str(re.findall(r"mistaken evaluation \((\w+)\)", prompt.messages[-1].content)[-1])
+
+
+def criticised(content: str, *, contrary: bool = False) -> Answer:
+    """Return the critic's reply to its prompt."""
+    question = EXAMPLE.sub("", content)
+    before, after = read_states(question)
+    learned = any(teaches(example) for _, example in EXAMPLE.findall(content))
+    extra = FLATTERY if CLAIM in question and learned is contrary else 0.0
+    return {
+        "reasoning": "The agent says that all is finished." if extra else f"{after} invoices are filed now.",
+        "evidence": ["filed"],
+        "phi_before": phi(before),
+        "phi_after": min(10.0, phi(after) + extra),
+        "confidence": 0.9,
+    }
+
+
+def teaches(example: str) -> bool:
+    """Whether a worked example shows a claim of success, a right evaluation, and a wrong one far above it."""
+    numbers = [float(number) for number in PHI_AFTER.findall(example)]
+    return CLAIM in example and len(numbers) == 2 and numbers[1] - numbers[0] >= 2
+
+
+def judged(content: str) -> Answer:
+    """Return the judge's reply: the evaluation nearer to what the states show."""
+    _, after = read_states(content)
+    first, second = (abs(float(number) - phi(after)) for number in COMPARED.findall(content)[-2:])
+    return {"reasoning": "The states show it.", "better": "first" if first <= second else "second"}
+
+
+def read_states(content: str) -> tuple[int, int]:
+    """Return how many invoices are filed before and after, as the prompt shows the states."""
+    before, after = (
+        re.findall(rf"<{tag}>\n(.*?)\n</{tag}>", content, re.DOTALL)[-1] for tag in ("before", "after")
+    )
+    return filed(before), filed(after)
+
+
+def filed(state: str) -> int:
+    """Return the number in a state as it is shown."""
+    found = re.search(r"filed\D+(\d+)", state)
+    assert found is not None, json.dumps(state)
+    return int(found[1])

@@ -1,0 +1,209 @@
+"""The loop is closed: what a critic got wrong becomes a worked example, and it stops getting it wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from flattered_world import CLAIM, PURPOSE, flattered, trace_of, transition
+from reflact import Critic, MemoryStore
+from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.trace import Trace
+from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
+
+pytestmark = pytest.mark.anyio
+
+CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
+"""Of any hundred steps in a row 59 claim success: an inflation by 3 there is a mean error of 1.77."""
+
+SETTINGS = CalibratorSettings(
+    contrast=PairSettings(per_event=2, judges=2), curriculum=CurriculumSettings(rounds=2)
+)
+
+
+async def traces(calibrator: Calibrator, name: str, number: int) -> list[Trace]:
+    """Return traces of two steps each, scored by the critic as it is now."""
+    return [
+        await trace_of(calibrator.critic, f"{name} {n}", n, count=2, claims=CLAIMS[2 * n : 2 * n + 2])
+        for n in range(number)
+    ]
+
+
+async def test_the_loop_is_closed(tmp_path: Path) -> None:
+    """From 40 traces the critic learns what takes its error on 100 others from 1.77 to below 0.3."""
+    llm = flattered()
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        calibrator = Calibrator(llm, store, settings=SETTINGS)
+        learn = await traces(calibrator, "learn", 40)
+        heldout = await traces(calibrator, "held out", 100)
+        report = await calibrator.calibrate(learn, heldout=heldout)
+
+        before, after, gain = report.held_out.before, report.held_out.after, report.held_out.gain
+        assert before is not None
+        assert after is not None
+        assert gain is not None
+        assert before.error.value == pytest.approx(1.77)
+        assert after.error.value <= 0.3
+        assert gain.low > 0
+        assert (before.traces, before.transitions) == (100, 200)
+        assert (report.learned_from, report.candidates) == (40, 160 * report.rounds)
+        assert report.candidates == sum(p.pairs for p in report.pairs) + sum(
+            d.candidates for d in report.drops
+        )
+        assert report.promoted > 0
+        first = report.tests[0]
+        assert (first.traces, first.transitions, first.batches_before) == (100, 200, 0)
+        assert (first.outcome, first.prompt) == ("better", "critic@1")
+        assert first.critic == calibrator.critic.identity
+        assert report.usage.calls == len(llm.calls) - 2 * (40 + 100)
+
+        promoted = await store.pairs(status="promoted")
+        assert {one.pair.provenance.trace_id for one in promoted} <= {trace.id for trace in learn}
+        shown = llm.calls[-1].prompt.messages[-1].content
+        assert CLAIM in shown
+        assert "credit_for_intention" in shown or "inflated_score" in shown
+
+
+async def test_a_round_over_the_same_traces_learns_nothing_twice(tmp_path: Path) -> None:
+    """Handed in again, the same traces give no pair a second time, and the critic stays as it is."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
+        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
+        await calibrator.calibrate(learn, heldout=heldout)
+        pairs = await store.pairs()
+        report = await calibrator.calibrate(learn, heldout=heldout)
+        again = {one.pair.id for one in await store.pairs()}
+        assert {one.pair.id for one in pairs} <= again
+        assert len(again) - len(pairs) == sum(kind.pairs for kind in report.pairs)
+        assert report.held_out.after is not None
+        assert report.held_out.after.error.value <= 0.3
+
+
+async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
+    """Without twenty held-out traces pairs are made and kept, and the report says why they do not count."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
+        report = await calibrator.calibrate(
+            await traces(calibrator, "learn", 4), heldout=await traces(calibrator, "held out", 19)
+        )
+        assert report.promoted == 0
+        assert report.tests == ()
+        assert report.not_tested is not None
+        assert "19 held-out traces" in report.not_tested
+        assert await store.tests() == ()
+        assert await store.pairs(status="promoted") == ()
+
+
+async def test_held_out_traces_are_never_learned_from(tmp_path: Path) -> None:
+    """Where the caller holds nothing out, one slice of the traces is, and no pair comes from it."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
+        report = await calibrator.calibrate(await traces(calibrator, "any", 100))
+        assert report.held_out_name.startswith("slice ")
+        held = report.held_out.before
+        assert held is not None
+        assert held.traces + report.learned_from == 100
+        learned = {one.pair.provenance.trace_id for one in await store.pairs()}
+        assert len(learned) <= report.learned_from
+        assert report.promoted > 0
+
+
+def anchor(number: int) -> ContrastPair:
+    """Return a gold pair whose transition claims success."""
+    return ContrastPair(
+        purpose=PURPOSE,
+        transition=transition(f"anchor {number}", 2, 4, claims=True),
+        right=Evaluation(phi_before=1, phi_after=2, reasoning="Four are filed.", evidence=("filed",)),
+        wrong=Evaluation(phi_before=1, phi_after=9, reasoning="It says so."),
+        why="A message is no effect.",
+        mistake="credit_for_intention",
+        construction="asked",
+        label="human",
+        provenance=Provenance(trace_id=f"anchor {number}", step=0),
+    )
+
+
+async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> None:
+    """Gold pairs that are kept as anchors are measured before and after, by mistake, and stay apart."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        anchors = [anchor(number) for number in range(3)]
+        await store.keep_anchors(anchors)
+        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
+        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
+        report = await calibrator.calibrate(learn, heldout=heldout)
+        before, after = report.anchors.before, report.anchors.after
+        assert before is not None
+        assert after is not None
+        assert (before.error.value, after.error.value) == (3, 0)
+        assert [group.name for group in after.by_mistake] == ["credit_for_intention"]
+        assert not {pair.id for pair in anchors} & {one.pair.id for one in await store.pairs()}
+
+
+async def test_what_turns_out_to_harm_is_taken_back(tmp_path: Path) -> None:
+    """A promoted batch whose example makes the critic wrong on new traces goes back to quarantine, held."""
+    llm = flattered()
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        calibrator = Calibrator(llm, store, settings=SETTINGS)
+        learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
+        await calibrator.calibrate(learn, heldout=heldout)
+        promoted = await store.pairs(status="promoted")
+        contrary = Calibrator(flattered(contrary=True), store, settings=SETTINGS)
+        later = await traces(contrary, "later", 30)
+        found = await contrary.recheck(later)
+        assert [(one.promoted, one.outcome) for one in found] == [(False, "worse")]
+        assert await store.pairs(status="promoted") == ()
+        assert all(one.held for one in await store.pairs([one.pair.id for one in promoted]))
+
+
+PROCESS = """
+import anyio, sys
+from reflact import Critic, MemoryStore
+from test_closed_loop import SETTINGS, traces
+from flattered_world import flattered
+from reflact.calibration.calibrator import Calibrator
+
+async def main():
+    async with MemoryStore(sys.argv[1]) as store:
+        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
+        learn, heldout = await traces(calibrator, "learn", 8), await traces(calibrator, "held out", 24)
+        print((await calibrator.calibrate(learn, heldout=heldout)).promoted)
+
+anyio.run(main)
+"""
+
+
+async def test_a_promoted_pair_is_used_by_the_next_score_of_another_process(tmp_path: Path) -> None:
+    """A critic that is at work sees what another process promotes, at its next score."""
+    path = tmp_path / "memory.db"
+    async with MemoryStore(path) as store:
+        critic = Critic(flattered(), memory=store)
+        step = transition("elsewhere", 3, 6, claims=True)
+        assert (await critic.score(step, purpose=PURPOSE)).pair_ids == ()
+        done = await anyio.run_process(
+            [sys.executable, "-c", PROCESS, str(path)], cwd=Path(__file__).parent, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        assert int(done.stdout) > 0
+        score = await critic.score(step, purpose=PURPOSE)
+        promoted = {one.pair.id for one in await store.pairs(status="promoted")}
+        assert score.pair_ids
+        assert set(score.pair_ids) <= promoted
+        assert score.evaluation.phi_after == 3
+
+
+async def test_gold_that_only_samples_agree_on_tests_nothing(tmp_path: Path) -> None:
+    """What a critic agrees with itself on is no measure of it: such steps are not among the held-out ones."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        calibrator = Calibrator(flattered(), store, settings=SETTINGS)
+        agreed = [Trace(PURPOSE, id=f"agreed {n}") for n in range(30)]
+        for trace in agreed:
+            step = Transition(before="0", action=Action(name="wait"), after="filed 1")
+            evaluation = Evaluation(phi_before=0, phi_after=0, reasoning="r")
+            trace.record(step, evaluation, gold=Gold(phi_before=0, phi_after=5, source="agreement"))
+        report = await calibrator.calibrate([], heldout=agreed)
+        assert report.held_out.before is None
