@@ -103,7 +103,7 @@ class Trainer:
         brake = self._brake
         approve = None if self._approve is None else patient(self._approve, brake)
         try:
-            placed = _Placed(emit)
+            placed = Placed(emit)
             async with wiring.compose(self._plan, self._passed, placed) as house:
                 summary = await self._run(Run(braked(house, brake), placed, approve, brake), brake)
         finally:
@@ -131,7 +131,7 @@ class Trainer:
         return summary
 
 
-class _Placed:
+class Placed:
     """Hands events on; live ones that name no step are given that of the stage under way."""
 
     def __init__(self, emit: Emit) -> None:
@@ -139,6 +139,7 @@ class _Placed:
         self._step = 0
 
     async def __call__(self, event: events.Event) -> None:
+        """Take one event."""
         if isinstance(event, events.StageStarted):
             self._step = event.step
         elif not (event.step or event.durable):
