@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+UNFINISHED = re.compile(r"\x1b(\[[?0-9;]*)?\Z")
 TOKEN = re.compile(r"\x1b\[(?P<args>[?0-9;]*)(?P<code>[A-Za-z])|(?P<escape>\x1b)|(?P<character>[\s\S])")
 
 
@@ -19,11 +20,15 @@ class Terminal:
         self.width, self.height = width, height
         self.scrolled: list[str] = []
         self.cursor_shown = True
+        self._held = ""
         self._lines = [""]
         self._row = self._column = 0
 
     def write(self, text: str) -> None:
-        """Take what a program has written."""
+        """Take what a program has written; a sequence may come in parts."""
+        text, self._held = self._held + text, ""
+        if unfinished := UNFINISHED.search(text):
+            text, self._held = text[: unfinished.start()], unfinished.group()
         for token in TOKEN.finditer(text):
             if token["escape"]:
                 raise AssertionError(f"an unknown sequence: {text[token.start() :][:20]!r}")

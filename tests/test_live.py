@@ -6,7 +6,7 @@ import io
 import threading
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
 from emulator import Terminal
 from reflact import events
@@ -132,7 +132,7 @@ def test_a_change_of_size_leaves_one_region(width: int, height: int) -> None:
     )
     terminal.write(screen.taken())
     terminal.resize(width, height)
-    console.size = (width, height)
+    console.size = ConsoleDimensions(width, height)
     painter.paint(["one more"], known(PLAN, *steps), 1.0)
     terminal.write(screen.taken())
     shown = terminal.screen
@@ -143,6 +143,21 @@ def test_a_change_of_size_leaves_one_region(width: int, height: int) -> None:
     painter.end([])
     terminal.write(screen.taken())
     assert terminal.screen[-1] == "one more"
+
+
+def test_a_larger_screen_shows_lines_again_that_a_smaller_one_had_no_room_for() -> None:
+    """All lines are kept for that, whatever the sizes on the way."""
+    console, screen, terminal = at_terminal()
+    painter = Painter(console)
+    painter.begin()
+    painter.paint([f"line {n}" for n in range(9)], known(PLAN), 0.0)
+    for height in (8, 40):
+        console.size = ConsoleDimensions(80, height)
+        painter.paint([], known(PLAN), 1.0)
+    painter.end([])
+    terminal.resize(80, 40)
+    terminal.write(screen.taken())
+    assert terminal.screen == [f"line {n}" for n in range(9)]
 
 
 def test_long_lines_are_broken_at_words() -> None:

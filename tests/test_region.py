@@ -225,6 +225,20 @@ def test_the_draft_says_whose_it_is() -> None:
     assert row(watched(second, other), "draft") == "merge (optimizer), attempt 2, and 1 more under way"
 
 
+def test_a_large_screen_has_room_for_several_drafts() -> None:
+    """Each has its own rows, and those for which there are none are counted."""
+    drafts = [DRAFT.model_copy(update={"sample": str(n), "purpose": f"merge_{n}"}) for n in range(6)]
+    found = rows(watched(*drafts), Screen(160, 50))
+    titles = [line[12:] for line in found if line.startswith("draft ")]
+    assert titles == [
+        "merge 0 (optimizer)",
+        "merge 1 (optimizer)",
+        "merge 2 (optimizer), and 3 more under way",
+    ]
+    assert len(found) == Screen(160, 50).most
+    assert sum(line == "  + rule 39" for line in found) == 3
+
+
 def test_a_refused_draft_says_why() -> None:
     """The reason is a model's text as well."""
     reset = events.DraftReset(

@@ -72,9 +72,7 @@ def viewing(
         return JsonLines(typer.echo)
     if show is Shown.live and console.is_interactive and sys.stdout.isatty():
         watched = Watched(name=name, epochs=epochs, began=time.monotonic())
-        return LiveView(
-            console, watched, clock=time.monotonic, times=times, redirect_errors=sys.stderr.isatty()
-        )
+        return LiveView(console, watched, clock=time.monotonic, times=times, with_errors=sys.stderr.isatty())
     return Lines(console, times=times)
 
 
@@ -83,7 +81,7 @@ def tell_interrupt(view: Showing, text: str) -> None:
     from reflact.cli.interrupts import write_line
     from reflact.report.live import LiveView
 
-    if isinstance(view, LiveView) and sys.stderr.isatty():
+    if isinstance(view, LiveView) and view.with_errors:
         view.say(text)
     else:
         write_line(text)

@@ -98,9 +98,9 @@ class Painter:
     the screen is cleared and the latest lines are printed again.
     """
 
-    def __init__(self, console: Console, *, redirect_errors: bool = False) -> None:
+    def __init__(self, console: Console, *, with_errors: bool = False) -> None:
         self._console = console
-        self._redirect_errors = redirect_errors
+        self._with_errors = with_errors
         self._printed: deque[str] = deque(maxlen=KEPT_LINES)
         self._size = console.size
         self._rows: tuple[Text, ...] = ()
@@ -114,7 +114,7 @@ class Painter:
         """Print lines, and draw the region anew where its rows have changed."""
         size = self._console.size
         if size != self._size:
-            lines = (*self._clear(size), *lines)
+            self._begin_anew(size)
         rows = region(watched, Screen(size.width, size.height, self._console.encoding), now)
         with self._console:
             self._print(lines)
@@ -128,19 +128,19 @@ class Painter:
         self._live.stop()
 
     def _print(self, lines: Sequence[str]) -> None:
+        self._printed.extend(lines)
+        self._put(lines)
+
+    def _put(self, lines: Sequence[str]) -> None:
         if lines:
-            self._printed.extend(lines)
             self._console.print(Group(*(hanging(line, self._console.width) for line in lines)))
 
-    def _clear(self, size: ConsoleDimensions) -> list[str]:
-        """Begin with an empty screen, and return the lines to print on it."""
+    def _begin_anew(self, size: ConsoleDimensions) -> None:
         self._live.stop()
         self._console.clear()
         self._size, self._rows, self._live = size, (), self._new()
         self._live.start()
-        lines = self._fitting(size)
-        self._printed.clear()
-        return lines
+        self._put(self._fitting(size))
 
     def _fitting(self, size: ConsoleDimensions) -> list[str]:
         """Return the latest printed lines that fit above the region."""
@@ -155,7 +155,7 @@ class Painter:
 
     def _new(self) -> Live:
         return Live(
-            console=self._console, auto_refresh=False, transient=True, redirect_stderr=self._redirect_errors
+            console=self._console, auto_refresh=False, transient=True, redirect_stderr=self._with_errors
         )
 
 
@@ -170,7 +170,8 @@ class LiveView(Lines):
         watched: What is known beforehand.
         clock: Gives seconds; it never goes back.
         times: See ``Lines``.
-        redirect_errors: Whether what others write to standard error is for this terminal, too.
+        with_errors: Whether standard error is this terminal, too: what others write there goes above the
+            region.
     """
 
     def __init__(
@@ -180,14 +181,15 @@ class LiveView(Lines):
         *,
         clock: Callable[[], float],
         times: bool = False,
-        redirect_errors: bool = False,
+        with_errors: bool = False,
     ) -> None:
         super().__init__(console, times=times)
+        self.with_errors = with_errors
         self._watched = watched
         self._clock = clock
         self._waiting: deque[str] = deque()
         self._over = Event()
-        self._painter = Painter(console, redirect_errors=redirect_errors)
+        self._painter = Painter(console, with_errors=with_errors)
         self._thread = Thread(target=self._keep_painting, name="reflact-view", daemon=True)
 
     def __enter__(self) -> Self:

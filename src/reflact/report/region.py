@@ -21,6 +21,9 @@ LABEL = 12
 RATE_SECONDS = 60.0
 """How long after a back-off the rate of an endpoint still matters."""
 
+DRAFT_ROWS = 8
+"""Rows that a draft needs beside another one."""
+
 IN_A_STEP: tuple[events.Stage, ...] = ("rollout", "reflect", "aggregate", "select", "update", "evaluate")
 
 
@@ -100,7 +103,7 @@ def region(watched: Watched, screen: Screen, now: float) -> tuple[Text, ...]:
         Section(2, _scores(watched)),
         Section(7, _by_step(watched.taken, width, marks)),
         Section(4, _spend(watched, width, marks, now)),
-        Section(6, _chain(watched, marks)),
+        Section(6, _chain(watched, width, marks)),
         Section(1, [_bar_row(stage, width, marks, now) for stage in _open(watched)]),
         Section(5, _gate(watched, marks)),
         Section(3, _limits(watched, now, screen.encoding)),
@@ -108,7 +111,7 @@ def region(watched: Watched, screen: Screen, now: float) -> tuple[Text, ...]:
     while sum(len(section.rows) for section in sections) > screen.most and len(sections) > 1:
         sections.remove(max(sections, key=lambda section: section.rank))
     rows = [row for section in sections for row in section.rows]
-    rows += _draft(watched, width, screen.most - len(rows), screen)
+    rows += _drafts(watched, width, screen.most - len(rows), screen)
     return tuple(_fitting(row, width, marks) for row in rows[: screen.most])
 
 
@@ -257,23 +260,24 @@ def _packed(label: str, cells: Iterable[Text], width: int) -> Iterator[Text]:
         yield row
 
 
-def _chain(watched: Watched, marks: Marks) -> list[Text]:
+def _chain(watched: Watched, width: int, marks: Marks) -> list[Text]:
     """Return the stages of a step in a row: those that are over with their seconds, those to come dimmed."""
     stages = {stage.name: stage for stage in watched.stages}
     if watched.step == 0 or not stages or not stages.keys() <= set(IN_A_STEP):
         return []
-    parts: list[tuple[str, str]] = []
-    for name in IN_A_STEP:
-        stage = stages.get(name)
-        parts.append((f" {marks.then} " if parts else "", "dim"))
-        if stage is None:
-            parts.append((name, "dim"))
-        elif stage.seconds is None:
-            parts.append((name, "bold"))
-        else:
-            took = f" {about(stage.seconds, '').replace(' ', '')}" if stage.seconds >= 1 else ""
-            parts += [(name, "green"), (took, "dim")]
-    return [_row("stages", *parts)]
+    links = [_link(name, stages.get(name)) for name in IN_A_STEP]
+    rows = (_row("stages", Text(then, "dim").join(links)) for then in (f" {marks.then} ", marks.then))
+    loose, tight = rows
+    return [loose if loose.cell_len <= width else tight]
+
+
+def _link(name: str, stage: StageSeen | None) -> Text:
+    if stage is None:
+        return Text(name, "dim")
+    if stage.seconds is None:
+        return Text(name, "bold")
+    took = f" {about(stage.seconds, '').replace(' ', '')}" if stage.seconds >= 1 else ""
+    return Text.assemble((name, "green"), (took, "dim"))
 
 
 def _open(watched: Watched) -> list[StageSeen]:
@@ -306,35 +310,44 @@ def _limits(watched: Watched, now: float, encoding: str) -> list[Text]:
     for waiting in watched.waiting:
         rest = waiting.until - now
         rate = "" if waiting.rate is None else f"{waiting.rate:.3g} calls/s"
-        said = f"{shown(waiting.endpoint, encoding)} answered {waiting.status}: "
+        host = waiting.endpoint.partition("://")[2].partition("/")[0] or waiting.endpoint
+        said = f"{shown(host, encoding)} answered {waiting.status}: "
         if rest > 0:
             then = f", then {rate}" if rate else ""
-            rows.append(_row("limits", said, (f"waits {about(rest, '')}{then}", "yellow")))
+            rows.append(_row("limits", said, (f"waits {about(max(rest, 1), '')}{then}", "yellow")))
         elif rate and rest > -RATE_SECONDS:
             rows.append(_row("limits", said, f"goes on at {rate}"))
     return rows[-2:]
 
 
-def _draft(watched: Watched, width: int, room: int, screen: Screen) -> list[Text]:
-    """Return the draft of the call that has been written for longest, or of the last one that was."""
+def _drafts(watched: Watched, width: int, room: int, screen: Screen) -> list[Text]:
+    """Return the drafts of the calls that have been written for longest, or of the last one that was.
+
+    Where there is room for more than one, each has at least ``DRAFT_ROWS`` rows.
+    """
     if not watched.writing or room < 2:
         return []
-    being_written = [writing for writing in watched.writing if not writing.over]
-    mine = (being_written or watched.writing)[0]
-    lines = draft_lines(mine.draft, width=width - 2, room=room - 1, encoding=screen.encoding)
-    style = "dim" if mine.over or mine.refused is not None else ""
-    return [_row("draft", _title(mine, len(being_written), screen)), *(Text("  " + s, style) for s in lines)]
+    being_written = [writing for writing in watched.writing if not writing.over] or watched.writing[:1]
+    count = max(1, min(len(being_written), room // DRAFT_ROWS))
+    rows: list[Text] = []
+    for place, mine in enumerate(being_written[:count]):
+        free = (room - len(rows)) // (count - place)
+        unseen = len(being_written) - count if place == count - 1 else 0
+        lines = draft_lines(mine.draft, width=width - 2, room=free - 1, encoding=screen.encoding)
+        style = "dim" if mine.over or mine.refused is not None else ""
+        rows += [_row("draft", _title(mine, unseen, screen)), *(Text("  " + s, style) for s in lines)]
+    return rows
 
 
-def _title(mine: Writing, being_written: int, screen: Screen) -> Text:
+def _title(mine: Writing, unseen: int, screen: Screen) -> Text:
     words = shown(f"{mine.purpose.replace('_', ' ')} ({mine.role})", screen.encoding)
-    more = f", and {being_written - 1} more under way" if being_written > 1 else ""
     if mine.refused is not None:
         reason = " ".join(shown(mine.refused, screen.encoding).split())
         return Text.assemble(words, (f", attempt {mine.attempt} refused: {reason}", "yellow"))
     if mine.over:
         return Text(f"{words}, done", "dim")
     again = f", attempt {mine.attempt}" if mine.attempt > 1 else ""
+    more = f", and {unseen} more under way" if unseen else ""
     return Text.assemble(words, (again, "yellow"), (more, "dim"))
 
 

@@ -1,0 +1,150 @@
+"""The live view of real processes at a real pseudo-terminal, to the end and interrupted."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from emulator import Terminal
+from served import HANGS, MAIN, Endpoint, world
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+
+Watch = Callable[[subprocess.Popen[bytes], Terminal], None]
+
+
+def unwatched(process: subprocess.Popen[bytes], terminal: Terminal) -> None:
+    """Let it run."""
+
+
+def run_at(
+    terminal: Terminal, *arguments: object, watch: Watch = unwatched, **environment: str
+) -> tuple[int, str]:
+    """Run a command at a pseudo-terminal; return its exit code and what it wrote.
+
+    Args:
+        terminal: What it is shown at.
+        arguments: The command's.
+        watch: Called after each write with the process and the terminal.
+        environment: Beside this process's own, without what says how to show things.
+    """
+    import fcntl
+    import pty
+    import termios
+
+    hidden = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"}
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", terminal.height, terminal.width, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**inherited, "TERM": "xterm", "PYTHONIOENCODING": "utf-8", **environment},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    decoder, written = codecs.getincrementaldecoder("utf-8")(), ""
+    while True:
+        try:
+            chunk = decoder.decode(os.read(ours, 65536))
+        except OSError:  # the other side is closed
+            break
+        written += chunk
+        terminal.write(chunk)
+        watch(process, terminal)
+    os.close(ours)
+    return process.wait(HANGS), written
+
+
+def region(terminal: Terminal) -> list[str]:
+    """Return the rows of the regions that stand on the screen or have left it at the top."""
+    titles = ("── ", "-- ", "run         ", "stages ")
+    return [line for line in terminal.scrolled + terminal.screen if line.startswith(titles)]
+
+
+class Interrupting:
+    """Interrupts a process when the screen shows some words, once for each of them."""
+
+    def __init__(self, *words: str) -> None:
+        self.waiting = list(words)
+        self.seen: list[list[str]] = []
+
+    def __call__(self, process: subprocess.Popen[bytes], terminal: Terminal) -> None:
+        """Look at the screen."""
+        if self.waiting and any(self.waiting[0] in line for line in terminal.screen):
+            self.seen.append(terminal.screen)
+            self.waiting.pop(0)
+            process.send_signal(signal.SIGINT)
+
+
+def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
+    """The view stands while it runs; each time the terminal is left clean, with the lines and the summary."""
+    terminal, interrupting = Terminal(80, 24), Interrupting("step 1 ")
+    code, written = run_at(terminal, "demo", "--out", tmp_path / "run", watch=interrupting)
+    assert code == 130
+    assert "epoch 1 of 1, step " in written
+    assert region(terminal) == []
+    assert terminal.cursor_shown
+    lines = terminal.scrolled + terminal.screen
+    assert sum(line.startswith("SIGINT: what is under way may finish") for line in lines) == 1
+    assert any(line.startswith("cancelled: ") for line in lines)
+
+    terminal = Terminal(160, 50)
+    code, written = run_at(terminal, "demo", "--out", tmp_path / "run", NO_COLOR="1")
+    assert code == 0
+    assert region(terminal) == []
+    assert terminal.cursor_shown
+    lines = terminal.scrolled + terminal.screen
+    assert lines[0].startswith("run r")
+    assert " goes on: " in lines[0]
+    assert sum(line.startswith("step ") for line in lines) >= 11
+    assert any(line.startswith("completed: 14 steps") for line in lines)
+    assert "+ new best" in written
+    assert not any(f"\x1b[{color}m" in written for color in range(30, 38))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path, encoding: str) -> None:
+    """The first is answered above the view, which stays; the second takes it away at once."""
+    endpoint = Endpoint(lambda sample, before: True)
+    terminal = Terminal(80, 24)
+    interrupting = Interrupting("before the first step", "SIGINT: what is under way may finish")
+    with world(tmp_path, endpoint, grace=HANGS) as path:
+        code, _ = run_at(terminal, "train", path, watch=interrupting, PYTHONIOENCODING=encoding)
+    assert code == 130
+    rule = "──" if encoding == "utf-8" else "--"
+    assert any(line.startswith(f"{rule} run r") for line in interrupting.seen[1])
+    assert region(terminal) == []
+    assert terminal.cursor_shown
+    assert not any("Traceback" in line for line in terminal.screen)
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path: Path) -> None:
+    """There is no sequence for it to misunderstand, and the summary stands at the end."""
+    terminal = Terminal(80, 50)
+    with world(tmp_path, Endpoint()) as path:
+        code, written = run_at(terminal, "train", path, "--times", TERM="dumb")
+    assert code == 0
+    assert "\x1b" not in written
+    assert any(" step 1 " in line and line.startswith("20") for line in terminal.screen)
+    assert any(line.startswith("completed: ") for line in terminal.screen)
+
+
+def test_a_quiet_run_shows_its_end(tmp_path: Path) -> None:
+    """No line and no view, only the summary."""
+    terminal = Terminal(80, 50)
+    with world(tmp_path, Endpoint()) as path:
+        code, _ = run_at(terminal, "train", path, "--show", "quiet")
+    assert code == 0
+    assert terminal.screen[0].startswith("completed: ")
+    assert terminal.cursor_shown
