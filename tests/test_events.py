@@ -1,0 +1,273 @@
+"""What events say, when, and what a run tells."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, get_args
+
+import anyio
+import httpx
+import pytest
+
+from doubles import PROMPT, Endpoint, completion, config, connected, opened, sample
+from pure_world import PureNetwork, settings, write_world
+from reflact import Trainer, events
+from reflact.errors import ProviderError, ReplyError
+from reflact.results import Usage
+from reflact.stages.replies import RankReply
+from reflact.store.runs import open_store
+from reflact.testing import MemoryStore
+
+KINDS: tuple[type[events._Event], ...] = get_args(get_args(events.Event)[0])
+STARTED = events.StepStarted(run_id="r", step=2, epoch=1, item_ids=("a", "b"))
+SAMPLE = sample("all", purpose="ranking")
+
+# ------------------------------------------------------------------------------------------------- values
+
+
+def test_the_time_is_no_part_of_what_an_event_says() -> None:
+    """Events that say the same are equal and have one identity, whenever they happened."""
+    later = STARTED.model_copy(update={"at": STARTED.at + timedelta(days=1)})
+    assert later == STARTED
+    assert hash(later) == hash(STARTED)
+    assert (later.id, later.said) == (STARTED.id, STARTED.said)
+    assert STARTED.model_copy(update={"epoch": 2}) != STARTED
+    assert events.RolloutsDone(run_id="r", step=2, n=1, failures=0, unmeasured=0) != STARTED
+    assert STARTED != "step_started"
+
+
+def test_identities_and_bytes_are_those_of_older_logs() -> None:
+    """What is stored of an event, and its identity there, never changes."""
+    assert STARTED.said == '{"run_id":"r","step":2,"kind":"step_started","epoch":1,"item_ids":["a","b"]}'
+    assert STARTED.id == "e7f0950a226e6499"
+
+
+def test_every_event_has_a_time_in_utc() -> None:
+    """It is made with the event, and a line of JSON brings it along."""
+    before = datetime.now(UTC)
+    event = events.Warned(run_id="r", message="m")
+    assert before <= event.at <= datetime.now(UTC)
+    assert event.at.tzinfo is UTC
+    again = events.EVENT.validate_json(event.model_dump_json())
+    assert again == event
+    assert again.at == event.at
+
+
+def test_the_union_is_closed() -> None:
+    """It holds every event that there is, each with a kind of its own."""
+    public = {
+        kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events._Event)
+    }
+    assert {kind for kind in public if not kind.__name__.startswith("_")} == set(KINDS)
+    assert len({kind.model_fields["kind"].default for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_only_live_events_get_old(kind: type[events._Event]) -> None:
+    """A durable event stays true; what a live one is about are fields of it."""
+    assert set(kind.about) <= kind.model_fields.keys()
+    assert not (kind.durable and kind.about)
+
+
+def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
+    """Progress of one stage is about one thing, that of another about another."""
+    first = events.Progress(run_id="r", stage="rollout", done=1, total=3)
+    parts = [first, first.model_copy(update={"done": 2}), first.model_copy(update={"stage": "reflect"})]
+    assert parts[0].subject == parts[1].subject
+    assert len({part.subject for part in parts}) == 2
+    assert STARTED.subject is None
+
+
+@pytest.mark.anyio
+async def test_the_store_keeps_the_time_beside_the_event(tmp_path: Path) -> None:
+    """The row's time is the event's, and what is read back has it; the stored text has none."""
+    at = datetime(2026, 5, 4, 3, 2, 1, 987654, tzinfo=UTC)
+    async with open_store(tmp_path / "run.db") as store:
+        await store.open_run("r", {}, {})
+        await store.append(STARTED.model_copy(update={"at": at}))
+        (event,) = await store.events("r")
+    assert (event, event.at) == (STARTED, at)
+    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
+        ((text, stored),) = database.execute("SELECT event, at FROM events").fetchall()
+    assert text == STARTED.said
+    assert datetime.fromisoformat(stored) == at
+
+
+# ------------------------------------------------------------------------------------------ model calls
+
+
+async def called(endpoint: Endpoint, store: MemoryStore, **chosen: Any) -> events.ModelCalled:
+    """Make one call and return what is told of it."""
+    told: list[events.Event] = []
+
+    async def emit(event: events.Event) -> None:
+        told.append(event)
+
+    async with connected(endpoint, config(**chosen), store=store, emit=emit) as client:
+        with suppress(ProviderError, ReplyError):
+            await client.ask(PROMPT, RankReply, sample=SAMPLE)
+    (event,) = (event for event in told if isinstance(event, events.ModelCalled))
+    return event
+
+
+GOOD = completion('{"reasoning": "r", "selected": [1]}')
+
+
+@pytest.mark.anyio
+async def test_a_call_is_told_once_with_all_its_attempts() -> None:
+    """A reply that was mended counts two attempts and what both consumed; from the store nothing is sent."""
+    store = await opened()
+    endpoint = Endpoint(completion("no JSON"), GOOD)
+    event = await called(endpoint, store)
+    assert (event.outcome, event.attempts, event.stored) == ("reply", 2, False)
+    assert (event.role, event.purpose, event.sample, event.step) == ("optimizer", "ranking", SAMPLE.label, 1)
+    assert event.usage.calls == 2
+    again = await called(Endpoint(), store)
+    assert (again.outcome, again.attempts, again.usage, again.stored) == ("reply", 2, event.usage, True)
+
+
+@pytest.mark.anyio
+async def test_a_call_that_failed_is_told_as_failed() -> None:
+    """Whether no reply was valid or none came, and only what was answered counts."""
+    event = await called(Endpoint(completion("no JSON")), await opened(), reasks=1)
+    assert (event.outcome, event.attempts, event.usage.calls, event.stored) == ("failed", 2, 2, False)
+    event = await called(Endpoint(httpx.Response(400, json={})), await opened())
+    assert (event.outcome, event.attempts, event.usage, event.stored) == ("failed", 1, Usage(), False)
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+class Limited(PureNetwork):
+    """A network whose endpoint is asked too much once, by its first request for a slow update."""
+
+    refused = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if not self.refused and "slow_update" in request.headers["x-sample"]:
+            self.refused = True
+            return httpx.Response(429, headers={"retry-after": "0.01"})
+        return await super().handle_async_request(request)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the run is."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def network() -> Limited:
+    """What was asked in the run."""
+    return Limited()
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path, network: Limited) -> list[events.Event]:
+    """All that a run tells."""
+
+    async def run() -> list[events.Event]:
+        sections: dict[str, Any] = {"train": {"num_epochs": 2}, "budget": {"max_calls": 5000}}
+        trainer = Trainer(
+            settings(write_world(folder / "world"), folder / "run", **sections), transport=network
+        )
+        return [event async for event in trainer.stream()]
+
+    return anyio.run(run)
+
+
+def of(told: list[events.Event], kind: type[Any]) -> list[Any]:
+    """Return the events of one kind."""
+    return [event for event in told if isinstance(event, kind)]
+
+
+def test_every_model_call_is_told(told: list[events.Event], network: Limited) -> None:
+    """One event for each call, with the attempts that the endpoint saw and all that they consumed."""
+    calls, summary = of(told, events.ModelCalled), of(told, events.Finished)[0].summary
+    asked = Counter(sample.rpartition("/")[0] for sample in network.samples)
+    assert Counter({event.sample.rpartition("/")[0]: event.attempts for event in calls}) == asked
+    used = sum((event.usage for event in calls), Usage())
+    assert used.output_tokens == sum(entry.usage.output_tokens for entry in summary.spend) > 0
+
+
+def test_calls_of_the_target_name_the_step_under_way(told: list[events.Event]) -> None:
+    """A rollout belongs to no step, yet its calls are told in the one that asks for them."""
+    step, steps = 0, set()
+    for event in told:
+        if isinstance(event, events.StageStarted):
+            step = event.step
+        if isinstance(event, events.ModelCalled | events.BudgetMoved | events.BackedOff):
+            assert event.step == step
+            steps.add((getattr(event, "role", ""), step))
+    assert {("target", 0), ("target", 1), ("optimizer", 1), ("", 1)} <= steps
+
+
+def test_the_budget_is_told_as_it_moves(told: list[events.Event]) -> None:
+    """What was taken grows call by call up to what the summary says, beside the limits."""
+    moves, summary = of(told, events.BudgetMoved), of(told, events.Finished)[0].summary
+    calls = [event.usage.calls for event in moves]
+    assert calls == sorted(calls)
+    assert calls[-1] == sum(entry.usage.calls for entry in summary.spend)
+    assert {(event.max_calls, event.max_usd) for event in moves} == {(5000, None)}
+    assert 0 < moves[0].seconds <= moves[-1].seconds
+
+
+def test_stages_begin_and_end(told: list[events.Event]) -> None:
+    """Each stage of a step is told when it begins and when it is over, in the order of the algorithm."""
+    begun = [event.stage for event in of(told, events.StageStarted) if event.step == 1]
+    assert begun == ["rollout", "reflect", "aggregate", "select", "update", "evaluate", "appendix"]
+    ended = [event.stage for event in of(told, events.StageFinished) if event.step == 1]
+    assert sorted(ended) == sorted(begun)
+    stages = {event.stage for event in of(told, events.StageStarted)}
+    assert stages == set(get_args(events.Stage))
+    assert all(event.seconds >= 0 for event in of(told, events.StageFinished))
+
+
+@pytest.mark.anyio
+async def test_every_version_of_the_skill_is_told(told: list[events.Event], folder: Path) -> None:
+    """The initial document is version 0; each version is told before what its commit closes with."""
+    made = of(told, events.SkillMade)
+    async with open_store(folder / "run" / "run.db") as store:
+        versions = await store.versions(made[0].run_id)
+    assert [event.version.number for event in made] == [version.number for version in versions]
+    assert [event.version.skill_hash for event in made] == [version.skill_hash for version in versions]
+    order = [event.kind for event in told if event.durable]
+    assert order[2:5] == ["baseline_measured", "skill_made", "step_started"]
+    assert {order[place + 1] for place, kind in enumerate(order) if kind == "skill_made" and place > 3} <= {
+        "skill_made",
+        "step_committed",
+        "epoch_closed",
+    }
+
+
+def test_a_back_off_is_told_once(told: list[events.Event]) -> None:
+    """Both roles ask one endpoint, which backs off once."""
+    (event,) = of(told, events.BackedOff)
+    assert (event.endpoint, event.status) == ("http://pure.test:80/v1", 429)
+    assert event.seconds > 0
+    assert event.step > 0
+
+
+@pytest.mark.anyio
+async def test_the_log_reads_as_it_was_told(told: list[events.Event], folder: Path) -> None:
+    """All durable events of a run can be read from its database, in order and with their times."""
+    async with open_store(folder / "run" / "run.db") as store:
+        (run,) = await store.runs()
+        log = await store.events(run.run_id)
+    durable = [event for event in told if event.durable]
+    assert list(log) == durable
+    assert [event.at for event in log] == [event.at for event in durable]
+
+
+@pytest.mark.anyio
+async def test_a_run_has_let_go_when_its_last_event_comes(tmp_path: Path) -> None:
+    """Whoever hears ``Finished`` may start another run in the same folder at once."""
+    chosen = settings(write_world(tmp_path / "world"), tmp_path / "run", train={"num_epochs": 1})
+    async for event in Trainer(chosen, transport=PureNetwork()).stream():
+        if isinstance(event, events.Finished):
+            again = await Trainer(chosen, transport=PureNetwork()).train()
+            assert again.status == event.summary.status == "completed"
