@@ -152,8 +152,8 @@ class ModelConfig(Section):
             bare = sound = False
         if not bare or not sound or set("?#") & set(value):
             raise ValueError(
-                "an address is http or https, host, port (1 to 65535) and path alone; a key belongs in the variable that "
-                "api_key_env names, and Azure's version in api_version"
+                "an address is http or https, host, port (1 to 65535) and path alone; a key belongs in the "
+                "variable that api_key_env names, and Azure's version in api_version"
             )
         return value
 
