@@ -271,3 +271,26 @@ async def test_a_run_has_let_go_when_its_last_event_comes(tmp_path: Path) -> Non
         if isinstance(event, events.Finished):
             again = await Trainer(chosen, transport=PureNetwork()).train()
             assert again.status == event.summary.status == "completed"
+
+
+class Bodies(PureNetwork):
+    """A network that notes which requests asked for a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streamed: set[bool] = set()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.streamed.add(b'"stream":true' in (await request.aread()).replace(b" ", b""))
+        return await super().handle_async_request(request)
+
+
+@pytest.mark.anyio
+async def test_nothing_is_drafted_for_nobody(tmp_path: Path) -> None:
+    """``train`` asks for whole answers; ``stream`` has typed replies streamed."""
+    world, networks = write_world(tmp_path / "world"), (Bodies(), Bodies())
+    one = {"num_epochs": 1}
+    await Trainer(settings(world, tmp_path / "a", train=one), transport=networks[0]).train()
+    async for _ in Trainer(settings(world, tmp_path / "b", train=one), transport=networks[1]).stream():
+        pass
+    assert [network.streamed for network in networks] == [{False}, {False, True}]

@@ -103,7 +103,7 @@ class Trainer:
         brake = self._brake
         approve = None if self._approve is None else patient(self._approve, brake)
         try:
-            placed = Placed(emit)
+            placed = emit if emit is wiring.unheard else Placed(emit)
             async with wiring.compose(self._plan, self._passed, placed) as house:
                 summary = await self._run(Run(braked(house, brake), placed, approve, brake), brake)
         finally:

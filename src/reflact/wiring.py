@@ -242,7 +242,7 @@ async def _client(
         journal=store.journal(planned.run_id),
         budget=budget,
         transport=transport,
-        emit=emit,
+        emit=None if emit is unheard else emit,
         told=news.backed_off,
     )
     async with client:
