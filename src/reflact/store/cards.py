@@ -153,8 +153,11 @@ class SQLiteCards:
 
     async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
         """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
-        rows = await self._database.read(lambda tables: units.found(tables, query, pairs=True))
-        return tuple(map(units.stored_pair, rows))
+
+        def look(tables: Tables) -> list[StoredPair]:
+            return [units.stored_pair(row) for row in units.found(tables, query, pairs=True)]
+
+        return tuple(await self._database.read(look))
 
     async def card(self, card_id: str) -> MemoryCard | None:
         """Return a card by its id."""
@@ -192,8 +195,11 @@ class SQLiteCards:
             "pair IS NOT NULL AND (?1 IS NULL OR status = ?1) "
             "AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id"
         )
-        rows = await self._database.read(lambda tables: units.rows(tables, where, (status, chosen)))
-        return tuple(map(units.stored_pair, rows))
+
+        def look(tables: Tables) -> list[StoredPair]:
+            return [units.stored_pair(row) for row in units.rows(tables, where, (status, chosen))]
+
+        return tuple(await self._database.read(look))
 
     async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
         """Return those of the ids that were ever submitted and not forgotten."""

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Annotated, Literal
 
+import anyio.to_thread
 from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
@@ -132,10 +133,13 @@ class SQLiteExchange(SQLiteCards):
             DataError: A line is not one of an export, or a unit's id does not follow from its content; names
                 the line.
         """
-        parsed = _parsed(lines)
-        findings = {
-            number: self._scan(_unit(line).texts) for number, line in parsed if isinstance(line, UnitLine)
-        }
+
+        def look() -> tuple[list[tuple[int, Line]], dict[int, Finding | None]]:
+            parsed = _parsed(lines)
+            looked_at = ((number, line) for number, line in parsed if isinstance(line, UnitLine))
+            return parsed, {number: self._scan(_unit(line).texts) for number, line in looked_at}
+
+        parsed, findings = await anyio.to_thread.run_sync(look)
         return await self._database.write(lambda tables: self._bring(tables, parsed, findings, self._clock()))
 
     async def _ids(self, sql: str) -> list[str]:

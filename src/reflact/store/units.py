@@ -14,7 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from reflact.errors import DataError
-from reflact.memory import CardKind, CardStatus, ContrastPair, MemoryCard, Provenance, Scope
+from reflact.memory import (
+    Action,
+    CardKind,
+    CardStatus,
+    ContrastPair,
+    Evaluation,
+    MemoryCard,
+    Provenance,
+    Scope,
+    Transition,
+)
 from reflact.memory_cards import (
     Standing,
     cards_of,
@@ -41,6 +51,14 @@ STANDING = """
 SELECT number, id, trust, utility, changed FROM memory_units
 WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
 """
+
+
+FIELDS = frozenset(
+    name
+    for model in (ContrastPair, Transition, Action, Evaluation, Scope, Provenance)
+    for name in model.model_fields
+)
+"""The names of a pair's own fields, which are no text of anybody's."""
 
 
 class Text(Frozen):
@@ -111,7 +129,8 @@ class Unit(NamedTuple):
             return (*self.said, *texts_of(self.cards[0].scope.model_dump(mode="json")))
         derived = Unit.of(self.pair, "").said
         edited = (text for text in self.said if text not in derived)
-        return (*edited, *texts_of(self.pair.model_dump(mode="json")))
+        held = texts_of(self.pair.model_dump(mode="json"))
+        return (*edited, *(text for text in dict.fromkeys(held) if text not in FIELDS))
 
 
 def rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[Row]:

@@ -56,8 +56,9 @@ def words(text: str) -> list[str]:
 
 
 def indexed(texts: Iterable[str]) -> str:
-    """Return what the index holds of a unit's texts."""
-    return " ".join(" ".join(words(text[:INDEXED])) for text in texts)
+    """Return what the index holds of a unit's texts; a line that stands in several of them counts once."""
+    lines = dict.fromkeys(line for text in texts for line in text[:INDEXED].splitlines())
+    return " ".join(" ".join(words(line)) for line in lines)
 
 
 def tags(status: CardStatus, kinds: Iterable[CardKind], scope: Scope) -> str:

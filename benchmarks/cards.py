@@ -1,0 +1,272 @@
+"""What a memory of many cards costs: handing in, finding, opening; and how late an event loop gets meanwhile.
+
+Pairs are generated (vocabulary, numbers, states of a few hundred characters), loaded, and half of them
+promoted, so that finding has to choose. Then, with all of them stored: single pairs are handed in, one after
+the other, each on disk when it is counted; the ten best are looked up for questions of common words, rare
+words and whole states; the file is closed and opened. Bounds are printed beside the figures; exit 1 beyond
+one.
+
+With ``--purpose-agent PYTHON`` the same texts go to purpose-agent 3.0.1, installed for that interpreter
+(``pip install purpose-agent==3.0.1`` in an environment of its own). It writes its whole file at each of the
+two changes of each card, so it is measured at ``--older`` cards, by default far fewer.
+
+    python benchmarks/cards.py [--cards 100000] [--purpose-agent PYTHON] [--older 10000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+
+from reflact.memory import (
+    Action,
+    ContrastPair,
+    Evaluation,
+    Promotion,
+    Provenance,
+    Scope,
+    Transition,
+)
+from reflact.memory_cards import cards_of
+from reflact.memory_ports import Query
+from reflact.memory_store import MemoryStore
+from reflact.tasks import fan_out
+
+SEED = 8
+WORDS = 20_000
+TRIALS = 200
+OLDER_TRIALS = 5
+BATCH = 500
+TICK = 0.005
+T = TypeVar("T")
+CRITIC = Scope(roles=("critic",))
+
+BOUNDS = {
+    "submit p95": 0.010,
+    "find p95": 0.050,
+    "open": 1.0,
+    "loop lag p95": 0.020,
+}
+"""Seconds, at 100,000 cards."""
+
+OLDER = """
+import json, logging, sys, time
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+from purpose_agent.memory import MemoryCard, MemoryKind, MemoryStore
+from purpose_agent.memory_ci import MemoryCI
+
+logging.disable(logging.CRITICAL)
+given = json.load(sys.stdin)
+store = MemoryStore()
+gate = MemoryCI(store)
+
+def submit(texts):
+    for text in texts:
+        gate.submit(MemoryCard(kind=MemoryKind.CRITIC_CALIBRATION, content=text))
+
+def seconds(call, arguments):
+    spent = []
+    for argument in arguments:
+        started = time.perf_counter()
+        call(argument)
+        spent.append(time.perf_counter() - started)
+    return spent
+
+submit(given["texts"])
+for card in store.get_all()[::2]:
+    gate.promote(card.id)
+store._path = Path(given["path"])
+submitted = seconds(submit, given["pairs"])
+store.retrieve(given["questions"][0], top_k=10)
+found = seconds(lambda text: store.retrieve(text, top_k=10), given["questions"])
+opened = seconds(lambda path: MemoryStore(path), [given["path"]])
+json.dump({"submit": submitted, "find": found, "open": opened}, sys.stdout)
+"""
+"""Loads without a file, since that would write it anew for every card, and measures with one."""
+
+
+class Texts:
+    """Makes pairs from a vocabulary whose words are as unevenly common as those of a language."""
+
+    def __init__(self) -> None:
+        self._chance = random.Random(SEED)
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        self._words = ["".join(self._chance.choices(letters, k=4 + n % 7)) for n in range(WORDS)]
+        self._weights = list(accumulate(1 / (rank + 2) for rank in range(WORDS)))
+
+    def phrase(self, words: int) -> str:
+        """Return words, the common ones more often."""
+        return " ".join(self._chance.choices(self._words, cum_weights=self._weights, k=words))
+
+    def rare(self) -> str:
+        """Return a phrase of words that few pairs have."""
+        return " ".join(self._chance.choices(self._words[WORDS // 2 :], k=3))
+
+    def pair(self, number: int) -> ContrastPair:
+        """Return a pair like no other."""
+        state = {"files": self._chance.randint(0, 99), "note": self.phrase(20)}
+        after = {**state, "log": self.phrase(12), "step": number}
+        return ContrastPair(
+            purpose=self.phrase(8),
+            transition=Transition(before=state, action=Action(name=self.phrase(1)), after=after),
+            right=Evaluation(
+                phi_before=2, phi_after=3, reasoning=self.phrase(15), evidence=(self.phrase(3),)
+            ),
+            wrong=Evaluation(phi_before=2, phi_after=9, reasoning=self.phrase(15)),
+            why=self.phrase(8),
+            mistake="inflated_score",
+            construction="asked",
+            label="program",
+            provenance=Provenance(trace_id=f"trace-{number // 40}"),
+        )
+
+
+def p95(seconds: Sequence[float]) -> float:
+    """Return the value that 95% stay below."""
+    return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
+
+
+async def timed(call: Callable[[T], Awaitable[object]], arguments: Sequence[T]) -> list[float]:
+    """Seconds of each call, one after the other."""
+    seconds = []
+    for argument in arguments:
+        started = time.perf_counter()
+        await call(argument)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+async def load(path: Path, texts: Texts, pairs: int) -> None:
+    """Store pairs in batches and promote every other batch on evidence."""
+    async with MemoryStore(path, active_cards=10**9) as memory:
+        for start in range(0, pairs, BATCH):
+            batch = [texts.pair(number) for number in range(start, min(start + BATCH, pairs))]
+            await fan_out(memory.submit, batch)
+            if start // BATCH % 2:
+                continue
+            test = await memory.open_test([pair.id for pair in batch], held_out="benchmark")
+            await memory.close_test(
+                test.number,
+                Promotion(
+                    pair_ids=test.unit_ids,
+                    promoted=True,
+                    traces=20,
+                    transitions=40,
+                    batches_before=test.before,
+                    effect=1.0,
+                    low=0.5,
+                    high=1.5,
+                    p_value=0.001,
+                    alpha=0.025,
+                    critic="critic",
+                    prompt="critic@1",
+                ),
+            )
+
+
+async def lag(late: list[float], done: anyio.Event) -> None:
+    """Note how late the loop comes back from short sleeps."""
+    while not done.is_set():
+        started = time.perf_counter()
+        await anyio.sleep(TICK)
+        late.append(max(0.0, time.perf_counter() - started - TICK))
+
+
+async def measure(path: Path, texts: Texts, stored: int) -> dict[str, float]:
+    """Seconds of handing in, finding and opening, with everything stored."""
+    started = time.perf_counter()
+    async with MemoryStore(path, active_cards=10**9) as memory:
+        opened = time.perf_counter() - started
+        fresh = [texts.pair(stored + number) for number in range(TRIALS)]
+        done, late = anyio.Event(), list[float]()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lag, late, done)
+            submitted = await timed(memory.submit, fresh)
+            queries = [Query(text=text, scope=CRITIC, limit=10) for text in questions(texts)]
+            found = await timed(memory.find_pairs, queries)
+            done.set()
+    return {
+        "submit p95": p95(submitted),
+        "find p95": p95(found),
+        "open": opened,
+        "loop lag p95": p95(late),
+    }
+
+
+def questions(texts: Texts) -> list[str]:
+    """Return what is asked: phrases of common and rare words, and whole states."""
+    asked = [texts.phrase(6) if n % 3 else texts.rare() for n in range(TRIALS)]
+    return asked + [texts.phrase(200) for _ in range(TRIALS // 2)]
+
+
+def measure_older(python: str, texts: Texts, cards: int, folder: Path) -> dict[str, float]:
+    """The same for purpose-agent, in a process of its own interpreter."""
+
+    def both(number: int) -> list[str]:
+        return [card.content for card in cards_of(texts.pair(number))]
+
+    given = {
+        "path": str(folder / "older.json"),
+        "texts": [text for number in range(cards // 2) for text in both(number)],
+        "pairs": [both(10**6 + number) for number in range(OLDER_TRIALS)],
+        "questions": questions(texts)[:: TRIALS // OLDER_TRIALS],
+    }
+    process = subprocess.run(
+        [python, "-c", OLDER], input=json.dumps(given), capture_output=True, text=True, check=True
+    )
+    spent = json.loads(process.stdout)
+    return {
+        "submit p95": p95(spent["submit"]),
+        "find p95": p95(spent["find"]),
+        "open": spent["open"][0],
+    }
+
+
+def table(title: str, seconds: dict[str, float], bounds: dict[str, float]) -> bool:
+    """Print figures beside their bounds; returns whether they keep them."""
+    print(f"\n{title}")
+    for name, value in seconds.items():
+        bound = f"   bound {bounds[name] * 1000:6.0f} ms" if name in bounds else ""
+        print(f"  {name:14} {value * 1000:10.2f} ms{bound}")
+    return all(value <= bounds.get(name, value) for name, value in seconds.items())
+
+
+def main() -> int:
+    """Measure, print, compare with the bounds."""
+    parser = argparse.ArgumentParser(description="What a memory of many cards costs.")
+    parser.add_argument("--cards", type=int, default=100_000)
+    parser.add_argument("--purpose-agent", metavar="PYTHON", help="an interpreter that has purpose-agent")
+    parser.add_argument("--older", type=int, default=10_000, help="cards for purpose-agent")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, texts = Path(name), Texts()
+        started = time.perf_counter()
+        anyio.run(load, folder / "memory.db", texts, options.cards // 2)
+        size = (folder / "memory.db").stat().st_size / 1e6
+        print(f"{options.cards} cards loaded in {time.perf_counter() - started:.0f} s, {size:.0f} MB")
+        figures = anyio.run(measure, folder / "memory.db", texts, options.cards // 2)
+        kept = table(f"reflact, {options.cards} cards", figures, BOUNDS)
+        if options.purpose_agent is None:
+            print("\npurpose-agent: not measured; name an interpreter that has it with --purpose-agent")
+        else:
+            older = measure_older(options.purpose_agent, Texts(), options.older, folder)
+            table(f"purpose-agent 3.0.1, {options.older} cards", older, {})
+    print("\nwithin the bounds" if kept else "\nbeyond a bound")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
