@@ -85,9 +85,8 @@ font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}
 height="{terminal_height}"/></clipPath>
     {lines}
   </defs>
-  <rect fill="#ffffff" stroke="#a0aec0" x="1" y="1" width="{terminal_width}" height="{terminal_height}" \
-rx="8"/>
-  <g transform="translate({terminal_x}, 24)" clip-path="url(#{unique_id}-clip-terminal)">
+  <rect fill="#ffffff" stroke="#a0aec0" width="100%" height="100%" rx="8"/>
+  <g transform="translate({terminal_x}, 22)" clip-path="url(#{unique_id}-clip-terminal)">
     {backgrounds}
     <g class="{unique_id}-matrix">{matrix}</g>
   </g>
@@ -118,7 +117,7 @@ def opening() -> Iterator[Moment]:
         0.0,
         events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80),
     )
-    words = "40 items resolve gains of 16 points or more."
+    words = "40 items resolve 16 points."
     yield 0.0, events.Outlook(run_id=RUN, words=words, effect=0.16, trials=4, rollouts=320)
     yield 21.0, events.BaselineMeasured(run_id=RUN, score=0.2, n=40)
 

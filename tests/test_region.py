@@ -170,6 +170,8 @@ def test_the_stages_of_the_step_are_a_chain() -> None:
     """What is over has its seconds, where these are worth a word; what is to come is dimmed."""
     chain = "rollout 12s › reflect › aggregate › select › update › evaluate"
     assert row(watched(*EVERYTHING), "stages") == chain
+    tight = rows(watched(*EVERYTHING), Screen(70, 50))
+    assert "stages      rollout 12s›reflect›aggregate›select›update›evaluate" in tight
 
 
 def test_the_gate_says_what_it_looks_at() -> None:

@@ -266,7 +266,7 @@ def _chain(watched: Watched, width: int, marks: Marks) -> list[Text]:
     if watched.step == 0 or not stages or not stages.keys() <= set(IN_A_STEP):
         return []
     links = [_link(name, stages.get(name)) for name in IN_A_STEP]
-    rows = (_row("stages", Text(then, "dim").join(links)) for then in (f" {marks.then} ", marks.then))
+    rows = (_row("stages", Text.assemble((then, "dim")).join(links)) for then in (f" {marks.then} ", marks.then))
     loose, tight = rows
     return [loose if loose.cell_len <= width else tight]
 
