@@ -28,7 +28,7 @@ class Learning:
         self._rounds = rounds
         self._settings = settings
         self._slice: int | None = None
-        self._known: set[str] = set()
+        self._known: frozenset[str] = frozenset()
         self._waiting = 0
         self._held: set[str] = set()
         self._said: NotEnoughTraces | None = None
@@ -45,9 +45,8 @@ class Learning:
 
     async def learn(self, trace: Trace) -> Stored:
         """Make the pairs of a trace."""
-        made = await self._rounds.make(trace, self._rounds.first, known_ids=frozenset(self._known))
-        self._known.update(pair.id for pair in made.pairs)
-        self._waiting += len(made.pairs) - made.held
+        made = await self._rounds.make(trace, self._rounds.first, known_ids=self._known)
+        self._waiting += made.new
         return made
 
     async def test(self) -> None:
@@ -80,7 +79,7 @@ class Learning:
             for trace in ids
             if trace not in standing.learned and slice_of(trace, slices=self._settings.slices) == self._slice
         }
-        self._known = set(standing.known)
+        self._known = standing.known
         self._waiting = len(standing.waiting)
 
     async def _held_out(self, standing: Standing) -> list[Trace]:

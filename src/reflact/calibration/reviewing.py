@@ -22,7 +22,8 @@ class Standing(NamedTuple):
     """What the store says of pairs at a moment.
 
     Args:
-        known: The ids of all pairs.
+        known: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
+            are, so that a round which was cut off before its test is made again as it was.
         learned: Traces that pairs were made from, whatever became of these.
         promoted: What the critic is shown now.
         waiting: Pairs that may be tested and never were.
@@ -57,7 +58,11 @@ class Reviewer:
         tested = {unit for test in ended for unit in test.unit_ids}
         ours = [one for one in stored if visible_to(one.pair.scope, CRITIC)]
         return Standing(
-            known=frozenset(one.pair.id for one in stored),
+            known=frozenset(
+                one.pair.id
+                for one in stored
+                if one.pair.id in tested or one.status in {"promoted", "archived"}
+            ),
             learned=frozenset(t for one in stored if (t := one.pair.provenance.trace_id) is not None),
             promoted=tuple(one.pair for one in ours if one.status == "promoted"),
             waiting=tuple(

@@ -54,9 +54,10 @@ class Tally:
 
 
 class Stored(Made):
-    """What became of a trace's candidates, and how many of the kept pairs the scan holds back."""
+    """What became of a trace's candidates: how many kept pairs the scan holds back, how many are new."""
 
     held: int = 0
+    new: int = 0
 
 
 class Rounds:
@@ -106,14 +107,12 @@ class Rounds:
         also: Also | None = None,
     ) -> Stored:
         """Make a trace's pairs and store each as it comes about."""
-        held: list[Submission] = []
+        submissions: list[Submission] = []
 
         async def report(one: ContrastPair | Drop) -> None:
             if isinstance(one, Drop):
                 return
-            submission = await self._store.submit(one, created_by=CREATED_BY)
-            if submission.reason is not None or submission.status == "rejected":
-                held.append(submission)
+            submissions.append(await self._store.submit(one, created_by=CREATED_BY))
             if also is not None:
                 await also(one)
 
@@ -131,7 +130,9 @@ class Rounds:
             others=others,
             report=report,
         )
-        return Stored(**dict(made), held=len(held))
+        held = [one for one in submissions if one.reason is not None or one.status == "rejected"]
+        fresh = [one for one in submissions if one.new and one not in held]
+        return Stored(**dict(made), held=len(held), new=len(fresh))
 
     async def test(
         self, batch: Sequence[ContrastPair], steps: Sequence[Step], *, standing: Standing, name: str

@@ -11,9 +11,12 @@ from reflact.roles import Section
 
 
 class PairSettings(ContrastSettings):
-    """How a calibrator makes contrast pairs: as others do, but judged."""
+    """How a calibrator makes contrast pairs: judged, and with calls bounded for all traces together."""
 
     judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    concurrency: int = Field(
+        32, ge=1, description="Candidates of a trace under way at most, those being stored included."
+    )
 
 
 class CalibratorSettings(Section):
@@ -36,7 +39,7 @@ class CalibratorSettings(Section):
     batch: int = Field(
         16, ge=1, description="Beside an agent: pairs that have to be there before they are tested together."
     )
-    concurrency: int = Field(8, ge=1, description="Steps that are scored at a time.")
+    concurrency: int = Field(8, ge=1, description="Model calls in flight at most.")
 
 
 DEFAULTS = CalibratorSettings()

@@ -1,0 +1,164 @@
+"""How fast pairs are made, and how long a calibrator keeps the event loop from other work.
+
+Three measurements, each with a real store and a scripted model that takes 50 ms for a call:
+
+- one trace of 40 transitions, one candidate each, 8 calls in flight: seconds from submission until all pairs
+  are in the store (the older tool makes them one after the other and takes 2.03 s);
+- the lag of the event loop beside this: how much later than asked a task wakes that sleeps for 2 ms;
+- the lag beside a whole round: pairs, blind comparisons, scoring, the replay test, measuring.
+
+The exit code is 1 where a bound is missed.
+
+    python benchmarks/calibrator.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from flattered_world import PURPOSE, answer, steps
+from reflact import MemoryStore
+from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.mistakes import Mistake
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.trace import Trace
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.memory import Evaluation
+from reflact.tasks import beside
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Answer
+
+CALL_SECONDS, TRANSITIONS, REPEATS = 0.05, 40, 9
+MOST_SECONDS, MOST_LAG = 0.35, 0.020
+
+
+HURRY = Mistake(name="hurry", description="Looks at the first word of the state and no further.")
+"""A kind of mistake that no perturbation makes, so that each candidate takes one call."""
+
+
+class Measured(NamedTuple):
+    """How long a piece of work took, and the 95th percentile and the maximum of the loop's lag beside it."""
+
+    seconds: float
+    lag: float
+    worst: float
+
+
+def slow() -> ScriptedLLM:
+    """Return the flattered model, 50 ms for each call."""
+
+    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        await anyio.sleep(CALL_SECONDS)
+        return answer(prompt, reply_type)
+
+    return ScriptedLLM(script)
+
+
+def recorded(name: str, number: int, count: int, *, claims: bool) -> Trace:
+    """Return a trace that a flattered critic scored."""
+    trace = Trace(PURPOSE, id=name)
+    for step, gold in steps(name, number, count=count, claims=[claims] * count):
+        phi = min(10.0, gold.phi_after + 3 * claims)
+        said = Evaluation(
+            phi_before=min(10.0, gold.phi_before), phi_after=phi, reasoning="As it says.", evidence=("filed",)
+        )
+        trace.record(step, said, gold=gold.model_copy(update={"phi_after": min(10.0, gold.phi_after)}))
+    return trace
+
+
+def flat(name: str) -> Trace:
+    """Return a trace of 40 small transitions, none of which comes near the end of the scale."""
+    trace = Trace(PURPOSE, id=name)
+    for number in range(TRANSITIONS):
+        (step, gold), *_ = steps(f"{name}/{number}", number, count=1, claims=[False])
+        said = Evaluation(
+            phi_before=gold.phi_before, phi_after=gold.phi_after, reasoning="It is so.", evidence=("filed",)
+        )
+        trace.record(step, said, gold=gold)
+    return trace
+
+
+async def measured(work: Callable[[], Awaitable[object]]) -> Measured:
+    """Do a piece of work with a task beside it that looks how late it wakes."""
+    lags: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await anyio.sleep(0.002)
+            lags.append(time.perf_counter() - before - 0.002)
+
+    begun = time.perf_counter()
+    await beside(work, watch)
+    return Measured(time.perf_counter() - begun, statistics.quantiles(lags, n=20)[-1], max(lags))
+
+
+async def pairs_of_a_trace(folder: Path) -> Measured:
+    """Measure one trace of 40 transitions, each of which takes one call; the median of several."""
+    settings = CalibratorSettings(
+        contrast=PairSettings(judges=0, per_event=1, mistakes=(HURRY,)),
+        curriculum=CurriculumSettings(mistakes=(HURRY.name,)),
+    )
+    found: list[Measured] = []
+    async with MemoryStore(folder / "pairs.db") as store:
+        for number in range(REPEATS):
+            llm, trace = slow(), flat(f"trace {number}")
+            async with Calibrator(llm, store, settings=settings) as calibrator:
+
+                async def work(calibrator: Calibrator = calibrator, trace: Trace = trace) -> None:
+                    count = len([pair async for pair in calibrator.pairs(trace)])
+                    if count != TRANSITIONS:
+                        raise SystemExit(f"{count} pairs of {TRANSITIONS} transitions")
+
+                found.append(await measured(work))
+            if len(llm.calls) != TRANSITIONS:
+                raise SystemExit(f"{len(llm.calls)} calls for {TRANSITIONS} transitions")
+    seconds, lags, worst = zip(*found, strict=True)
+    return Measured(statistics.median(seconds), statistics.median(lags), statistics.median(worst))
+
+
+async def whole_round(folder: Path) -> Measured:
+    """Measure a round over 20 traces with 40 held out."""
+    async with MemoryStore(folder / "round.db") as store:
+        learn = [recorded(f"learn {n}", n, 3, claims=n % 2 == 0) for n in range(20)]
+        heldout = [recorded(f"held out {n}", n, 3, claims=n % 2 == 0) for n in range(40)]
+        settings = CalibratorSettings(
+            contrast=PairSettings(judges=2, per_event=2), curriculum=CurriculumSettings(rounds=1)
+        )
+        calibrator = Calibrator(slow(), store, settings=settings)
+
+        async def work() -> None:
+            report = await calibrator.calibrate(learn, heldout=heldout)
+            if report.promoted == 0:
+                raise SystemExit("the round promoted nothing")
+
+        return await measured(work)
+
+
+def main() -> int:
+    """Measure and print; return 1 where a bound is missed."""
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = anyio.run(pairs_of_a_trace, Path(folder))
+        a_round = anyio.run(whole_round, Path(folder))
+    speed = f"{TRANSITIONS} transitions of 50 ms, 8 at a time  {pairs.seconds:5.2f} s"
+    print(f"{speed}   (at most {MOST_SECONDS} s is wanted)")
+    for name, found in (("pairs of a trace", pairs), ("a whole round", a_round)):
+        lag = f"{found.lag * 1e3:5.1f} ms lag (95th percentile), {found.worst * 1e3:5.1f} ms at most"
+        print(f"beside {name:<17} {lag}   (below {MOST_LAG * 1e3:g} ms is wanted)")
+    missed = pairs.seconds > MOST_SECONDS or max(pairs.lag, a_round.lag) >= MOST_LAG
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

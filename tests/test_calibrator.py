@@ -1,0 +1,394 @@
+"""The calibrator beside an agent: it neither slows nor breaks it, and leaves a whole store behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+import virtual_time
+from calibration_memory import ListMemory
+from doubles import completion, connected, opened
+from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of
+from reflact import MemoryStore
+from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.comparing import JudgeReply
+from reflact.calibration.critic import CriticReply
+from reflact.calibration.events import (
+    CALIBRATION_EVENT,
+    BatchTested,
+    CalibrationEvent,
+    Failed,
+    NotTested,
+    PairsMade,
+    Stopped,
+    TraceLeftOut,
+    TraceTaken,
+)
+from reflact.calibration.holding import held_slice
+from reflact.calibration.mistakes import MistakenReply, PurposeReply
+from reflact.calibration.review import slice_of
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.trace import Trace
+from reflact.calibration.waiting import WhenFull
+from reflact.calls import Message, Rendered, ReplyModel, Sample
+from reflact.errors import BudgetSpent, ConfigError, ProviderDown, StoreError
+from reflact.memory import Evaluation
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Answer
+
+pytestmark = pytest.mark.anyio
+
+REPLIES: dict[str, type[ReplyModel]] = {
+    "CriticReply": CriticReply,
+    "JudgeReply": JudgeReply,
+    "MistakenReply": MistakenReply,
+    "PurposeReply": PurposeReply,
+}
+PLAIN = PairSettings(judges=0, per_event=2, near_misses=False)
+STEPS, STEP_SECONDS = 20, 0.1
+
+
+def settings(queue: int = 64, when_full: WhenFull = "drop_oldest", batch: int = 16) -> CalibratorSettings:
+    """Return settings without judges."""
+    return CalibratorSettings(contrast=PLAIN, queue=queue, when_full=when_full, batch=batch)
+
+
+def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1) -> Trace:
+    """Return a trace whose critic was flattered wherever it claims success."""
+    trace = Trace(PURPOSE, id=name)
+    for step, gold in steps(name, number, count=count, claims=[claims] * count):
+        said = gold.phi_after + 3 * claims
+        reasoning = "The agent says that all is finished."
+        trace.record(
+            step,
+            Evaluation(phi_before=gold.phi_before, phi_after=said, reasoning=reasoning, evidence=("filed",)),
+            gold=gold,
+        )
+    return trace
+
+
+def names(use: str, number: int, *, slices: int = 4) -> list[str]:
+    """Return names of traces that are all held out, or all learned from, while nothing was tested."""
+    first = held_slice([], learned=(), tests=(), slices=slices)
+    wanted = (f"trace {n}" for n in range(10_000))
+    return [n for n in wanted if (slice_of(n, slices=slices) == first) is (use == "hold_out")][:number]
+
+
+def slow(seconds: float) -> ScriptedLLM:
+    """Return the flattered model, so many seconds for each call."""
+
+    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        await anyio.sleep(seconds)
+        return answer(prompt, reply_type)
+
+    return ScriptedLLM(script)
+
+
+def raising(error: Exception) -> ScriptedLLM:
+    """Return a model that fails."""
+    return ScriptedLLM(lambda *_: error)
+
+
+# --------------------------------------------------------------------------------- the agent's latency
+
+
+async def acting(calibrator: Calibrator | None, first: int = 0, last: int = STEPS) -> None:
+    """Let an agent take some of its steps and submit a trace after each."""
+    for name in names("learn", STEPS)[first:last]:
+        await anyio.sleep(STEP_SECONDS)
+        if calibrator is not None:
+            calibrator.submit(recorded(name))
+
+
+async def beside(make: Callable[[], Calibrator], *, cancel: bool = False) -> tuple[float, Calibrator]:
+    """Let an agent act with a calibrator beside it, which is cancelled halfway or at the end.
+
+    Returns the seconds that it took.
+    """
+    begun = anyio.current_time()
+    calibrator = make()
+    half = STEPS // 2 if cancel else STEPS
+    async with calibrator:
+        await acting(calibrator, 0, half)
+    await acting(calibrator, half)
+    return anyio.current_time() - begun, calibrator
+
+
+async def alone() -> float:
+    """Let an agent act alone and return the seconds that it took."""
+    begun = anyio.current_time()
+    await acting(None)
+    return anyio.current_time() - begun
+
+
+@pytest.mark.parametrize(
+    ("llm", "queue", "when_full"),
+    [
+        (partial(slow, 30.0), 64, "drop_oldest"),
+        (partial(slow, 30.0), 2, "drop_oldest"),
+        (partial(slow, 30.0), 2, "reject"),
+        (partial(slow, 30.0), 2, "block"),
+        (partial(raising, ProviderDown("the endpoint is down")), 64, "drop_oldest"),
+        (partial(raising, BudgetSpent("no room for a call")), 64, "drop_oldest"),
+        (partial(raising, RuntimeError("a defect")), 64, "drop_oldest"),
+        (flattered, 64, "drop_oldest"),
+    ],
+    ids=["slow", "full, drops", "full, rejects", "full, blocks", "down", "budget spent", "broken", "well"],
+)
+@pytest.mark.parametrize("cancel", [False, True], ids=["to the end", "cancelled"])
+def test_the_agent_is_as_fast_as_without_a_calibrator(
+    llm: Callable[[], ScriptedLLM], queue: int, when_full: WhenFull, cancel: bool
+) -> None:
+    """Slow, full, failing, out of budget or cancelled: the agent takes the same time to the microsecond."""
+
+    def make() -> Calibrator:
+        return Calibrator(llm(), ListMemory(), settings=settings(queue, when_full))
+
+    took, calibrator = virtual_time.run(partial(beside, make, cancel=cancel))
+    assert took == pytest.approx(virtual_time.run(alone), abs=1e-6)
+    counts = calibrator.counts
+    assert counts.taken + counts.rejected == STEPS
+
+
+def test_a_store_that_fails_does_not_reach_the_agent() -> None:
+    """An error of the store is told like any other, for each trace."""
+
+    class Broken(ListMemory):
+        async def open_trace(self, trace_id: str, purpose: str) -> None:
+            raise StoreError("the disk is full")
+
+    told: list[CalibrationEvent] = []
+    took, calibrator = virtual_time.run(
+        beside, lambda: Calibrator(flattered(), Broken(), settings=settings(), tell=told.append)
+    )
+    assert took == pytest.approx(STEPS * STEP_SECONDS)
+    assert calibrator.counts.failed >= STEPS - 1
+    assert {(type(one), getattr(one, "error", None)) for one in told} == {(Failed, "StoreError")}
+
+
+# ------------------------------------------------------------------------------------------ the queue
+
+
+def waiting(calibrator: Calibrator, number: int) -> list[bool]:
+    """Submit traces without giving the calibrator a moment to work."""
+    return [calibrator.submit(recorded(f"t{n}")) for n in range(number)]
+
+
+async def test_a_full_queue_drops_the_oldest() -> None:
+    """The newest traces stay; each that left is told by name and counted."""
+    told: list[CalibrationEvent] = []
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2), tell=told.append)
+    assert waiting(calibrator, 4) == [True] * 4
+    assert told == [TraceLeftOut(trace_id=name, reason="dropped") for name in ("t0", "t1")]
+    assert (calibrator.counts.taken, calibrator.counts.dropped, calibrator.counts.rejected) == (4, 2, 0)
+
+
+@pytest.mark.parametrize("when_full", ["reject", "block"])
+async def test_a_full_queue_rejects_what_is_submitted(when_full: WhenFull) -> None:
+    """The oldest traces stay; a submission cannot wait, so it is refused under either policy."""
+    told: list[CalibrationEvent] = []
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2, when_full), tell=told.append)
+    assert waiting(calibrator, 4) == [True, True, False, False]
+    assert told == [TraceLeftOut(trace_id=name, reason="full") for name in ("t2", "t3")]
+    assert (calibrator.counts.taken, calibrator.counts.rejected) == (2, 2)
+
+
+def test_handing_over_waits_for_room_where_it_blocks() -> None:
+    """Whoever can wait hands every trace over, at the calibrator's pace."""
+
+    async def main() -> tuple[Calibrator, int]:
+        memory = ListMemory()
+        async with Calibrator(slow(1.0), memory, settings=settings(1, "block")) as calibrator:
+            assert all([await calibrator.hand_over(recorded(name)) for name in names("learn", 6)])
+            await calibrator.idle()
+        return calibrator, len(memory.traces)
+
+    calibrator, kept = virtual_time.run(main)
+    assert (calibrator.counts.taken, calibrator.counts.rejected, kept) == (6, 0, 6)
+
+
+def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
+    """Who waits for room, or until it rests, is released when the calibrator stops."""
+
+    async def main() -> tuple[list[bool], Calibrator]:
+        calibrator = Calibrator(
+            raising(BudgetSpent("no room for a call")), ListMemory(), settings=settings(1, "block")
+        )
+        async with calibrator:
+            found = [await calibrator.hand_over(recorded(name, claims=False)) for name in names("learn", 4)]
+            await calibrator.idle()
+            return found, calibrator
+
+    found, calibrator = virtual_time.run(main)
+    assert found[-1] is False
+    assert calibrator.counts.failed == 1
+
+
+# ------------------------------------------------------------------------------------------ its events
+
+
+async def test_what_happens_is_told(tmp_path: Path) -> None:
+    """Traces taken, pairs made, a batch that waits for traces, and its test once there are enough."""
+    told: list[CalibrationEvent] = []
+    async with (
+        MemoryStore(tmp_path / "memory.db") as store,
+        Calibrator(flattered(), store, settings=settings(batch=4), tell=told.append) as calibrator,
+    ):
+        for name in names("learn", 4):
+            calibrator.submit(recorded(name))
+        await calibrator.idle()
+        assert [type(one) for one in told][:2] == [TraceTaken, PairsMade]
+        assert [one.traces for one in told if isinstance(one, NotTested)] == [0]
+        for name in names("hold_out", 20):
+            calibrator.submit(recorded(name))
+        await calibrator.idle()
+        tested = [one for one in told if isinstance(one, BatchTested)]
+        assert [one.evidence.promoted for one in tested] == [True]
+        assert tested[0].evidence.traces == 20
+        promoted = await store.pairs(status="promoted")
+        assert {one.pair.id for one in promoted} == set(tested[0].evidence.pair_ids)
+        assert {one.pair.provenance.trace_id for one in promoted} <= set(names("learn", 4))
+        score = await trace_of(calibrator.critic, "next", 0, count=1, claims=[True])
+        assert score.events[0].evaluation.phi_after == phi(1)
+    assert Counter(type(one) for one in told)[TraceTaken] == 24
+    assert [CALIBRATION_EVENT.validate_json(one.model_dump_json()) for one in told] == told
+
+
+async def test_one_failing_trace_does_not_keep_others() -> None:
+    """What goes wrong with a trace is told with its name, and the next one is worked on."""
+    told: list[CalibrationEvent] = []
+
+    class Choosy(ListMemory):
+        async def open_trace(self, trace_id: str, purpose: str) -> None:
+            if trace_id == first:
+                raise StoreError("not this one")
+            await super().open_trace(trace_id, purpose)
+
+    first, second = names("learn", 2)
+    async with Calibrator(flattered(), Choosy(), settings=settings(), tell=told.append) as calibrator:
+        waited = [calibrator.submit(recorded(name)) for name in (first, second)]
+        await calibrator.idle()
+    assert waited == [True, True]
+    assert told[0] == Failed(trace_id=first, error="StoreError", message="not this one")
+    assert [type(one) for one in told[1:]] == [TraceTaken, PairsMade]
+
+
+async def test_a_spent_budget_stops_it() -> None:
+    """Where no further call can succeed it stops, says so, and refuses what comes."""
+    told: list[CalibrationEvent] = []
+    llm = raising(BudgetSpent("no room for a call"))
+    async with Calibrator(llm, ListMemory(), settings=settings(), tell=told.append) as calibrator:
+        calibrator.submit(recorded(names("learn", 1)[0], claims=False))
+        await calibrator.idle()
+        assert calibrator.submit(recorded("later")) is False
+    assert [type(one) for one in told] == [TraceTaken, Failed, Stopped, TraceLeftOut]
+
+
+async def test_a_listener_that_fails_harms_nobody() -> None:
+    """What a listener raises reaches neither the agent nor the calibrator's work."""
+    memory = ListMemory()
+
+    def tell(event: CalibrationEvent) -> None:
+        raise RuntimeError("listener")
+
+    async with Calibrator(flattered(), memory, settings=settings(1), tell=tell) as calibrator:
+        for name in names("learn", 3):
+            calibrator.submit(recorded(name))
+        await calibrator.idle()
+    assert memory.stored
+
+
+async def test_errors_of_the_agent_pass_through_as_they_are() -> None:
+    """The agent's own error leaves the block bare, and the calibrator is gone."""
+    calibrator = Calibrator(slow(0.0), ListMemory(), settings=settings())
+    with pytest.raises(KeyError, match="mine"):
+        async with calibrator:
+            raise KeyError("mine")
+    assert calibrator.submit(recorded("late")) is False
+
+
+# --------------------------------------------------------------------------------- awaited and iterated
+
+
+async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
+    """Each pair is in the store when it is handed out; leaving ends the work."""
+    memory = ListMemory()
+    calibrator = Calibrator(flattered(), memory, settings=settings())
+    seen = []
+    async with calibrator.pairs(recorded("t", count=3)) as pairs:
+        async for pair in pairs:
+            assert pair.id in memory.stored
+            seen.append(pair.id)
+            if len(seen) == 2:
+                break
+    assert len(seen) == 2
+
+
+async def test_awaited_work_raises() -> None:
+    """Who waits for a round, or iterates over pairs, gets the error itself."""
+    calibrator = Calibrator(raising(ProviderDown("the endpoint is down")), ListMemory(), settings=settings())
+    with pytest.raises(ProviderDown, match="down"):
+        await calibrator.calibrate([recorded("t", claims=False)], heldout=[])
+    with pytest.raises(ProviderDown, match="down"):
+        [pair async for pair in calibrator.pairs(recorded("u", claims=False))]
+
+
+def test_one_judge_is_refused() -> None:
+    """A single comparison shows one order only."""
+    with pytest.raises(ConfigError, match="judges"):
+        Calibrator(flattered(), ListMemory(), judges=1)
+
+
+# ------------------------------------------------------------------------------------- cut off, resumed
+
+
+class Playing(httpx.AsyncBaseTransport):
+    """An endpoint that plays the flattered model and can break off after so many answers."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self.bodies: list[bytes] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer, or hang."""
+        if self.most is not None and len(self.bodies) >= self.most:
+            await anyio.sleep_forever()
+        self.bodies.append(await request.aread())
+        body = json.loads(self.bodies[-1])
+        schema = body["response_format"]["json_schema"]["name"]
+        messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
+        reply_type = REPLIES[schema]
+        said: Any = answer(Rendered(name="x", version=1, messages=messages), reply_type)
+        return completion(json.dumps(said))
+
+
+@pytest.mark.parametrize("most", [1, 5, 23])
+async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, most: int) -> None:
+    """Cancelled in the middle, the store is whole; the same round again asks only what was not answered."""
+    effects, whole = await opened(), Playing()
+    traces = [recorded(f"t{n}", n, claims=n % 2 == 0, count=2) for n in range(4)]
+    judged = CalibratorSettings(contrast=PairSettings(judges=2, per_event=3))
+
+    async def calibrate(endpoint: Playing, path: Path, store: Any) -> int:
+        async with connected(endpoint, store=store) as client, MemoryStore(path) as memory:
+            await Calibrator(client, memory, settings=judged).calibrate(traces[:3], heldout=traces[3:])
+            return len(await memory.pairs())
+
+    made = await calibrate(whole, tmp_path / "whole.db", await opened())
+    cut = Playing(most)
+    with anyio.move_on_after(0.5) as scope:
+        await calibrate(cut, tmp_path / "cut.db", effects)
+    assert scope.cancelled_caught
+    assert len(cut.bodies) == most
+    rest = Playing()
+    assert await calibrate(rest, tmp_path / "cut.db", effects) == made
+    assert Counter(cut.bodies) + Counter(rest.bodies) == Counter(whole.bodies)
