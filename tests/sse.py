@@ -9,6 +9,9 @@ from typing import Any
 import anyio.lowlevel
 import httpx
 
+from reflact.calls import Intent, StoredReply
+from reflact.testing import MemoryStore
+
 COUNTS = {
     "prompt_tokens": 10,
     "completion_tokens": 3,
@@ -84,3 +87,16 @@ class Streaming(httpx.AsyncBaseTransport):
         if callable(answer):
             return answer(body)
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(answer))
+
+
+class Kept(MemoryStore):
+    """Keeps the replies that are stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies: list[StoredReply] = []
+
+    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+        """Store it, and keep it."""
+        self.replies.append(reply)
+        await super().keep_reply(reply, intent)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
-from reflact.calls import Intent, ReplyModel, StoredReply, Text
+from reflact.calls import ReplyModel, Text
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import Drafted, DraftReset, Event
 from reflact.llm.budget import Budget
@@ -23,7 +23,7 @@ from reflact.results import FaultCount, Usage
 from reflact.roles import ModelConfig
 from reflact.tasks import fan_out
 from reflact.testing import MemoryStore
-from sse import COUNTS, Body, Streaming, chunk, stream
+from sse import COUNTS, Body, Kept, Streaming, chunk, stream
 
 pytestmark = pytest.mark.anyio
 
@@ -54,19 +54,6 @@ class Watcher(list[Event]):
         """What was drafted, with None in the place of each reset."""
         told = [event for event in self if isinstance(event, Drafted | DraftReset)]
         return [event.draft if isinstance(event, Drafted) else None for event in told]
-
-
-class Kept(MemoryStore):
-    """Keeps the replies that are stored."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.replies: list[StoredReply] = []
-
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
-        """Store it, and keep it."""
-        self.replies.append(reply)
-        await super().keep_reply(reply, intent)
 
 
 def watched(
@@ -273,11 +260,12 @@ async def test_an_endpoint_that_refuses_streams_is_asked_plainly(status: int, me
 
 async def test_other_refusals_are_passed_on() -> None:
     """What has nothing to do with streams is asked once."""
-    provider = Streaming(httpx.Response(400, json={"error": {"message": "temperature is too high"}}))
-    async with watched(provider) as client:
-        with pytest.raises(BadRequest, match="temperature"):
-            await client.ask(PROMPT, Pick, sample=sample())
-    assert len(provider.bodies) == 1
+    for status, message, error in ((400, "too high", BadRequest), (500, "upstream: too high", ProviderDown)):
+        provider = Streaming(httpx.Response(status, json={"error": {"message": message}}))
+        async with watched(provider, config(max_retries=0)) as client:
+            with pytest.raises(error, match="too high"):
+                await client.ask(PROMPT, Pick, sample=sample())
+        assert len(provider.bodies) == 1
 
 
 async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> None:

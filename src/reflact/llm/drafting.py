@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from inspect import isclass
 from types import NoneType, UnionType
@@ -21,6 +21,7 @@ from reflact.calls import Draft, Reply, ReplyModel, Sample, Text
 from reflact.errors import ReflactError
 from reflact.events import Drafted, DraftReset
 from reflact.llm.partial import Partial
+from reflact.llm.secrets import Scrubber
 from reflact.llm.streamed import EventReader, chunk_of, said_in
 from reflact.ports import Emit
 from reflact.tasks import beside
@@ -66,18 +67,19 @@ class Sketch(Generic[R]):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._read = self._closed = 0
 
-    def began(self) -> None:
-        """An answer begins; one before it in this attempt broke off."""
+    def began(self, keys: Sequence[str]) -> None:
+        """An answer begins, of which the keys are never seen; one before it in this attempt broke off."""
         if self._begun:
             self.dropped("the answer broke off, and is asked for again")
         self._begun = True
+        self._scrubber = Scrubber(keys)
 
     def heard(self, piece: bytes) -> None:
         """Take in the next piece of the answer's body."""
         if self._over:
             return
         for data in self._events.feed(self._decoder.decode(piece)):
-            self._partial.feed(said_in(chunk_of(data)))
+            self._partial.feed(self._scrubber.feed(said_in(chunk_of(data))))
             if self._grown():
                 self._read, self._closed = self._partial.read, self._partial.closed
                 self._shown = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import httpx
@@ -10,6 +11,7 @@ import httpx
 from reflact.llm.faults import body_fault
 from reflact.llm.modes import REFUSED
 from reflact.llm.retries import Pieces, kept_headers
+from reflact.llm.secrets import keys_of, without
 from reflact.llm.streamed import Listener, streams, whole_answer
 from reflact.llm.telling import CALL
 from reflact.llm.usage import usage_of
@@ -20,6 +22,8 @@ LISTENER = "reflact_listener"
 
 UNSTREAMABLE = REFUSED | {500}
 """Statuses with which an endpoint says that it does not stream, or not with these options."""
+
+STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 
 
 class FramingTransport(httpx.AsyncBaseTransport):
@@ -41,16 +45,18 @@ class FramingTransport(httpx.AsyncBaseTransport):
         """Return what answers a request, in one piece."""
         call = CALL.get()
         if call is None or call.listener is None or not self._streams:
-            return await in_one_piece(await self._inner.handle_async_request(request))
-        framed = await _framed(request, call.listener)
-        response = await in_one_piece(await self._inner.handle_async_request(framed))
+            return await self._asked(request)
+        response = await self._asked(await _framed(request, call.listener))
         text = response.text
         if _refuses(response.status_code, text) or streams(response.headers["content-type"]):
             self._streams = False
-            return await in_one_piece(await self._inner.handle_async_request(request))
+            return await self._asked(request)
         if response.is_success and usage_of(JSON, [text]).uncounted:
             self._streams = False
         return response
+
+    async def _asked(self, request: httpx.Request) -> httpx.Response:
+        return await in_one_piece(await self._inner.handle_async_request(request), request)
 
 
 def listening(request: httpx.Request, response: httpx.Response) -> Callable[[bytes], None] | None:
@@ -58,16 +64,21 @@ def listening(request: httpx.Request, response: httpx.Response) -> Callable[[byt
     listener: Listener | None = request.extensions.get(LISTENER)
     if listener is None or not response.is_success or not streams(_type(response)):
         return None
-    listener.began()
+    listener.began(keys_of(request))
     return listener.heard
 
 
-async def in_one_piece(response: httpx.Response) -> httpx.Response:
-    """Return an answer read whole; a stream that is whole as the chat completion that it makes up."""
-    text = (await response.aread()).decode("utf-8", "replace")
-    headers, body = kept_headers(response), response.content
-    if response.is_success and streams(_type(response)) and body_fault(_type(response), text) is None:
-        headers["content-type"], body = JSON, whole_answer(text).encode("utf-8")
+async def in_one_piece(response: httpx.Response, request: httpx.Request) -> httpx.Response:
+    """Return an answer read whole; a stream that is whole as the chat completion that it makes up.
+
+    A key that was taken apart by the stream is taken out of the completion.
+    """
+    body, headers, kind = await response.aread(), kept_headers(response), _type(response)
+    if response.is_success and streams(kind):
+        text = body.decode("utf-8", "replace")
+        if body_fault(kind, text) is None:
+            headers["content-type"] = JSON
+            body = without(keys_of(request), whole_answer(text)).encode("utf-8")
     whole = httpx.Response(response.status_code, headers=headers, stream=Pieces([body]))
     await whole.aread()
     return whole
@@ -78,7 +89,7 @@ def _type(response: httpx.Response) -> str:
 
 
 def _refuses(status: int, text: str) -> bool:
-    return status in UNSTREAMABLE and "stream" in text.lower()
+    return status in UNSTREAMABLE and STREAM_WORDS.search(text) is not None
 
 
 async def _framed(request: httpx.Request, listener: Listener) -> httpx.Request:

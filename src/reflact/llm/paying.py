@@ -165,7 +165,7 @@ async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
     answer = httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(pieces))
-    return await in_one_piece(answer) if LISTENER in request.extensions else answer
+    return await in_one_piece(answer, request) if LISTENER in request.extensions else answer
 
 
 async def _pieces(response: httpx.Response, hear: Callable[[bytes], None] | None) -> list[bytes]:

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import AnyStr
 
 import httpx
 
@@ -124,7 +125,22 @@ class _Scrubbed(httpx.AsyncByteStream):
         await self._response.aclose()
 
 
-def _begun(key: bytes, text: bytes) -> int:
+class Scrubber:
+    """Takes keys out of a text that comes in pieces, and holds back what may be the beginning of one."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """Take in a piece and return what is ready."""
+        text = without(self._keys, self._held + piece)
+        ready = len(text) - max((_begun(key, text) for key in self._keys), default=0)
+        self._held = text[ready:]
+        return text[:ready]
+
+
+def _begun(key: AnyStr, text: AnyStr) -> int:
     """Return how many bytes at the end of a text may be the beginning of a key."""
     return next((n for n in range(min(len(key) - 1, len(text)), 0, -1) if text.endswith(key[:n])), 0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import JsonValue
@@ -28,8 +28,8 @@ def streams(content_type: str) -> bool:
 class Listener(Protocol):
     """Hears the answers to a call while they come. It must neither wait nor raise: they are paid for."""
 
-    def began(self) -> None:
-        """An answer begins; of one that came before it in the same attempt nothing counts."""
+    def began(self, keys: Sequence[str]) -> None:
+        """An answer begins, in which the keys must not be seen; of one before it nothing counts."""
         ...
 
     def heard(self, piece: bytes) -> None:
