@@ -1,5 +1,5 @@
-"""Writes the generated pages of docs/ from the code: keys, commands, errors, dependencies; and into
-README.md the definitions that it includes.
+"""Writes the generated pages of docs/ from the code: keys, commands, errors, dependencies; into events.md the
+tables of events, and into README.md the definitions that it includes.
 
 Usage: python scripts/generate_docs.py [--check]
 
@@ -15,18 +15,20 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer.main
 
-from reflact import errors
+from reflact import errors, events
 from reflact.cli.app import app
 from reflact.config import TrainerConfig
 from reflact.loading import keys
+from reflact.types import Action
 
 ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
 NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
+TOLD = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
 INCLUDED = re.compile(r"(<!-- include: (\S+)#(\w+) -->\n```python\n).*?(```\n<!-- end -->)", re.DOTALL)
 
 
@@ -149,6 +151,44 @@ def _name(requirement: str) -> str:
     return requirement[:end]
 
 
+def event_page() -> str:
+    """Return docs/events.md with the events as they are now."""
+    kinds = get_args(get_args(events.Event)[0])
+    durable, live = ([kind for kind in kinds if kind.durable is durable] for durable in (True, False))
+    lines = ["", "## Durable events", "", "| kind | fields | meaning |", "|---|---|---|"]
+    lines += [_event(kind, _fields(kind)) for kind in durable]
+    lines += ["", "## Live events", "", "| kind | fields | newest of | meaning |", "|---|---|---|---|"]
+    lines += [_event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.about) or "all") for kind in live]
+    lines += ["", f"`Stage` is one of {_words(events.Stage)}.", f"`Action` is one of {_words(Action)}."]
+    tables = "\n".join([*lines, "", ""])
+    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    return TOLD.sub(lambda found: f"{found[1]}{tables}{found[2]}", page)
+
+
+def _event(kind: type[Any], *cells: str) -> str:
+    meaning = " ".join(inspect.cleandoc(kind.__doc__ or "").removeprefix("Live: ").split())
+    meaning = (meaning[:1].upper() + meaning[1:]).replace("``", "`")
+    named = f"`{kind.model_fields['kind'].default}`<br>`{kind.__name__}`"
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (named, *cells, meaning)) + " |"
+
+
+def _fields(kind: type[Any]) -> str:
+    common = {"kind", *events.Warned.model_fields} - {"message"}
+    rows = (f"`{name}` {_type(f.annotation)}" for name, f in kind.model_fields.items() if name not in common)
+    return "<br>".join(rows)
+
+
+def _type(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return {events.Stage: "Stage", Action: "Action"}.get(annotation, _words(annotation))
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text)
+
+
+def _words(literal: Any) -> str:
+    return ", ".join(f"`{word}`" for word in get_args(literal))
+
+
 def readme() -> str:
     """Return README.md with the definitions that it includes as they are now."""
 
@@ -167,6 +207,7 @@ def _definition(path: Path, name: str) -> str:
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each generated page with its text."""
     yield ROOT / "README.md", readme()
+    yield ROOT / "docs" / "events.md", event_page()
     yield ROOT / "docs" / "configuration.md", configuration()
     yield ROOT / "docs" / "cli.md", commands()
     yield ROOT / "docs" / "errors.md", error_tree()
