@@ -13,7 +13,7 @@ from memory_pairs import evidence_for, make_pair
 from reflact.cli.app import app
 from reflact.memory_store import MemoryStore
 
-PAIR = make_pair(1, note="a zebra, \x1b]0;title\x07", trace="t")
+PAIR = make_pair(1, note="a zebra", trace="t").model_copy(update={"why": "It says \x1b]0;done\x07."})
 
 
 async def fill(path: Path) -> None:
@@ -56,7 +56,8 @@ def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(store: P
     shown = run("show", store, PAIR.id[:16]).stdout
     assert "promoted, test 1" in shown
     assert "2 -> 9" in shown
-    assert "\x1b" not in shown
+    assert "\x1b" not in shown + run("list", store).stdout
+    assert r"\x1b]0;done\x07" in shown
     assert "zebra" in shown
     lines = run("show", store, PAIR.id, "--json").stdout.splitlines()
     assert [json.loads(line).get("after") for line in lines] == [

@@ -365,7 +365,7 @@ async def test_a_question_of_common_words_is_answered_too(
 async def test_beyond_the_bound_the_weakest_are_archived(path: Path) -> None:
     """At most so many active cards of a kind stay, pairs as units: measured-useful and promoted ones last."""
     async with MemoryStore(path, active_cards=3, clock=Days()) as memory:
-        pairs = [make_pair(n) for n in range(6)]
+        pairs = [make_pair(n, agreement=0.6 if n == 0 else 0.9) for n in range(6)]
         for pair in pairs[:3]:
             await memory.submit(pair)
         await promote(memory, pairs[0])
