@@ -10,7 +10,17 @@ import pytest
 
 import reflact
 
-HEAVY = ("openai", "instructor", "pydantic_ai", "httpx", "httpx2", "rich", "typer", "sqlite_utils")
+HEAVY = (
+    "opentelemetry",
+    "openai",
+    "instructor",
+    "pydantic_ai",
+    "httpx",
+    "httpx2",
+    "rich",
+    "typer",
+    "sqlite_utils",
+)
 
 
 def python(code: str) -> str:
@@ -47,7 +57,7 @@ def test_help_loads_no_client_library() -> None:
     code = (
         "import sys\nfrom reflact.cli import main\nsys.argv = ['reflact', '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
-        f"print(*(m for m in {HEAVY[:5]!r} if m in sys.modules), file=sys.stderr)"
+        f"print(*(m for m in {HEAVY[:6]!r} if m in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "train" in done.stdout

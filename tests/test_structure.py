@@ -19,6 +19,7 @@ RANKS = (
         "calls",
         "roles",
         "config",
+        "telemetry_config",
         "loading",
         "events",
         "data",
@@ -41,7 +42,7 @@ RANKS = (
         "summing",
         "forecast",
     },
-    {"ports", "memory_ports"},
+    {"ports", "memory_ports", "conventions", "telemetry", "traced"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
     {"wiring", "importing", "memory_store"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
@@ -60,6 +61,8 @@ THIRD_PARTY = {
     "typer": ("cli/",),
     "sqlite_utils": ("store/database.py", "store/migrations.py"),
     "genai_prices": ("llm/prices.py",),
+    "opentelemetry": ("conventions.py", "telemetry.py"),
+    "mlflow": ("report/mlflow.py",),
 }
 STARTERS = {
     "create_task_group",

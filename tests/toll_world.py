@@ -32,6 +32,7 @@ from reflact.results import RunSummary, Usage
 from reflact.roles import Price
 from reflact.run import Run
 from reflact.tasks import SingleFlight
+from reflact.telemetry import Tracing
 from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Skill, Turn
 
@@ -259,7 +260,8 @@ async def furnished(
             tills.append(Till(role, effects))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
         environment = SeenRollouts(plan.environment, budget=budget)
-        yield wiring.House(replace(plan, environment=environment), store, target, optimizer, budget)
+        plan = replace(plan, environment=environment)
+        yield wiring.House(plan, store, target, optimizer, budget, Tracing(plan.run_id))
 
 
 async def started(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import anyio
 
 from reflact.events import Stage, StageFinished, StageStarted
 from reflact.ports import Emit
+
+if TYPE_CHECKING:
+    from reflact.telemetry import Tracing
 
 
 class Clock:
@@ -17,11 +21,13 @@ class Clock:
     Args:
         run_id: The run whose time it is.
         emit: Told of stages.
+        tracing: Makes a span of each.
     """
 
-    def __init__(self, run_id: str, emit: Emit) -> None:
+    def __init__(self, run_id: str, emit: Emit, tracing: Tracing) -> None:
         self._run_id = run_id
         self._emit = emit
+        self._tracing = tracing
         self._spent: dict[str, float] = {}
         self._since = anyio.current_time()
 
@@ -48,10 +54,11 @@ class Clock:
     async def telling(self, stage: Stage, *, step: int) -> AsyncIterator[None]:
         """Tell that a stage begins and, unless it fails, that it is over."""
         start = anyio.current_time()
-        await self._emit(StageStarted(run_id=self._run_id, step=step, stage=stage))
-        yield
-        seconds = anyio.current_time() - start
-        await self._emit(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
+        with self._tracing.stage(stage, step=step):
+            await self._emit(StageStarted(run_id=self._run_id, step=step, stage=stage))
+            yield
+            seconds = anyio.current_time() - start
+            await self._emit(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
 
     def read(self, ahead: float = 0.0) -> tuple[float, dict[str, float]]:
         """Return the time since the last reading, in all and by stage, and start anew.

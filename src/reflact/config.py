@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from reflact.roles import CHANGEABLE, ModelsConfig, Section
+from reflact.telemetry_config import TelemetryConfig
 from reflact.types import Operation
 
 
@@ -392,3 +393,4 @@ class TrainerConfig(Section):
     )
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans.")

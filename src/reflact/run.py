@@ -63,7 +63,7 @@ class Run:
         self._brake = brake
         self._store = store
         self._journal = store.journal(plan.run_id)
-        self._clock = Clock(plan.run_id, emit)
+        self._clock = Clock(plan.run_id, emit, house.tracing)
         self._measured = Measured()
         self.id = plan.run_id
         self.state: RunState | None = None
@@ -198,10 +198,11 @@ class Run:
         step = state.step + 1
         epoch, _ = steps.place(step)
         ids = tuple(item.id for batch in steps.batches(step) for item in batch)
-        await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
-        stepped = await steps.take(step, state, records)
-        new = after(state, stepped.record, self._judge.alpha(state, step=step), stepped.undecided)
-        await self._commit(stepped.record, new, stepped.skills)
+        with self._house.tracing.step(step, epoch=epoch):
+            await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
+            stepped = await steps.take(step, state, records)
+            new = after(state, stepped.record, self._judge.alpha(state, step=step), stepped.undecided)
+            await self._commit(stepped.record, new, stepped.skills)
         records.append(stepped.record)
         return new
 

@@ -23,6 +23,8 @@ from reflact.types import Skill, Split
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.telemetry import Telemetry
+
 LAST_WORDS_SECONDS = 0.4
 
 
@@ -36,6 +38,7 @@ class Trainer:
         optimizer: Used instead of the configured model.
         transport: Carries HTTP requests instead of the network.
         approve: Asked about each candidate that the gate would accept; it may veto (see ``ports.Approve``).
+        telemetry: Takes spans and metrics instead of what this process has set for OpenTelemetry.
 
     Raises:
         UsageError: The configuration, the data, a prompt or the initial skill is wrong.
@@ -50,9 +53,10 @@ class Trainer:
         optimizer: LLM | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         approve: Approve | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._approve = approve
-        self._passed = wiring.Passed(environment, target, optimizer, transport)
+        self._passed = wiring.Passed(environment, target, optimizer, transport, telemetry)
         self._plan = wiring.plan(loading.load(config), self._passed)
         self._brake = self._new_brake()
 
@@ -105,7 +109,10 @@ class Trainer:
         try:
             placed = emit if emit is wiring.unheard else Placed(emit)
             async with wiring.compose(self._plan, self._passed, placed) as house:
-                summary = await self._run(Run(braked(house, brake), placed, approve, brake), brake)
+                with house.tracing.run():
+                    told = house.tracing.following(placed)
+                    summary = await self._run(Run(braked(house, brake), told, approve, brake), brake)
+                    house.tracing.ended(summary)
         finally:
             self._brake = self._new_brake()
         await emit(events.Finished(run_id=self.run_id, step=summary.steps, summary=summary))
@@ -173,7 +180,8 @@ async def evaluate_skill(
     async with wiring.compose(planned, given, emit) as house:
         run = Run(house, emit)
         await run.open(goes_on=False)
-        if split is Split.test:
-            await run.ending.open_test(f"eval {skill.hash}")
-        rollouts = await run.rolls.split(split, skill, step=0, phase="eval")
+        with house.tracing.run("reflact.eval"):
+            if split is Split.test:
+                await run.ending.open_test(f"eval {skill.hash}")
+            rollouts = await run.rolls.split(split, skill, step=0, phase="eval")
         return scored(Contender(name="skill", skill=skill), split, rollouts, planned.data.items(split))

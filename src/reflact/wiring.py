@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,8 @@ from reflact.types import Skill, Split, digest
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.telemetry import Telemetry, Tracing
+
 
 @dataclass(frozen=True)
 class Passed:
@@ -41,6 +43,7 @@ class Passed:
     target: Target | None = None
     optimizer: LLM | None = None
     transport: httpx.AsyncBaseTransport | None = None
+    telemetry: Telemetry | None = None
 
     @property
     def roles(self) -> frozenset[str]:
@@ -85,6 +88,7 @@ class House:
     target: Target
     optimizer: LLM
     budget: Budget
+    tracing: Tracing
 
 
 def plan(config: TrainerConfig, passed: Passed) -> Plan:
@@ -193,18 +197,24 @@ async def furnished(
     Raises:
         ConfigError: A key is missing.
     """
+    from reflact.telemetry import Tracing
+    from reflact.traced import TracedEnvironment, TracedLLM
+
     config, worst = planned.config, declared(planned.config)
     async with AsyncExitStack() as stack:
+        hide = await _hider(planned, passed) if config.telemetry.content else None
+        tracing = Tracing(planned.run_id, passed.telemetry, hide=hide)
         news = News(planned.run_id, config.budget, await stack.enter_async_context(outbox(emit)))
         budget = Budget(config.budget, told=news.budget_moved)
+        client = partial(
+            _client, planned, store, transport, budget=budget, emit=emit, news=news, tracing=tracing
+        )
         environment: Environment = SeenRollouts(planned.environment, budget=budget)
         target = passed.target
         if target is None:
             from reflact.targets.chat import ChatTarget
 
-            llm = await stack.enter_async_context(
-                _client(planned, "target", store, transport, budget=budget, emit=emit, news=news)
-            )
+            llm = await stack.enter_async_context(client("target"))
             target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
         elif worst is not None:
             environment = UnseenRollouts(
@@ -212,33 +222,34 @@ async def furnished(
             )
         optimizer = passed.optimizer
         if optimizer is None:
-            optimizer = await stack.enter_async_context(
-                _client(planned, "optimizer", store, transport, budget=budget, emit=emit, news=news)
-            )
-        yield House(replace(planned, environment=environment), store, target, optimizer, budget)
+            optimizer = await stack.enter_async_context(client("optimizer"))
+        else:
+            optimizer = TracedLLM(optimizer, tracing)
+        planned = replace(planned, environment=TracedEnvironment(environment, tracing))
+        yield House(planned, store, target, optimizer, budget, tracing)
 
 
 @asynccontextmanager
 async def _client(
     planned: Plan,
-    role: str,
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
+    role: str,
     *,
     budget: Budget,
     emit: Emit,
     news: News,
+    tracing: Tracing,
 ) -> AsyncIterator[LLM]:
     from reflact.llm.client import Client
+    from reflact.traced import TracedLedger, TracedLLM
 
-    settings: ModelConfig = getattr(planned.config.models, role)
-    if planned.config.replay.cassette is not None and planned.config.replay.mode == "replay":
-        settings = settings.model_copy(update={"api_key_env": None, "key": None})
+    settings = _settings(planned, role)
     client = Client(
         settings,
         role=role,
         run_id=planned.run_id,
-        effects=store,
+        effects=TracedLedger(store, tracing, settings),
         journal=store.journal(planned.run_id),
         budget=budget,
         transport=transport,
@@ -246,7 +257,24 @@ async def _client(
         told=news.backed_off,
     )
     async with client:
-        yield client
+        yield TracedLLM(client, tracing, settings)
+
+
+def _settings(planned: Plan, role: str) -> ModelConfig:
+    """Return a role's settings; a run that is replayed needs no key."""
+    settings: ModelConfig = getattr(planned.config.models, role)
+    if planned.config.replay.cassette is not None and planned.config.replay.mode == "replay":
+        settings = settings.model_copy(update={"api_key_env": None, "key": None})
+    return settings
+
+
+async def _hider(planned: Plan, passed: Passed) -> Callable[[str], str]:
+    """Return what takes the keys of all roles out of a text."""
+    from reflact.llm.secrets import is_key, key_for, without
+
+    roles = sorted({"target", "optimizer"} - passed.roles)
+    keys = [await key_for(_settings(planned, role), role) for role in roles]
+    return partial(without, [key for key in keys if key is not None and is_key(key)])
 
 
 def _dataset(config: TrainerConfig) -> Environment:

@@ -1,0 +1,271 @@
+"""Spans and metrics of a run, for OpenTelemetry.
+
+Each start of a run is one trace: the run, its steps, their stages, rollouts, and model calls as the
+conventions for generative AI have them (https://github.com/open-telemetry/semantic-conventions-genai). What
+is no part of a step (the baseline, the ends of epochs, the promotion, the final test) hangs under the run.
+Where no SDK is set up the same calls do nothing. Nothing that a model was told or has said is in there unless
+``telemetry.content`` asks for it, nor are the words of errors, which may quote a reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from opentelemetry import context, metrics, trace
+from opentelemetry.trace import Span, SpanKind, StatusCode
+
+from reflact.calls import ReplyModel, Sample, Text
+from reflact.conventions import SECOND_BOUNDS, TOKEN_BOUNDS, Attributes, ModelCall, Value, common, settings
+from reflact.events import Decided, EpochClosed, Event, Promoted, Stage, StepCommitted
+from reflact.ports import Emit
+from reflact.results import RunSummary, Usage
+from reflact.roles import ModelConfig
+from reflact.types import Verdict
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Where a trainer's spans and metrics go.
+
+    Args:
+        tracer_provider: Takes the spans; None: the one that this process has set, if any.
+        meter_provider: Takes the metrics; None: likewise.
+    """
+
+    tracer_provider: trace.TracerProvider | None = None
+    meter_provider: metrics.MeterProvider | None = None
+
+
+class _Place(NamedTuple):
+    """Where in the plan something happens.
+
+    Args:
+        span: The span of the stage, or what stages hang under.
+        above: What stages hang under: a run or a step.
+        step: The step, 0 before the first.
+        stage: The stage, if one is under way.
+        rolling: The stage beside this one that rollouts belong to; None: this one.
+    """
+
+    span: Span
+    above: Span
+    step: int = 0
+    stage: Stage | None = None
+    rolling: _Place | None = None
+
+
+_PLACE = context.create_key("reflact-place")
+_CALL = context.create_key("reflact-call")
+
+
+class Tracing:
+    """The spans and metrics of one start of a run.
+
+    Args:
+        run_id: The run.
+        telemetry: Where they go; None: where this process has set.
+        hide: Frees content of keys; None: no content is taken down.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        telemetry: Telemetry | None = None,
+        *,
+        hide: Callable[[str], str] | None = None,
+    ) -> None:
+        given = telemetry or Telemetry()
+        self._run_id = run_id
+        self._hide = hide
+        self._tracer = trace.get_tracer("reflact", tracer_provider=given.tracer_provider)
+        meter = metrics.get_meter("reflact", meter_provider=given.meter_provider)
+        self._durations = meter.create_histogram(
+            "gen_ai.client.operation.duration",
+            unit="s",
+            description="GenAI operation duration.",
+            explicit_bucket_boundaries_advisory=SECOND_BOUNDS,
+        )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
+        )
+        self._steps = meter.create_counter("reflact.steps", unit="{step}", description="Committed steps.")
+        self._decisions = meter.create_counter(
+            "reflact.decisions",
+            unit="{decision}",
+            description="Decisions on candidates, by what came of them.",
+        )
+        self._spend = meter.create_counter(
+            "reflact.spend", unit="{USD}", description="What model calls have cost, where prices are known."
+        )
+
+    # ---------------------------------------------------------------------------------------- the plan
+
+    @contextmanager
+    def run(self, name: str = "reflact.run") -> Iterator[None]:
+        """The span of a start of the run, under a name."""
+        with self._span(name, {}) as span, _set(_PLACE, _Place(span, span)):
+            yield
+
+    @contextmanager
+    def step(self, step: int, *, epoch: int) -> Iterator[None]:
+        """The span of a step."""
+        attributes: Attributes = {"reflact.step": step, "reflact.epoch": epoch}
+        with self._span("reflact.step", attributes) as span, _set(_PLACE, _Place(span, span, step)):
+            yield
+
+    @contextmanager
+    def stage(self, stage: Stage, *, step: int) -> Iterator[None]:
+        """The span of a stage, beside other stages of the block in which it is opened.
+
+        Analysts work while rollouts still run: rollouts then stay with their own stage.
+        """
+        here = _here()
+        within = None if here is None else trace.set_span_in_context(here.above)
+        attributes: Attributes = {"reflact.step": step, "reflact.stage": stage}
+        rolling = here if stage == "reflect" and here is not None and here.stage == "rollout" else None
+        with self._span(f"reflact.stage {stage}", attributes, within=within) as span:
+            place = _Place(span, span if here is None else here.above, step, stage, rolling)
+            with _set(_PLACE, place):
+                yield
+
+    @contextmanager
+    def rollout(self, item_id: str) -> Iterator[Span]:
+        """The span of a rollout, under the stage that it belongs to."""
+        here = _here()
+        place = here if here is None or here.rolling is None else here.rolling
+        within = None if place is None else trace.set_span_in_context(place.span)
+        attributes = {"reflact.item.id": item_id, **_where(place)}
+        with self._span("reflact.rollout", attributes, within=within) as span, _set(_PLACE, place):
+            yield span
+
+    # --------------------------------------------------------------------------------------- model calls
+
+    @contextmanager
+    def call(
+        self, reply_type: type[ReplyModel], sample: Sample, config: ModelConfig | None
+    ) -> Iterator[ModelCall]:
+        """The span of a model call with all its attempts; one that a store answered is not measured."""
+        shared = {**common(config), "reflact.role": sample.role}
+        attributes = {
+            **shared,
+            **settings(config),
+            "gen_ai.output.type": "text" if issubclass(reply_type, Text) else "json",
+            "reflact.purpose": sample.purpose,
+            **_where(_here()),
+        }
+        name = "chat" if config is None else f"chat {config.model}"
+        with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
+            call = ModelCall(span, self._hide if span.is_recording() else None, seen=config is not None)
+            try:
+                with _set(_CALL, call):
+                    yield call
+            except BaseException as error:
+                call.failed(error)
+                raise
+            finally:
+                seconds = call.ended()
+                if not (call.stored or call.cut_off):
+                    ending = {} if call.error is None else {"error.type": call.error}
+                    self._durations.record(seconds, {**shared, **ending})
+
+    def paid(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
+        """Count what an answer consumed that came from elsewhere than a store."""
+        call = context.get_value(_CALL)
+        if isinstance(call, ModelCall):
+            call.usage += usage
+        shared = {**common(config), "reflact.role": role}
+        if usage.calls > usage.uncounted:
+            self._tokens.record(usage.input_tokens, {**shared, "gen_ai.token.type": "input"})
+            self._tokens.record(usage.output_tokens, {**shared, "gen_ai.token.type": "output"})
+        if usage.usd is not None:
+            self._spend.add(usage.usd, {**shared, "reflact.purpose": purpose})
+
+    # -------------------------------------------------------------------------------------- what happens
+
+    def following(self, emit: Emit) -> Emit:
+        """Return an emitter that counts steps and decisions on the way."""
+
+        async def tell(event: Event) -> None:
+            self._count(event)
+            await emit(event)
+
+        return tell
+
+    def ended(self, summary: RunSummary) -> None:
+        """Note on the run's span how it ended."""
+        span = trace.get_current_span()
+        span.set_attributes({"reflact.status": summary.status, "reflact.steps": summary.steps})
+        if summary.status == "failed":
+            self._fails(span, "failed", summary.reason or "")
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case StepCommitted():
+                self._steps.add(1)
+                here = _here()
+                if here is not None and here.step == event.step:
+                    here.above.set_attribute("reflact.action", event.action)
+            case Decided() | Promoted():
+                part = "step" if isinstance(event, Decided) else "promotion"
+                self._decided(event.verdict, part)
+            case EpochClosed() if event.slow is not None and event.slow.verdict is not None:
+                self._decided(event.slow.verdict, "slow_update")
+
+    def _decided(self, verdict: Verdict, part: str) -> None:
+        self._decisions.add(1, {"reflact.action": verdict.action, "reflact.part": part})
+
+    @contextmanager
+    def _span(
+        self,
+        name: str,
+        attributes: Mapping[str, Value],
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        within: context.Context | None = None,
+    ) -> Iterator[Span]:
+        """Open a span, by default under the current one, and make it the current one."""
+        told = {"reflact.run.id": self._run_id, **attributes}
+        span = self._tracer.start_span(name, context=within, kind=kind, attributes=told)
+        token = context.attach(trace.set_span_in_context(span))
+        try:
+            yield span
+        except Exception as error:
+            self._fails(span, type(error).__name__, str(error))
+            raise
+        except BaseException:
+            span.set_attribute("reflact.cancelled", True)
+            raise
+        finally:
+            context.detach(token)
+            span.end()
+
+    def _fails(self, span: Span, kind: str, words: str) -> None:
+        span.set_attribute("error.type", kind)
+        span.set_status(StatusCode.ERROR, None if self._hide is None else self._hide(words))
+
+
+def _here() -> _Place | None:
+    place = context.get_value(_PLACE)
+    return place if isinstance(place, _Place) else None
+
+
+@contextmanager
+def _set(key: str, value: object) -> Iterator[None]:
+    token = context.attach(context.set_value(key, value))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def _where(place: _Place | None) -> Attributes:
+    if place is None:
+        return {}
+    stage: Attributes = {} if place.stage is None else {"reflact.stage": place.stage}
+    return {"reflact.step": place.step, **stage}

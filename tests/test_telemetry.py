@@ -1,0 +1,400 @@
+"""Spans and metrics of runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.lowlevel import checkpoint
+from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, get_current_span
+
+import pure_server
+from pure_world import PureNetwork, settings, write_world
+from reflact import Trainer
+from reflact.calls import Message, Rendered, Reply, Sample, Text
+from reflact.errors import ProviderDown
+from reflact.results import RunSummary, Usage
+from reflact.roles import ModelConfig
+from reflact.tasks import fan_out, group
+from reflact.telemetry import Tracing
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.traced import TracedLLM
+from reflact.trainer import evaluate_skill
+from reflact.types import Skill, Split
+from reflact.wiring import Passed
+from spans import Watch, told
+
+pytestmark = pytest.mark.anyio
+
+STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
+ROLLOUT = "reflact.rollout > chat pure"
+PROMPT = Rendered(name="target", version=1, messages=(Message(role="user", content="how much is it?"),))
+MODEL = {"model": "pure", "base_url": "http://pure.test/v1", "api_key_env": None, "sample_header": "x-sample"}
+OPTIMIZER = {"sample_header": "x-sample"}
+SAMPLE = Sample(role="target", purpose="rollout", rollout="key")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    """The pure server's data."""
+    return write_world(tmp_path / "world")
+
+
+async def trained(config: dict[str, Any], watch: Watch, network: httpx.AsyncBaseTransport) -> RunSummary:
+    """Train under a watch."""
+    return await Trainer(config, transport=network, telemetry=watch.telemetry).train()
+
+
+def tokens(summary: RunSummary) -> tuple[int, int]:
+    """Return the input and output tokens that a run has paid for."""
+    usage = sum((entry.usage for entry in summary.spend), Usage())
+    return usage.input_tokens, usage.output_tokens
+
+
+async def test_a_run_is_one_trace_with_every_call_in_its_place(world: Path, tmp_path: Path) -> None:
+    """Calls stand under their stage, those of targets under their rollout, stages under their step."""
+    watch = Watch()
+    summary = await trained(settings(world, tmp_path / "run"), watch, PureNetwork())
+    assert summary.status == "completed"
+    assert len(watch.traces) == 1
+    allowed = {f"reflact.run > reflact.step > reflact.stage {stage}" for stage in STAGES}
+    between = {f"reflact.run > reflact.stage {s}" for s in ("evaluate", "slow_update", "final_test")}
+    calls = {
+        f"{stage} > chat pure" for stage in allowed - {"reflact.run > reflact.step > reflact.stage rollout"}
+    }
+    calls |= {f"reflact.run > reflact.stage {stage} > chat pure" for stage in ("slow_update", "meta_skill")}
+    rollouts = {f"{stage} > {ROLLOUT}" for stage in between}
+    rollouts |= {
+        f"reflact.run > reflact.step > reflact.stage {s} > {ROLLOUT}" for s in ("rollout", "evaluate")
+    }
+    found = {path for path in watch.paths() if path.endswith("chat pure")}
+    assert found <= calls | rollouts
+    assert rollouts <= found
+    assert {
+        f"reflact.run > reflact.step > reflact.stage {s} > chat pure" for s in ("reflect", "aggregate")
+    } <= found
+    for span in watch.calls:
+        above = watch.path(span).split(" > ")
+        assert told(span)["reflact.role"] == ("target" if "reflact.rollout" in above else "optimizer")
+        assert f"reflact.stage {told(span)['reflact.stage']}" in above
+    assert [told(span)["reflact.step"] for span in watch.named("reflact.step")] == list(range(1, 7))
+
+
+async def test_spans_and_metrics_count_what_the_run_has_paid(world: Path, tmp_path: Path) -> None:
+    """Token counts of spans and of the metric, and the spend, equal the summary's.
+
+    Among the calls are some whose first reply was sent back, and some none of whose replies was valid.
+    """
+    watch = Watch()
+    price = {"price": {"input": 1.0, "output": 2.0}}
+    config = settings(world, tmp_path / "run", models={"target": {**MODEL, **price}, "optimizer": OPTIMIZER})
+    summary = await trained(config, watch, PureNetwork())
+    given, written = tokens(summary)
+    assert (watch.total("gen_ai.usage.input_tokens"), watch.total("gen_ai.usage.output_tokens")) == (
+        given,
+        written,
+    )
+    measured = watch.metric("gen_ai.client.token.usage", "gen_ai.token.type")
+    assert measured == {("input",): given, ("output",): written}
+    assert {told(span)["reflact.attempts"] for span in watch.calls} == {1, 2, 3}
+    invalid = [told(span) for span in watch.calls if told(span).get("error.type") == "ReplyError"]
+    assert {each["reflact.attempts"] for each in invalid} == {3}
+    assert all(each["gen_ai.usage.output_tokens"] for each in invalid)
+    spend = {(e.role, e.purpose): e.usage.usd for e in summary.spend}
+    assert watch.metric("reflact.spend", "reflact.role", "reflact.purpose") == pytest.approx(spend)
+    assert watch.metric("reflact.steps") == {(): summary.steps}
+    decisions = {(count.action,): count.count for count in summary.actions}
+    measured = watch.metric("reflact.decisions", "reflact.part", "reflact.action")
+    assert {key[1:]: value for key, value in measured.items() if key[0] == "step"} == decisions
+
+
+async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -> None:
+    """A start after another is a trace of its own; together they count what was paid, and nothing twice.
+
+    An answer that is stored while its caller is cancelled is counted, but comes too late for the span.
+    """
+    watches = [Watch(), Watch()]
+    scope = anyio.CancelScope()
+
+    def cut(body: dict[str, Any], sample: str) -> str:
+        if sample.startswith("optimizer/merge/step=2/"):
+            scope.cancel()
+        return pure_server.answer(body, sample)
+
+    config = settings(world, tmp_path / "run", train={"rollout_concurrency": 1})
+    with scope:
+        await trained(config, watches[0], PureNetwork(cut))
+    assert scope.cancelled_caught
+    summary = await trained(config, watches[1], PureNetwork())
+    assert summary.status == "completed"
+    for kind, paid in zip(("input", "output"), tokens(summary), strict=True):
+        measured = [watch.metric("gen_ai.client.token.usage", "gen_ai.token.type") for watch in watches]
+        assert sum(counts[kind,] for counts in measured) == paid
+        assert 0.9 * paid < sum(watch.total(f"gen_ai.usage.{kind}_tokens") for watch in watches) <= paid
+    assert sum(watch.metric("reflact.steps")[()] for watch in watches) == summary.steps
+    stored = [span for span in watches[1].calls if told(span)["reflact.stored"]]
+    assert stored
+    assert all("gen_ai.usage.input_tokens" not in told(span) for span in stored)
+    assert watches[0].traces.isdisjoint(watches[1].traces)
+    runs = {told(span)["reflact.run.id"] for watch in watches for span in watch.spans}
+    assert runs == {summary.run_id}
+
+
+async def test_a_cancelled_run_ends_its_spans(world: Path, tmp_path: Path) -> None:
+    """What was under way has ended when the run has, marked as cancelled and not as failed."""
+    watch, scope = Watch(), anyio.CancelScope()
+
+    def cut(body: dict[str, Any], sample: str) -> str:
+        if sample.startswith("optimizer/analyst_failure/step=1/"):
+            scope.cancel()
+        return pure_server.answer(body, sample)
+
+    with scope:
+        await trained(settings(world, tmp_path / "run"), watch, PureNetwork(cut))
+    assert scope.cancelled_caught
+    cancelled = {span.name for span in watch.spans if told(span).get("reflact.cancelled")}
+    assert {"reflact.run", "reflact.step", "reflact.stage reflect", "chat pure"} <= cancelled
+    assert len(watch.traces) == 1
+    assert {watch.path(span).split(" > ")[0] for span in watch.spans} == {"reflact.run"}
+    assert not [span for span in watch.spans if span.status.status_code is StatusCode.ERROR]
+    assert get_current_span() is INVALID_SPAN
+
+
+CANARIES = ("alpha", "rule slip", "coin", "You ", "- keep", "hunter2canary99", "- hush")
+"""Words of items, skills, prompts and replies, and a key."""
+
+
+@pytest.mark.parametrize("content", [False, True], ids=["", "asked for"])
+async def test_spans_hold_content_only_where_it_is_asked_for(
+    world: Path, tmp_path: Path, content: bool
+) -> None:
+    """Without ``telemetry.content`` no word of a prompt, reply or skill is in any span; a key never is."""
+
+    async def key() -> str:
+        await checkpoint()
+        return "hunter2canary99"
+
+    def leaky(body: dict[str, Any], sample: str) -> str:
+        said = pure_server.answer(body, sample)
+        return said if said != "unknown" else "unknown hunter2canary99"
+
+    watch = Watch()
+    config = settings(world, tmp_path / "run", telemetry={"content": content})
+    config["models"]["target"] = {**MODEL, "key": key}
+    (world / "train" / "items.jsonl").write_text(
+        (world / "train" / "items.jsonl").read_text("utf-8").replace("gamma 2", "gamma hunter2canary99 2"),
+        encoding="utf-8",
+    )
+    await trained(config, watch, PureNetwork(leaky))
+    found = {canary for canary in CANARIES if canary in watch.text()}
+    assert found == (set(CANARIES) - {"hunter2canary99"} if content else set())
+    assert ("[key]" in watch.text()) is content
+
+
+async def test_content_follows_the_conventions() -> None:
+    """Prompts and replies are messages of parts, as JSON; how a plain text ended is not known."""
+    watch = Watch()
+    tracing = Tracing("r1", watch.telemetry, hide=lambda text: text.replace("much", "[key]"))
+    llm = TracedLLM(ScriptedLLM(lambda *_: "as much as that"), tracing)
+    with tracing.run():
+        await llm.ask(PROMPT, Text, sample=SAMPLE)
+    (span,) = watch.calls
+    assert json.loads(str(told(span)["gen_ai.input.messages"])) == [
+        {"role": "user", "parts": [{"type": "text", "content": "how [key] is it?"}]}
+    ]
+    assert json.loads(str(told(span)["gen_ai.output.messages"])) == [
+        {
+            "role": "assistant",
+            "parts": [{"type": "text", "content": "as [key] as that"}],
+            "finish_reason": "unknown",
+        }
+    ]
+
+
+async def test_a_call_says_what_the_conventions_ask_for() -> None:
+    """A call's span has its kind, name, provider, model, place and settings; the duration shares them."""
+    watch = Watch()
+    tracing = Tracing("r1", watch.telemetry)
+    config = ModelConfig(
+        model="m", base_url="https://models.test/v1", temperature=0.5, max_tokens=7, seed=3, top_p=0.9
+    )
+    with tracing.run(), tracing.step(4, epoch=2), tracing.stage("evaluate", step=4):
+        await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, sample=SAMPLE)
+    (span,) = watch.calls
+    assert (span.name, span.kind) == ("chat m", SpanKind.CLIENT)
+    assert told(span) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 0.9,
+        "gen_ai.request.max_tokens": 7,
+        "gen_ai.request.seed": 3,
+        "gen_ai.output.type": "text",
+        "server.address": "models.test",
+        "server.port": 443,
+        "reflact.run.id": "r1",
+        "reflact.role": "target",
+        "reflact.purpose": "rollout",
+        "reflact.step": 4,
+        "reflact.stage": "evaluate",
+        "reflact.attempts": 1,
+        "reflact.stored": True,
+    }
+    assert watch.metric("gen_ai.client.operation.duration") == {}, "nothing was sent"
+
+
+async def test_azure_goes_by_its_own_name() -> None:
+    """Calls of Azure's API name Azure as the provider, and a port that the address gives."""
+    watch = Watch()
+    tracing = Tracing("r1", watch.telemetry)
+    config = ModelConfig(model="m", api="azure", api_version="1", base_url="http://azure.test:81")
+    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, sample=SAMPLE)
+    (span,) = watch.calls
+    assert (told(span)["gen_ai.provider.name"], told(span)["server.port"]) == ("azure.ai.openai", 81)
+
+
+async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_path: Path) -> None:
+    """Failed calls name the error on span and metric without its words; the run that they end is failed."""
+    watch = Watch()
+
+    async def refuse(request: httpx.Request) -> httpx.Response:
+        await checkpoint()
+        return httpx.Response(401, json={"error": {"message": "canary of the server"}})
+
+    config = settings(world, tmp_path / "run")
+    summary = await trained(config, watch, httpx.MockTransport(refuse))
+    assert summary.status == "failed"
+    failed = [span for span in watch.calls if told(span).get("error.type") == "AccessDenied"]
+    assert failed
+    assert {span.status.status_code for span in failed} == {StatusCode.ERROR}
+    assert {span.status.description for span in failed} == {None}
+    (run,) = watch.named("reflact.run")
+    assert (told(run)["error.type"], told(run)["reflact.status"]) == ("failed", "failed")
+    assert ("AccessDenied",) in watch.metric("gen_ai.client.operation.duration", "error.type")
+    assert "canary of the server" not in watch.text()
+    assert not [event for span in watch.spans for event in span.events]
+
+
+async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) -> None:
+    """Runs beside each other have a trace each, also where they share a provider, and count their own."""
+    shared = Watch()
+    apart = [Watch(), Watch()]
+    summaries: dict[str, RunSummary] = {}
+
+    async def one(name: str, watch: Watch) -> None:
+        short = settings(world, tmp_path / name, train={"num_epochs": 1}, test={"enabled": False})
+        config = {**short, "seed": len(name)}
+        summaries[name] = await trained(config, watch, PureNetwork())
+
+    async with group() as tasks:
+        for name, watch in {"a": shared, "bb": shared, "ccc": apart[0], "dddd": apart[1]}.items():
+            tasks.start_soon(one, name, watch)
+    assert len(shared.traces) == 2
+    assert len({(span.context.trace_id, told(span)["reflact.run.id"]) for span in shared.spans}) == 2
+    for name, watch in zip(("ccc", "dddd"), apart, strict=True):
+        assert {told(span)["reflact.run.id"] for span in watch.spans} == {summaries[name].run_id}
+        assert watch.total("gen_ai.usage.input_tokens") == tokens(summaries[name])[0]
+
+
+async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
+    """Calls in flight at once hang each under its own rollout, and what each consumed under itself."""
+    watch = Watch()
+    tracing = Tracing("r1", watch.telemetry)
+
+    class Counting:
+        identity = "counting"
+
+        async def ask(self, *asked: object, sample: Sample, **rest: object) -> Reply[Text]:
+            for _ in range(sample.number % 5 + 1):
+                await checkpoint()
+            usage = Usage(calls=1, input_tokens=sample.number, output_tokens=1)
+            return Reply(value=Text(text="yes"), usage=usage)
+
+    llm = TracedLLM(Counting(), tracing)  # type: ignore[arg-type]
+
+    async def one(number: int) -> None:
+        with tracing.rollout(f"item-{number}"):
+            await llm.ask(PROMPT, Text, sample=SAMPLE.model_copy(update={"number": number}))
+
+    with ExitStack() as stack:
+        for block in (tracing.run(), tracing.step(1, epoch=1)):
+            stack.enter_context(block)
+        for stage in ("rollout", "reflect"):
+            stack.enter_context(tracing.stage(stage, step=1))
+        await fan_out(one, range(64))
+    assert watch.paths()["reflact.run > reflact.step > reflact.stage rollout > reflact.rollout > chat"] == 64
+    rollouts = {
+        span.context.span_id: told(span)["reflact.item.id"] for span in watch.named("reflact.rollout")
+    }
+    for span in watch.calls:
+        assert span.parent is not None
+        assert rollouts[span.parent.span_id] == f"item-{told(span)['gen_ai.usage.input_tokens']}"
+
+
+async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path: Path) -> None:
+    """Calls of an optimizer that was passed in are spans without a model; what its replies took counts."""
+    watch = Watch()
+    trainer = Trainer(
+        {"out_dir": tmp_path / "run"},
+        environment=ToyEnvironment(train=8, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+        telemetry=watch.telemetry,
+    )
+    await trainer.train()
+    assert watch.paths()["reflact.run > reflact.step > reflact.stage reflect > chat"]
+    assert {told(span)["gen_ai.provider.name"] for span in watch.calls} == {"other"}
+    assert not [span for span in watch.calls if "reflact.stored" in told(span)]
+    scored = [span for span in watch.named("reflact.rollout") if "reflact.score.hard" in told(span)]
+    assert len(scored) == len(watch.named("reflact.rollout"))
+
+
+async def test_a_run_joins_the_trace_of_its_caller(tmp_path: Path) -> None:
+    """Where the caller has a span, the run's is below it."""
+    watch = Watch()
+    trainer = Trainer(
+        {"out_dir": tmp_path / "run"},
+        environment=ToyEnvironment(train=4, val=4, test=4),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+        telemetry=watch.telemetry,
+    )
+    with watch.tracers.get_tracer("service").start_as_current_span("POST /runs"):
+        await trainer.train()
+    (run,) = watch.named("reflact.run")
+    assert watch.path(run) == "POST /runs > reflact.run"
+    assert len(watch.traces) == 1
+
+
+async def test_measuring_one_document_is_a_trace_too(tmp_path: Path) -> None:
+    """What ``reflact eval`` does is one trace of rollouts."""
+    watch = Watch()
+    passed = Passed(
+        ToyEnvironment(train=4, val=4, test=4),
+        ToyTarget(),
+        ScriptedLLM(toy_optimizer()),
+        telemetry=watch.telemetry,
+    )
+    await evaluate_skill({"out_dir": tmp_path / "run"}, Skill(text=""), Split.val, passed=passed)
+    assert watch.paths() == {"reflact.eval": 1, "reflact.eval > reflact.rollout": 4}
+
+
+async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
+    """Where this process has set up nothing, replies and errors pass as ever, and nobody complains."""
+    caplog.set_level(logging.WARNING)
+
+    llm = TracedLLM(ScriptedLLM(lambda *_: "yes"), Tracing("r1"))
+    with Tracing("r1").run():
+        assert (await llm.ask(PROMPT, Text, sample=SAMPLE)).value.text == "yes"
+    gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("gone")), Tracing("r1"))
+    with pytest.raises(ProviderDown):
+        await gone.ask(PROMPT, Text, sample=SAMPLE)
+    assert caplog.records == []
+    assert get_current_span() is INVALID_SPAN
