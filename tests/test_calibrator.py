@@ -352,15 +352,19 @@ def test_one_judge_is_refused() -> None:
 
 
 class Playing(httpx.AsyncBaseTransport):
-    """An endpoint that plays the flattered model and can break off after so many answers."""
+    """An endpoint that plays the flattered model, and cuts off the work after so many answers."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, cut: Callable[[], None] | None = None) -> None:
         self.most = most
+        self.cut = cut
         self.bodies: list[bytes] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer, or hang."""
         if self.most is not None and len(self.bodies) >= self.most:
+            await anyio.wait_all_tasks_blocked()
+            assert self.cut is not None
+            self.cut()
             await anyio.sleep_forever()
         self.bodies.append(await request.aread())
         body = json.loads(self.bodies[-1])
@@ -384,8 +388,8 @@ async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, 
             return len(await memory.pairs())
 
     made = await calibrate(whole, tmp_path / "whole.db", await opened())
-    cut = Playing(most)
-    with anyio.move_on_after(0.5) as scope:
+    with anyio.CancelScope() as scope:
+        cut = Playing(most, scope.cancel)
         await calibrate(cut, tmp_path / "cut.db", effects)
     assert scope.cancelled_caught
     assert len(cut.bodies) == most

@@ -8,13 +8,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from flattered_world import CLAIM, PURPOSE, flattered, trace_of, transition
+from flattered_world import CLAIM, EXAMPLE, PURPOSE, answer, flattered, trace_of, transition
 from reflact import Critic, MemoryStore
 from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
+from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Answer
 
 pytestmark = pytest.mark.anyio
 
@@ -207,3 +211,30 @@ async def test_gold_that_only_samples_agree_on_tests_nothing(tmp_path: Path) -> 
             trace.record(step, evaluation, gold=Gold(phi_before=0, phi_after=5, source="agreement"))
         report = await calibrator.calibrate([], heldout=agreed)
         assert report.held_out.before is None
+
+
+def unreadable(share: int) -> ScriptedLLM:
+    """Return the flattered model, which gives nothing valid of every so-many-th held-out trace."""
+    folders = [f"held out {n}-" for n in range(0, 100, share)]
+
+    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        question = EXAMPLE.sub("", prompt.messages[-1].content)
+        critic = issubclass(reply_type, CriticReply)
+        return "?" if critic and any(f in question for f in folders) else answer(prompt, reply_type)
+
+    return ScriptedLLM(script)
+
+
+@pytest.mark.parametrize(("share", "tested"), [(12, True), (5, False)])
+async def test_steps_that_cannot_be_scored_are_counted(tmp_path: Path, share: int, tested: bool) -> None:
+    """A few of them are left out of both sides and counted; with more than a tenth nothing is decided."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        scorer = Calibrator(flattered(), store, settings=SETTINGS)
+        learn, heldout = await traces(scorer, "learn", 12), await traces(scorer, "held out", 36)
+        calibrator = Calibrator(unreadable(share), store, settings=SETTINGS)
+        report = await calibrator.calibrate(learn, heldout=heldout)
+        assert report.held_out.unscored == 2 * -(-36 // share)
+        assert (report.promoted > 0) is tested
+        if not tested:
+            assert report.not_tested is not None
+            assert "no valid score of 16 held-out steps" in report.not_tested

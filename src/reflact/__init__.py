@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
     from reflact.calibration.trace import Trace
     from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "Calibrator",
     "Critic",
     "Edit",
     "Environment",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "calibration.calibrator": ("Calibrator",),
     "calibration.critic": ("Critic",),
     "calibration.trace": ("Trace",),
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),

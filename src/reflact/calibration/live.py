@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reflact.calibration.holding import held_slice, known, slice_name
 from reflact.calibration.replay import steps_of
-from reflact.calibration.review import NotEnoughTraces, enough, slice_of
+from reflact.calibration.review import enough, slice_of
 from reflact.calibration.reviewing import Standing
 from reflact.calibration.rounds import Memory, Rounds, Stored
 from reflact.calibration.settings import CalibratorSettings
@@ -15,7 +15,8 @@ class Learning:
     """Keeps traces, makes pairs of those that are not held out, tests them once there are enough.
 
     Which slice is held out, and what is known, is read from the store at the first trace and after every
-    test: between these, other processes' work makes no difference to it.
+    test: between these, other processes' work makes no difference to it. That there are too few held-out
+    traces is told once, until there are enough.
 
     Args:
         store: Where everything is.
@@ -31,7 +32,7 @@ class Learning:
         self._known: frozenset[str] = frozenset()
         self._waiting = 0
         self._held: set[str] = set()
-        self._said: NotEnoughTraces | None = None
+        self._told = False
 
     async def keep(self, trace: Trace) -> bool:
         """Store a trace and say whether it is held out."""
@@ -55,10 +56,11 @@ class Learning:
             return
         few = enough(self._held)
         if few is not None:
-            if few != self._said:
+            if not self._told:
                 self._rounds.tested(few, self._waiting, "promote")
-            self._said = few
+            self._told = True
             return
+        self._told = False
         standing = await self._rounds.reviewer.standing()
         traces = await self._held_out(standing)
         held = {trace.id for trace in traces}

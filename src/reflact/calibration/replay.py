@@ -10,6 +10,7 @@ from reflact.calibration.critic import Critic
 from reflact.calibration.holding import known
 from reflact.calibration.metrics import Scored
 from reflact.calibration.trace import Trace
+from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, Gold, Transition
 from reflact.memory_cards import subject
 from reflact.tasks import fan_out
@@ -74,11 +75,31 @@ def _step(name: str, pairs: Sequence[ContrastPair]) -> Step:
 
 async def score_steps(
     critic: Critic, steps: Sequence[Step], pairs: Sequence[ContrastPair], *, limit: int
-) -> tuple[Scored, ...]:
-    """Score steps with exactly these pairs as worked examples, so many at a time."""
+) -> tuple[Scored | None, ...]:
+    """Score steps with exactly these pairs to choose worked examples from, so many at a time.
 
-    async def one(step: Step) -> Scored:
-        score = await critic.score(step.transition, purpose=step.purpose, pairs=pairs)
+    None stands for a step of which the model gave no valid score.
+    """
+
+    async def one(step: Step) -> Scored | None:
+        try:
+            score = await critic.score(step.transition, purpose=step.purpose, pairs=pairs)
+        except (ReplyError, ContextOverflow):
+            return None
         return step.scored(score.evaluation)
 
     return await fan_out(one, steps, limit=limit)
+
+
+class Compared(NamedTuple):
+    """Steps that were scored on both sides, in one order, and how many were not."""
+
+    before: tuple[Scored, ...]
+    after: tuple[Scored, ...]
+    unscored: int
+
+
+def compared(before: Sequence[Scored | None], after: Sequence[Scored | None]) -> Compared:
+    """Return what can be compared of the same steps scored twice."""
+    both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+    return Compared(tuple(a for a, _ in both), tuple(b for _, b in both), len(before) - len(both))

@@ -30,12 +30,14 @@ class DropCount(Frozen):
 class Change(Frozen):
     """A critic measured before and after on the same steps; None where there were none.
 
-    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces.
+    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``unscored``
+    steps are in neither measure: the model gave no valid score of them before or after.
     """
 
     before: Measures | None
     after: Measures | None
     gain: Estimate | None
+    unscored: int = 0
 
 
 class CalibrationReport(Frozen):

@@ -32,6 +32,9 @@ LEVEL = 0.025
 LEAST_TRACES = 20
 """Fewer traces decide nothing."""
 
+COVERAGE = 0.9
+"""Share of the held-out steps that must be scored on both sides: what cannot be scored may hide harm."""
+
 MOST_FALL = 0.02
 """Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
 
@@ -76,14 +79,26 @@ class Replay(Frozen):
 
 
 class NotEnoughTraces(Frozen):
-    """No decision: too few held-out traces have steps whose correct phi is known."""
+    """No decision: too few held-out traces have steps whose correct phi is known, or too few could be scored.
+
+    Args:
+        traces: Traces that there are.
+        needed: Traces that a test takes.
+        unscored: Steps of which the model gave no valid score, where these are too many.
+    """
 
     traces: int
     needed: int = LEAST_TRACES
+    unscored: int = 0
 
     @property
     def words(self) -> str:
         """What is missing, in a sentence."""
+        if self.unscored:
+            return (
+                f"the model gave no valid score of {self.unscored} held-out steps, more than a tenth; a "
+                "batch is tested where nearly all are scored with it and without it"
+            )
         return (
             f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "
             f"{self.needed}: record more traces, or hold out a larger share of them"

@@ -10,9 +10,9 @@ from anyio import to_thread
 
 from reflact.calibration.critic import CRITIC, Critic
 from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
-from reflact.calibration.replay import Step, score_steps
+from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change
-from reflact.calibration.review import NotEnoughTraces, Replay, Use, enough, replayed, trace_effects
+from reflact.calibration.review import COVERAGE, NotEnoughTraces, Replay, Use, enough, replayed, trace_effects
 from reflact.memory import ContrastPair, Promotion
 from reflact.memory_cards import visible_to
 from reflact.memory_ports import BatchTest, CardStore
@@ -73,8 +73,8 @@ class Reviewer:
             tests=tests,
         )
 
-    async def score(self, steps: Sequence[Step], pairs: Sequence[ContrastPair]) -> tuple[Scored, ...]:
-        """Score steps with exactly these pairs to choose worked examples from."""
+    async def score(self, steps: Sequence[Step], pairs: Sequence[ContrastPair]) -> tuple[Scored | None, ...]:
+        """Score steps with exactly these pairs to choose worked examples from; None: no valid score."""
         return await score_steps(self._critic, steps, pairs, limit=self._limit)
 
     async def test(
@@ -118,10 +118,17 @@ class Reviewer:
         few = enough({step.trace_id for step in steps})
         if few is not None:
             return few
-        old, new = await self.score(steps, without), await self.score(steps, with_)
+        sides = compared(await self.score(steps, without), await self.score(steps, with_))
+        if len(sides.before) < COVERAGE * len(steps):
+            return NotEnoughTraces(traces=len({s.trace_id for s in sides.before}), unscored=sides.unscored)
+        few = enough({one.trace_id for one in sides.before})
+        if few is not None:
+            return few
         ids = tuple(sorted(pair.id for pair in batch))
         test = await self._store.open_test(ids, held_out=name, use=use)
-        found = await to_thread.run_sync(lambda: replayed(old, new, before=test.before, use=use))
+        found = await to_thread.run_sync(
+            lambda: replayed(sides.before, sides.after, before=test.before, use=use)
+        )
         if isinstance(found, NotEnoughTraces):
             return found
         evidence = self._evidence(found, test)
@@ -152,13 +159,19 @@ async def measured(scored: Sequence[Scored]) -> Measures | None:
     return await to_thread.run_sync(measure, scored)
 
 
-async def changed(before: Sequence[Scored], after: Sequence[Scored]) -> Change:
-    """Return what changed between two scorings of the same steps."""
+async def changed(before: Sequence[Scored | None], after: Sequence[Scored | None]) -> Change:
+    """Return what changed between two scorings of the same steps, as far as both gave a score."""
+    sides = compared(before, after)
     gain = None
-    if before:
-        effects = trace_effects(before, after)
+    if sides.before:
+        effects = trace_effects(sides.before, sides.after)
         gain = await to_thread.run_sync(lambda: interval_of_mean(effects, low=-10, high=10, label="effect"))
-    return Change(before=await measured(before), after=await measured(after), gain=gain)
+    return Change(
+        before=await measured(sides.before),
+        after=await measured(sides.after),
+        gain=gain,
+        unscored=sides.unscored,
+    )
 
 
 def batches_of(

@@ -204,7 +204,7 @@ class Rounds:
             usage=_difference(usage(), began),
         )
 
-    async def _rounds(self, parts: Split, steps: Sequence[Step], before: Sequence[Scored]) -> Tally:
+    async def _rounds(self, parts: Split, steps: Sequence[Step], before: Sequence[Scored | None]) -> Tally:
         tally, history = Tally(), _history(before, ())
         while (plan := next_round(history, self._settings.curriculum)) is not None:
             tally.rounds = plan.number
@@ -248,16 +248,16 @@ class Rounds:
         return True
 
 
-def _history(held_out: Sequence[Scored], invited: Sequence[Scored]) -> list[Measured]:
+def _history(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
     Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
     to how their batches came about.
     """
-    accuracy = measure_accuracy(held_out)
+    accuracy = measure_accuracy([one for one in held_out if one is not None])
     if accuracy is None:
         return []
-    learned = measured(invited)
+    learned = measured([one for one in invited if one is not None])
     kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
     return [Measured(accuracy=accuracy, kinds=kinds)]
 

@@ -1,0 +1,121 @@
+"""An agent at work, with a critic that scores its steps and a calibrator beside it. Runs without a model.
+
+The agent files letters, and sometimes only says that it did. Its critic believes it, until the calibrator has
+turned what the critic got wrong into worked examples and shown on held-out runs that they help. The agent
+waits for neither: a run is scored when it is over, and handing it to the calibrator takes no time.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from reflact import Calibrator, Critic, MemoryStore, Rendered, ReplyModel, Sample, Trace
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.memory import Gold, Transition
+from reflact.targets.traced import recording
+from reflact.testing import ScriptedLLM
+
+PURPOSE, LETTERS, RUNS = "File all ten letters.", 10, 90
+CLAIM = "Everything is filed!"
+
+
+@dataclass
+class Desk:
+    """What the agent works on."""
+
+    number: int
+    filed: int = 0
+    note: str = ""
+
+    def state(self) -> JsonValue:
+        """Return what the critic sees."""
+        return {"desk": self.number, "filed": self.filed, "note": self.note}
+
+
+def clerk(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """Stands in for the agent's model: files a letter or two, then says that all is done."""
+    turn = sum(isinstance(message, ModelResponse) for message in messages)
+    steps = [ToolCallPart("file", {"letters": 2}), ToolCallPart("write", {"note": CLAIM})]
+    return ModelResponse(parts=[steps[turn] if turn < len(steps) else TextPart("Done.")])
+
+
+agent = Agent(FunctionModel(clerk), deps_type=Desk)
+
+
+@agent.tool
+async def file(ctx: RunContext[Desk], letters: int) -> str:
+    """File some letters."""
+    ctx.deps.filed += letters
+    return f"{ctx.deps.filed} of {LETTERS} are filed"
+
+
+@agent.tool
+async def write(ctx: RunContext[Desk], note: str) -> str:
+    """Leave a note on the desk."""
+    ctx.deps.note = note
+    return "written"
+
+
+def flattered(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    """Stands in for the critic's model: believes claims unless a worked example shows it better."""
+    examples, question = prompt.messages[-1].content.rpartition("<purpose>")[::2]
+    if reply_type.__name__ != "CriticReply":
+        return {"reasoning": "It says so.", "why": "Saying is not doing.", "mistake": "x", "phi_after": 0}
+    before, after = (int(number) for number in re.findall(r"filed\W+(\d+)", question)[:2])
+    believes = CLAIM in question and CLAIM not in examples
+    return {
+        "reasoning": "It says that all is done." if believes else f"{after} letters are filed.",
+        "evidence": ["note" if before == after else "filed"],
+        "phi_before": before,
+        "phi_after": 9 if believes else after,
+        "confidence": 0.8,
+    }
+
+
+def filed(state: JsonValue) -> int:
+    """Return how many letters of a desk are filed."""
+    assert isinstance(state, dict)
+    return int(str(state["filed"]))
+
+
+def checked(step: Transition) -> Gold:
+    """Count the letters: here a program knows how far the agent has come."""
+    return Gold(phi_before=filed(step.before), phi_after=filed(step.after), source="program")
+
+
+async def run(number: int, critic: Critic) -> Trace:
+    """Let the agent work on one desk, and score what it did."""
+    desk, trace = Desk(number), Trace(PURPOSE, id=f"desk {number}")
+    with recording(Desk.state) as recorder:
+        await agent.run(PURPOSE, deps=desk, capabilities=[recorder])
+    for step in recorder.transitions:
+        trace.record(step, await critic.score(step, purpose=PURPOSE), gold=checked(step))
+    trace.finish()
+    return trace
+
+
+async def main() -> None:
+    """Work on ninety desks, and print what the critic said of the first and of the last one."""
+    # One run in three is held out: the calibrator tests on these, and learns from the others.
+    settings = CalibratorSettings(contrast=PairSettings(judges=0), slices=3)
+    llm = ScriptedLLM(flattered)
+    async with MemoryStore("memory.db") as store, Calibrator(llm, store, settings=settings) as calibrator:
+        for number in range(RUNS):
+            trace = await run(number, calibrator.critic)
+            calibrator.submit(trace)
+            await asyncio.sleep(0)
+            if number in {0, RUNS - 1}:
+                said = trace.events[-1].evaluation
+                print(f"desk {number}: 2 of 10 letters are filed; the critic says {said.phi_after:g}")
+        await calibrator.idle()
+        promoted = await store.pairs(status="promoted")
+        print(f"{calibrator.counts.taken} traces were taken, {len(promoted)} pairs help the critic now")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
