@@ -92,6 +92,17 @@ def test_lines_stay_above_a_region_that_is_drawn_in_its_place() -> None:
     assert not any("demo" in line for line in terminal.scrolled + terminal.screen)
 
 
+def test_a_terminal_can_be_left_from_outside() -> None:
+    """Where the process is ended at once, a few sequences take the region away and show the cursor."""
+    console, screen, terminal = at_terminal()
+    painter = Painter(console)
+    painter.begin()
+    painter.paint(["a line"], known(PLAN, committed(1)), 1.0)
+    terminal.write(screen.taken() + painter.leave())
+    assert terminal.screen == ["a line"]
+    assert terminal.cursor_shown
+
+
 def test_a_frame_like_the_one_before_writes_nothing() -> None:
     """Where nothing has changed, nothing is drawn, so nothing flickers."""
     console, screen, _ = at_terminal()

@@ -187,6 +187,16 @@ def test_a_bar_counts_the_parts_of_a_stage() -> None:
     assert row(watched(baseline), "baseline").endswith("1 of 2      0:00")
 
 
+def test_a_stage_that_waits_for_another_has_no_bar() -> None:
+    """Rollouts that are done wait for the analysts; alone, a full bar stays."""
+    rolled = events.Progress(run_id=RUN, step=5, stage="rollout", done=4, total=4)
+    begun = events.StageStarted(run_id=RUN, step=5, stage="reflect")
+    assert row(watched(*BEGINNING, rolled), "rollout").startswith("━" * 32)
+    both = rows(watched(*BEGINNING, rolled, begun))
+    assert any(line.startswith("reflect ") for line in both)
+    assert not any(line.startswith("rollout ") for line in both)
+
+
 def test_a_stage_without_parts_says_how_long_it_goes_on() -> None:
     """There is no bar of nothing."""
     begun = events.StageStarted(run_id=RUN, step=5, stage="aggregate")

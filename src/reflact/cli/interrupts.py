@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -35,15 +34,24 @@ class Interrupts:
 
         say: Told in a line what the first signal brings about. It is called in the middle of anything, and
             must not use what that may be using.
+        leave: Returns what is to be written to standard output before the process is ended from outside, so
+            that a terminal is left clean.
 
     Attributes:
         code: The exit code that the first signal asks for, 130 or 143; None while none came.
     """
 
-    def __init__(self, grace: float, *, say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        grace: float,
+        *,
+        say: Callable[[str], None] | None = None,
+        leave: Callable[[], str] | None = None,
+    ) -> None:
         self.code: int | None = None
         self._grace = grace
         self._say = say or write_line
+        self._leave = leave
         self._run: _Heard | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -88,8 +96,8 @@ class Interrupts:
         timer.start()
 
     def _end(self) -> None:
-        if sys.stdout.isatty():
-            os.write(1, b"\x1b[?25h\n")  # the live view hides the cursor, and ends in the middle of a line
+        if self._leave is not None:
+            os.write(1, self._leave().encode())
         os._exit(self.code or 1)
 
 

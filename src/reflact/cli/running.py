@@ -73,7 +73,8 @@ def train_and_show(
     if approve is not None and show is Shown.live:
         show = Shown.lines
     view = viewing(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
-    with Interrupts(config.train.grace_seconds, say=partial(tell_interrupt, view)) as interrupts:
+    grace, tell = config.train.grace_seconds, partial(tell_interrupt, view)
+    with Interrupts(grace, say=tell, leave=view.leave) as interrupts:
         with view:
             summary = _run(_Following(trainer, config, view), interrupts)
         if show is not Shown.json:

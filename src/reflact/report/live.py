@@ -23,6 +23,8 @@ from reflact.report.wrapping import hanging
 FRAMES_A_SECOND = 8
 """The most that the region is looked at anew."""
 
+SHOW_CURSOR = "\x1b[?25h"
+
 KEPT_LINES = 200
 """Lines that are kept to be shown again after the terminal's size has changed."""
 
@@ -44,6 +46,10 @@ class Showing:
 
     def say(self, text: str) -> None:
         """Show a line beside the events."""
+
+    def leave(self) -> str:
+        """Return what leaves the terminal clean once it is written, where the block cannot be left."""
+        return ""
 
 
 class JsonLines(Showing):
@@ -121,6 +127,10 @@ class Painter:
             if rows != self._rows:
                 self._rows = rows
                 self._live.update(Group(*rows), refresh=True)
+
+    def leave(self) -> str:
+        """Return the sequences that take away the region that was drawn last, and show the cursor."""
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._rows) - 1) + SHOW_CURSOR
 
     def end(self, lines: Sequence[str]) -> None:
         """Print the last lines and take the region away."""
@@ -214,6 +224,10 @@ class LiveView(Lines):
         """Take in an event, and its line."""
         self._watched = fold(self._watched, event, self._clock())
         super().show(event)
+
+    def leave(self) -> str:
+        """Return the sequences that take the region away and show the cursor."""
+        return SHOW_CURSOR if self._over.is_set() else self._painter.leave()
 
     def _print(self, line: str) -> None:
         self._waiting.append(line)

@@ -266,7 +266,9 @@ def _chain(watched: Watched, width: int, marks: Marks) -> list[Text]:
     if watched.step == 0 or not stages or not stages.keys() <= set(IN_A_STEP):
         return []
     links = [_link(name, stages.get(name)) for name in IN_A_STEP]
-    rows = (_row("stages", Text.assemble((then, "dim")).join(links)) for then in (f" {marks.then} ", marks.then))
+    rows = (
+        _row("stages", Text.assemble((then, "dim")).join(links)) for then in (f" {marks.then} ", marks.then)
+    )
     loose, tight = rows
     return [loose if loose.cell_len <= width else tight]
 
@@ -281,7 +283,10 @@ def _link(name: str, stage: StageSeen | None) -> Text:
 
 
 def _open(watched: Watched) -> list[StageSeen]:
-    return [stage for stage in watched.stages if stage.seconds is None][-3:]
+    """Return the stages under way; one whose parts are done only waits for the others, if there are any."""
+    under_way = [stage for stage in watched.stages if stage.seconds is None]
+    busy = [stage for stage in under_way if stage.total is None or stage.done < stage.total]
+    return (busy or under_way)[-3:]
 
 
 def _bar_row(stage: StageSeen, width: int, marks: Marks, now: float) -> Text:
