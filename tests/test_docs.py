@@ -17,7 +17,9 @@ RUNNABLE = re.compile(r"^```python runnable\n(.*?)^```$", re.MULTILINE | re.DOTA
 INCLUDED = re.compile(r"<!-- include: (\S+)#(\w+) -->\n```python\n(.*?)```\n<!-- end -->", re.DOTALL)
 NAMED_TEST = re.compile(r"`(tests/\w+\.py)(?:::(\w+))?`")
 FENCED_PYTHON = re.compile(r"^```python.*?^```$", re.MULTILINE | re.DOTALL)
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SERVICES = {"service.py"}
+"""Examples that end when they are told to; they have tests of their own."""
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in SERVICES)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

@@ -1,0 +1,314 @@
+"""The example service over real sockets: what clients hear, what leaving does, who may ask for what."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import anyio
+import httpx
+import pytest
+
+import virtual_time
+from pure_world import rows
+from reflact import Trainer
+from reflact.events import Event, RunStarted
+from reflact.loading import load
+from reflact.ports import Emit
+from reflact.store.lock import run_lock
+from reflact.tasks import Stream
+from service_process import PATIENCE, SERVICE, Provider, configured, service
+
+HELD = "optimizer/analyst_failure/step=2/"
+LOG = "SELECT id FROM events ORDER BY sequence"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="waits for a lock of the folder with flock")
+
+
+def _example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("service_example", SERVICE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXAMPLE = _example()
+
+
+class Told(NamedTuple):
+    """A server-sent event; ``id`` is None for a live one."""
+
+    id: str | None
+    kind: str
+    data: Any
+
+
+@contextmanager
+def listening(url: str, name: str, after: str | None = None, view: str = "all") -> Iterator[Iterator[Told]]:
+    """Hold a connection to a run's events for the length of the block."""
+    headers = {} if after is None else {"last-event-id": after}
+    with httpx.stream(
+        "GET", f"{url}/runs/{name}/events", params={"view": view}, headers=headers, timeout=PATIENCE
+    ) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream"
+        yield read(response.iter_lines())
+
+
+def read(lines: Iterable[str]) -> Iterator[Told]:
+    """Yield the events of a stream, comments left out."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif fields:
+            yield Told(fields.get("id"), fields["event"], json.loads(fields["data"]))
+            fields = {}
+
+
+def ids(told: Iterable[Told]) -> list[str]:
+    """Return the ids of the durable events."""
+    return [event.id for event in told if event.id is not None]
+
+
+def logged(folder: Path) -> list[str]:
+    """Return the ids of the stored events."""
+    return [str(event_id) for (event_id,) in rows(folder, LOG)]
+
+
+def unbroken(config: Path, folder: Path) -> list[str]:
+    """Train without a service and return the ids of the stored events."""
+    asyncio.run(Trainer(load(config, overrides=[f"out_dir={folder}"])).train())
+    return logged(folder)
+
+
+def until(events: Iterator[Told], kind: str) -> Iterator[Told]:
+    """Yield events up to the first one of a kind."""
+    for event in events:
+        yield event
+        if event.kind == kind:
+            return
+
+
+def seconds_until_free(folder: Path) -> float:
+    """Wait until nobody holds a run's folder and return how long that took."""
+    import fcntl
+
+    began = time.monotonic()
+    with (folder / "run.lock").open("rb") as lock:
+        waiting = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive(), "the run is still under way"
+    return time.monotonic() - began
+
+
+def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
+    """Without arguments the service offers the demo; all of it comes, in the log's order, drafts included."""
+    with service(tmp_path) as url:
+        assert httpx.get(f"{url}/runs").json() == ["demo"]
+        with listening(url, "demo") as events:
+            told = list(events)
+    assert ids(told) == logged(tmp_path / "demo-run")
+    assert {event.data["run_id"] for event in told} == {"r8362d55cec8c"}
+    drafts = [event.data for event in told if event.kind == "drafted"]
+    assert len({draft["sample"] for draft in drafts}) > 10
+    assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("finished", "completed")
+
+
+def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None:
+    """Whoever closes the connection in the middle frees the folder at once; what was missed comes later."""
+    provider = Provider(holds=HELD)
+    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
+        with listening(url, "mine") as events:
+            first = list(until(events, "step_committed"))
+            assert provider.held.wait(PATIENCE)
+        assert seconds_until_free(tmp_path / "run") < 3
+        assert rows(tmp_path / "run", "SELECT status FROM runs") == (("cancelled",),)
+        asked = len(provider.asked)
+        provider.released.set()
+        with listening(url, "mine", after=ids(first)[-1]) as events:
+            second = list(events)
+        assert not [sample for sample in provider.asked[asked:] if "/step=1/" in sample]
+        whole = unbroken(config, tmp_path / "unbroken")
+    assert second[-1].data["summary"]["status"] == "completed"
+    assert ids([*first, *second]) == whole == logged(tmp_path / "run")
+
+
+def test_a_run_goes_on_until_its_last_viewer_leaves(tmp_path: Path) -> None:
+    """A second viewer hears all from the beginning to the end, although the first one leaves before."""
+    provider = Provider(holds=HELD)
+    with (
+        configured(tmp_path, provider) as config,
+        service(tmp_path, f"mine={config}") as url,
+        ExitStack() as first,
+        ExitStack() as second,
+    ):
+        events = first.enter_context(listening(url, "mine"))
+        seen = list(until(events, "step_committed"))
+        assert provider.held.wait(PATIENCE)
+        others = second.enter_context(listening(url, "mine", view="latest"))
+        told = list(until(others, "step_committed"))
+        first.close()
+        provider.released.set()
+        told += others
+    assert told[-1].data["summary"]["status"] == "completed"
+    assert ids(told) == logged(tmp_path / "run")
+    assert ids(told)[: len(ids(seen))] == ids(seen)
+    assert len(set(provider.asked)) == len(provider.asked), "the run was started twice"
+
+
+def test_viewers_share_one_run(tmp_path: Path) -> None:
+    """Two who ask at once see one run, and both hear its end."""
+    provider = Provider()
+    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
+
+        def watch(_: int) -> list[Told]:
+            with listening(url, "mine") as events:
+                return list(events)
+
+        with ThreadPoolExecutor(2) as viewers:
+            one, other = viewers.map(watch, range(2))
+    assert ids(one) == ids(other) == logged(tmp_path / "run")
+    assert one[-1] == other[-1]
+    assert len(set(provider.asked)) == len(provider.asked)
+
+
+def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
+    """A client that names the last event it has gets those after it, one that names none or nonsense all."""
+    with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
+        with listening(url, "mine") as events:
+            whole = ids(events)
+        for after, missed in ((whole[0], 1), (whole[7], 8), (whole[-1], len(whole)), ("nonsense", 0)):
+            with listening(url, "mine", after=after) as events:
+                told = list(events)
+            assert ids(told) == whole[missed:]
+            assert told[-1].kind == "finished"
+
+
+def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """An error of the run is the last event; the service goes on, and so can the run."""
+    with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
+        with run_lock(tmp_path / "run"), listening(url, "mine") as events:
+            (failed,) = events
+        with listening(url, "mine") as events:
+            *_, finished = events
+    assert failed.kind == "failed"
+    assert "is in use by process" in failed.data
+    assert finished.kind == "finished"
+
+
+def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:
+    """Other names, other sites and other hosts get nothing, and nothing starts."""
+    with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
+        for name in ("nothing", "mine=", "..%2Fmine", "%2Fetc%2Fpasswd", quote(str(config), safe="")):
+            assert httpx.get(f"{url}/runs/{name}/events").status_code == 404, name
+        for site in ("cross-site", "same-site"):
+            answer = httpx.get(f"{url}/runs/mine/events", headers={"sec-fetch-site": site})
+            assert answer.status_code == 403
+        assert httpx.get(f"{url}/runs/mine/events", headers={"host": "rebound.test"}).status_code == 400
+        assert httpx.post(f"{url}/runs/mine/events").status_code == 405
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_page_may_load_and_run_nothing_else(tmp_path: Path) -> None:
+    """The page's policy allows its own script and style, by a nonce that is another one each time."""
+    with service(tmp_path) as url:
+        pages = [httpx.get(url), httpx.get(url)]
+    nonces = []
+    for page in pages:
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "unsafe" not in policy
+        (nonce,) = set(re.findall(r"'nonce-([^']+)'", policy))
+        assert re.findall(r"<(?:script|style) nonce=\"([^\"]+)\">", page.text) == [nonce] * 2
+        assert "innerHTML" not in page.text
+        nonces.append(nonce)
+    assert nonces[0] != nonces[1]
+
+
+# ------------------------------------------------------------------------------------- on virtual time
+
+
+class Talker:
+    """A trainer of which only the stream is there: it tells something each so many seconds, for ever."""
+
+    run_id = "r0"
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.said = 0
+        self.cancelled = False
+
+    def stream(self) -> Stream[Event]:
+        """Return the stream."""
+        return Stream(self._talk, subject=lambda event: event.subject)
+
+    async def _talk(self, emit: Emit) -> None:
+        try:
+            while True:
+                await anyio.sleep(self._seconds)
+                await emit(
+                    RunStarted(run_id="r0", step=self.said, steps_per_epoch=1, n_train=1, n_val=1, n_test=1)
+                )
+                self.said += 1
+        finally:
+            self.cancelled = True
+
+
+async def connect(talker: Talker, send: Callable[[Any], Awaitable[None]], seconds: float) -> float:
+    """Connect a client that leaves after so many seconds; return how long the connection lasted."""
+
+    async def receive() -> dict[str, str]:
+        await anyio.sleep(seconds)
+        return {"type": "http.disconnect"}
+
+    run = EXAMPLE.Run(talker, Path("none.db"))
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        await EXAMPLE.EventStream(run, tasks, after=None, latest=False)({}, receive, send)
+    return anyio.current_time() - began
+
+
+def test_a_client_that_takes_nothing_holds_the_run_but_not_for_ever() -> None:
+    """The run waits once the buffers are full; after its patience the service lets the client go."""
+    talker = Talker(0.001)
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await anyio.sleep_forever()
+
+    lasted = virtual_time.run(connect, talker, send, math.inf)
+    assert lasted == pytest.approx(EXAMPLE.PATIENCE_SECONDS)
+    assert talker.said < 300
+    assert talker.cancelled
+
+
+def test_quiet_runs_have_a_pulse() -> None:
+    """While nothing happens, comments go out; the run ends with its only viewer."""
+    talker, sent = Talker(1e9), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    assert virtual_time.run(connect, talker, send, 100.0) == pytest.approx(100)
+    assert [message["body"] for message in sent[1:]] == [b": the run goes on\n\n"] * 7
+    assert talker.cancelled
