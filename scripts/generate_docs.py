@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 import typer.main
 
 from reflact import errors, events
+from reflact.calibration.config import CalibrateConfig
 from reflact.cli.app import app
 from reflact.config import TrainerConfig
 from reflact.loading import keys
@@ -62,6 +63,26 @@ def configuration() -> str:
             continue
         lines += ["", "| key | type | default | change | meaning |", "|---|---|---|---|---|"]
         lines += [_row(*row) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def calibration_keys() -> str:
+    """Return the reference of all keys of `reflact calibrate`."""
+    lines = [
+        "# Keys of `reflact calibrate`",
+        NOTE,
+        "",
+        "A YAML or TOML file; [calibrating a critic](calibration.md) says what they are for. Paths to inputs",
+        "count from the file, `memory` and `store` from the folder that the command was started in. Any",
+        "value may change between starts: what was paid for is found again wherever it fits.",
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for key, kind, default, _, description in keys(CalibrateConfig):
+        shown = default or '""'
+        cells = (f"`{key}`", kind, f"`{shown}`", description)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -209,6 +230,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "README.md", readme()
     yield ROOT / "docs" / "events.md", event_page()
     yield ROOT / "docs" / "configuration.md", configuration()
+    yield ROOT / "docs" / "calibration-keys.md", calibration_keys()
     yield ROOT / "docs" / "cli.md", commands()
     yield ROOT / "docs" / "errors.md", error_tree()
     yield ROOT / "docs" / "dependencies.md", dependencies()

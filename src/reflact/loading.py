@@ -10,7 +10,7 @@ import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import JsonValue, ValidationError
@@ -20,6 +20,8 @@ from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
 from reflact.roles import Section
 from reflact.types import digest
+
+S = TypeVar("S", bound=Section)
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -67,14 +69,29 @@ def load(
     return config if base is None else _anchored(config, base)
 
 
+def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
+    """Return the configuration of another kind that a file describes; its paths are as they stand there.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest right one.
+    """
+    raw = _read(path)
+    for assignment in overrides:
+        raw = _assign(raw, assignment)
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, kind)) from None
+
+
 def identity(config: TrainerConfig) -> dict[str, JsonValue]:
     """Return the keys, dotted, that make up a run's identity: all that are not changeable."""
     return {key: value for key, value, changeable in _leaves(config) if not changeable}
 
 
-def keys() -> Iterator[tuple[str, str, str, bool, str]]:
+def keys(kind: type[Section] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
-    yield from _describe(TrainerConfig, "")
+    yield from _describe(kind, "")
 
 
 def fingerprint(config: TrainerConfig) -> str:
@@ -205,18 +222,18 @@ def _anchored(config: TrainerConfig, base: Path) -> TrainerConfig:
     )
 
 
-def _explain(error: ValidationError) -> str:
-    lines = [_sentence(problem) for problem in error.errors()]
+def _explain(error: ValidationError, kind: type[Section] = TrainerConfig) -> str:
+    lines = [_sentence(problem, kind) for problem in error.errors()]
     return "; ".join(dict.fromkeys(lines))
 
 
-def _sentence(problem: ErrorDetails) -> str:
+def _sentence(problem: ErrorDetails, kind: type[Section]) -> str:
     path = [str(part) for part in problem["loc"]]
     where = ".".join(path) or "configuration"
     if problem["type"] == "extra_forbidden":
-        known = _known(path[:-1])
+        known = _known(path[:-1], kind)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        elsewhere = [k for k, *_ in keys() if k.rpartition(".")[2] == path[-1]]
+        elsewhere = [k for k, *_ in keys(kind) if k.rpartition(".")[2] == path[-1]]
         hint = near[0] if near else (elsewhere[0] if elsewhere else None)
         tail = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
         return f"unknown key {where}; {tail}"
@@ -247,8 +264,7 @@ def _place(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _known(path: Sequence[str]) -> list[str]:
-    section: type[Section] = TrainerConfig
+def _known(path: Sequence[str], section: type[Section]) -> list[str]:
     for part in path:
         below = _section(section.model_fields[part].annotation) if part in section.model_fields else None
         if below is None:

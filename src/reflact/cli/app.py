@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from reflact.cli.calibrate import calibrate
 from reflact.cli.demo import demo
 from reflact.cli.eval import evaluate
 from reflact.cli.import_skillopt import import_skillopt
@@ -56,6 +57,7 @@ app.command("eval")(evaluate)
 app.command("demo")(demo)
 app.command("runs")(runs)
 app.command("show")(show)
+app.command("calibrate")(calibrate)
 app.command("record")(record)
 app.command("replay")(replay)
 app.command("import-skillopt")(import_skillopt)

@@ -44,15 +44,30 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
                     "seen, so say the most that one rollout takes"
                 )
     for role in ("target", "optimizer"):
-        model: ModelConfig = getattr(config.models, role)
-        if by_tokens and role not in passed and cap_of(_settings(model)) is None:
-            raise ConfigError(f"budget.{by_tokens[0]} needs models.{role}.max_tokens: a cap on each reply")
-        if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
-            raise ConfigError(
-                f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
-                f"{address_of(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
-                "calls cost nothing"
-            )
+        require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)
+
+
+def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
+    """Make sure that the worst case of a role's calls is known where a budget has to hold.
+
+    Args:
+        limits: The budget.
+        model: The role's model.
+        role: Its name under ``models``.
+        seen: Whether its calls go through the own client.
+
+    Raises:
+        ConfigError: Names the key that is missing.
+    """
+    by_tokens = _set(limits, "max_tokens", "max_usd")
+    if by_tokens and seen and cap_of(_settings(model)) is None:
+        raise ConfigError(f"budget.{by_tokens[0]} needs models.{role}.max_tokens: a cap on each reply")
+    if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
+        raise ConfigError(
+            f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
+            f"{address_of(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
+            "calls cost nothing"
+        )
 
 
 def _set(limits: BudgetConfig, *keys: str) -> list[str]:
