@@ -1,4 +1,4 @@
-"""Streams of events as providers send them, and an endpoint that sends them in pieces."""
+"""Streams of events made by hand in the form that providers send, and an endpoint that sends them in pieces."""
 
 from __future__ import annotations
 
