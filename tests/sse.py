@@ -1,4 +1,4 @@
-"""Streams of events made by hand in the form that providers send, and an endpoint that sends them in pieces."""
+"""Streams of events made by hand, in the form that providers send, and an endpoint that sends them."""
 
 from __future__ import annotations
 
