@@ -155,8 +155,10 @@ def dependencies() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
     lines = ["# Dependencies", NOTE]
+    extras = project["project"]["optional-dependencies"].values()
     for title, group, wanted in (
         ("At run time", "run", project["project"]["dependencies"]),
+        ("Extras", "extras", [text for extra in extras for text in extra]),
         ("For development", "dev", project["dependency-groups"]["dev"]),
     ):
         difference = set(reasons[group]) ^ {_name(text) for text in wanted}

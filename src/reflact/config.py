@@ -393,4 +393,4 @@ class TrainerConfig(Section):
     )
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")
-    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans.")
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and MLflow.")

@@ -252,8 +252,8 @@ def _sentence(problem: ErrorDetails, kind: type[Section]) -> str:
 
 
 def _may_be_secret(path: Sequence[str]) -> bool:
-    """Whether what was given may be a key in the wrong place, which no message repeats."""
-    return path[:1] == ["models"]
+    """Whether what was given may be a key or a password in the wrong place, which no message repeats."""
+    return path[:1] == ["models"] or path == ["telemetry", "mlflow"]
 
 
 def _place(error: Exception) -> str:

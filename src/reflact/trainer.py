@@ -104,6 +104,10 @@ class Trainer:
         return Brake(self._plan.config.train.grace_seconds)
 
     async def _train(self, emit: Emit) -> RunSummary:
+        async with wiring.followed(self._plan, emit) as told:
+            return await self._start(told)
+
+    async def _start(self, emit: Emit) -> RunSummary:
         brake = self._brake
         approve = None if self._approve is None else patient(self._approve, brake)
         try:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -101,6 +102,8 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
         if given is None and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
     require_caps(config, passed=passed.roles)
+    if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
+        raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
     environment = passed.environment or _dataset(config)
     data = DataSet(
         train=tuple(environment.items(Split.train)),
@@ -146,6 +149,25 @@ def prompts_of(config: TrainerConfig) -> frozenset[str]:
 
 async def unheard(event: Event) -> None:
     """Take an event and tell nobody."""
+
+
+@asynccontextmanager
+async def followed(planned: Plan, emit: Emit) -> AsyncIterator[Emit]:
+    """Give an emitter that lets MLflow know of events, where the configuration says so."""
+    config = planned.config
+    if config.telemetry.mlflow is None:
+        yield emit
+        return
+    from reflact.report.mlflow import MlflowTracker, told_to_mlflow
+
+    async with told_to_mlflow(
+        emit,
+        connect=partial(MlflowTracker, config.telemetry.mlflow, config.telemetry.experiment),
+        run_id=planned.run_id,
+        identity=planned.identity,
+        out_dir=config.out_dir,
+    ) as told:
+        yield told
 
 
 @asynccontextmanager

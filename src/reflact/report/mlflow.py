@@ -1,0 +1,279 @@
+"""Tells MLflow of a run: what it is, how each step went, the documents that it made, how it ended.
+
+A run has one record there, found again by its tag ``reflact.run_id`` when the run is started again. MLflow's
+client blocks, so it works in a thread of its own, beside the run and behind it: the run waits for it at its
+end alone, and not for long. Whatever goes wrong there is one warning, after which MLflow is told no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any, Protocol
+
+import anyio
+from pydantic import JsonValue
+
+from reflact.events import (
+    BaselineMeasured,
+    BudgetMoved,
+    EpochClosed,
+    Event,
+    Finished,
+    Promoted,
+    RunStarted,
+    StepCommitted,
+    Warned,
+)
+from reflact.exports import inside
+from reflact.ports import Emit
+from reflact.records import Version
+from reflact.results import RunSummary, Usage
+from reflact.tasks import outbox
+
+PATIENCE = 20.0
+"""Seconds that MLflow may take for one event, and for all that is left when the run has ended."""
+
+BATCH, LONGEST = 100, 500
+"""The most parameters in one request, and the longest value, that every server takes."""
+
+ENDINGS = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
+"""How MLflow calls the ways in which a run can end."""
+
+Told = BaselineMeasured | EpochClosed | Finished | Promoted | RunStarted | StepCommitted
+
+
+class Tracker(Protocol):
+    """A place where one run is recorded. Every method blocks."""
+
+    def open(self, run_id: str, name: str) -> None:
+        """Find the record of a run, or begin it."""
+        ...
+
+    def params(self, values: Mapping[str, str]) -> None:
+        """Note what the run is."""
+        ...
+
+    def metrics(self, values: Mapping[str, float], *, step: int) -> None:
+        """Note numbers at a step."""
+        ...
+
+    def file(self, path: Path, folder: str | None = None) -> None:
+        """Keep a copy of a file."""
+        ...
+
+    def end(self, status: str) -> None:
+        """Note how the run ended, in MLflow's words."""
+        ...
+
+
+@asynccontextmanager
+async def told_to_mlflow(
+    emit: Emit,
+    *,
+    connect: Callable[[], Tracker],
+    run_id: str,
+    identity: Mapping[str, JsonValue],
+    out_dir: Path,
+    patience: float = PATIENCE,
+) -> AsyncIterator[Emit]:
+    """Give an emitter that hands events on and lets MLflow know of them.
+
+    Args:
+        emit: Where events are handed on to, a warning among them.
+        connect: Reaches the place where the run is recorded; may block.
+        run_id: The run.
+        identity: What makes the run what it is; never changes.
+        out_dir: Where its documents are.
+        patience: Seconds that one event may take there.
+    """
+    record, usage = _Record(connect, run_id, identity, out_dir), Usage()
+    over, failed, last = anyio.Event(), False, math.inf
+
+    async def take(news: tuple[Told, Usage]) -> None:
+        nonlocal failed
+        event = news[0]
+        try:
+            if not failed:
+                with anyio.fail_after(min(patience, last - anyio.current_time())):
+                    await _aside(partial(record.note, *news))
+        except Exception as error:  # noqa: BLE001 - whatever a server or its client does, the run goes on
+            failed = True
+            words = " ".join(str(error).split())[:LONGEST] or f"no answer in {patience:g} seconds"
+            reason = f"MLflow is told nothing more of this start of the run: {type(error).__name__}: {words}"
+            await emit(Warned(run_id=run_id, step=event.step, message=reason))
+        if isinstance(event, Finished):
+            over.set()
+
+    async with outbox(take) as post:
+
+        async def tell(event: Event) -> None:
+            nonlocal usage, last
+            if isinstance(event, BudgetMoved):
+                usage = event.usage
+            if isinstance(event, Told):
+                post((event, usage))
+            if isinstance(event, Finished):
+                last = anyio.current_time() + patience
+                await over.wait()
+            await emit(event)
+
+        yield tell
+
+
+async def _aside(work: Callable[[], None]) -> None:
+    """Do blocking work in a thread of its own; once cancelled nothing waits for it, no exit either."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            work()
+        except Exception as raised:  # noqa: BLE001 - handed to whoever waits
+            error = raised
+        with suppress(RuntimeError):  # the loop may be closed by then
+            loop.call_soon_threadsafe(settle, error)
+
+    Thread(target=run, name="mlflow", daemon=True).start()
+    await done
+
+
+class _Record:
+    """What one start of a run tells; its methods block."""
+
+    def __init__(
+        self, connect: Callable[[], Tracker], run_id: str, identity: Mapping[str, JsonValue], out_dir: Path
+    ) -> None:
+        self._connect = connect
+        self._run_id = run_id
+        self._identity = identity
+        self._out_dir = out_dir
+        self._tracker: Tracker | None = None
+        self._kept: set[Path] = set()
+
+    def note(self, event: Told, usage: Usage) -> None:
+        """Tell of an event, before which the run had taken so much."""
+        tracker = self._opened()
+        match event:
+            case RunStarted():
+                pass
+            case BaselineMeasured():
+                scores = dict.fromkeys(("score.current", "score.best"), event.score)
+                tracker.metrics(scores, step=event.step)
+            case StepCommitted():
+                accepted = event.action in {"accept", "accept_new_best", "force_accept"}
+                spent = _spent(usage)
+                tracker.metrics({**_scores(event), "accepted": float(accepted), **spent}, step=event.step)
+                self._keep(tracker)
+            case EpochClosed() | Promoted():
+                tracker.metrics(_scores(event), step=event.step)
+                self._keep(tracker)
+            case Finished():
+                tracker.metrics(_results(event.summary), step=event.step)
+                self._keep(tracker)
+                tracker.file(self._out_dir / "summary.json")
+                tracker.end(ENDINGS[event.summary.status])
+
+    def _opened(self) -> Tracker:
+        if self._tracker is None:
+            self._tracker = self._connect()
+            self._tracker.open(self._run_id, self._out_dir.name)
+            self._tracker.params({name: _shown(value) for name, value in self._identity.items()})
+        return self._tracker
+
+    def _keep(self, tracker: Tracker) -> None:
+        """Keep the best document, and the versions that are not kept yet."""
+        for path in sorted(inside(self._out_dir, "skills").glob("v*.md")):
+            if path not in self._kept:
+                tracker.file(path, "skills")
+                self._kept.add(path)
+        tracker.file(self._out_dir / "best_skill.md")
+
+
+class MlflowTracker:
+    """Implements ``Tracker`` with MLflow's client.
+
+    Args:
+        uri: The tracking address.
+        experiment: The experiment's name; made where there is none.
+    """
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        from mlflow import MlflowClient
+
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        self._experiment = experiment
+        self._id = ""
+
+    def open(self, run_id: str, name: str) -> None:
+        """Find the record of a run, or begin it."""
+        found = self._client.get_experiment_by_name(self._experiment)
+        place = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        runs = self._client.search_runs([place], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
+        if runs:
+            self._id = runs[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+        else:
+            run = self._client.create_run(place, run_name=name, tags={"reflact.run_id": run_id})
+            self._id = run.info.run_id
+
+    def params(self, values: Mapping[str, str]) -> None:
+        """Note what the run is; noting the same again changes nothing."""
+        from mlflow.entities import Param
+
+        params = [Param(name, value) for name, value in values.items()]
+        for first in range(0, len(params), BATCH):
+            self._client.log_batch(self._id, params=params[first : first + BATCH])
+
+    def metrics(self, values: Mapping[str, float], *, step: int) -> None:
+        """Note numbers at a step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in values.items()])
+
+    def file(self, path: Path, folder: str | None = None) -> None:
+        """Keep a copy of a file."""
+        self._client.log_artifact(self._id, str(path), folder)
+
+    def end(self, status: str) -> None:
+        """Note how the run ended. (``set_terminated`` would print, where events may stand on that output.)"""
+        self._client.update_run(self._id, status=status)
+
+
+def _scores(event: StepCommitted | EpochClosed | Promoted) -> dict[str, float]:
+    versions: dict[str, Version] = {"score.best": event.best}
+    if not isinstance(event, Promoted):
+        versions["score.current"] = event.current
+    return {name: version.score for name, version in versions.items() if version.score is not None}
+
+
+def _spent(usage: Usage) -> dict[str, float]:
+    tokens = usage.input_tokens + usage.output_tokens
+    spent = {"spend.calls": float(usage.calls), "spend.tokens": float(tokens)}
+    return spent if usage.usd is None else {**spent, "spend.usd": usage.usd}
+
+
+def _results(summary: RunSummary) -> dict[str, float]:
+    """Return the numbers of a run's end."""
+    usage = sum((entry.usage for entry in summary.spend), Usage())
+    scores = {f"{s.split}.{s.name}.hard": s.hard for s in summary.scores if s.hard is not None}
+    gains = {f"{gain.split}.{gain.name}.improvement": gain.mean for gain in summary.improvements}
+    decisions = {f"decisions.{entry.action}": float(entry.count) for entry in summary.actions}
+    return {**scores, **gains, **decisions, **_spent(usage), "seconds": summary.seconds}
+
+
+def _shown(value: JsonValue) -> str:
+    return (value if isinstance(value, str) else json.dumps(value))[:LONGEST]
