@@ -36,7 +36,7 @@ from reflact.memory import Evaluation, Gold
 SEED, SEEDS, QUICK, STEPS, FAMILY = 11, 1000, 4, 4, 5
 SHARE_OF_CLAIMS, FLATTERY, TRACE_NOISE, STEP_NOISE = 0.4, 3.0, 0.7, 0.6
 FALSE, POWER = 0.05, 0.95
-PLANNED = 10_000
+PLANNED, QUICK_PLANNED = 10_000, 500
 """Traces from which a kind's effect over its deviation is taken."""
 
 
@@ -92,9 +92,9 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> tuple[list[Scored],
     return without, with_
 
 
-def planned(kind: Kind) -> tuple[float, float]:
+def planned(kind: Kind, traces: int) -> tuple[float, float]:
     """Return a kind's mean effect and its ratio to the deviation between traces."""
-    effects = trace_effects(*sides(kind, PLANNED, random.Random(f"{SEED}/{kind.name}/planned")))
+    effects = trace_effects(*sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned")))
     return fmean(effects), fmean(effects) / stdev(effects)
 
 
@@ -165,10 +165,10 @@ def main() -> int:
     print("| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |")
     misses: list[str] = []
     with ProcessPoolExecutor(options.workers) as pool:
-        plans = dict(zip(HELPFUL, pool.map(planned, HELPFUL), strict=True))
-        sizes = {kind: math.ceil(1.25 * traces_needed(ratio)) for kind, (_, ratio) in plans.items()}
+        kinds, looked_at = (*HELPFUL, HARMFUL, PLACEBO), QUICK_PLANNED if options.quick else PLANNED
+        plans = dict(zip(kinds, pool.map(planned, kinds, [looked_at] * len(kinds)), strict=True))
+        sizes = {kind: math.ceil(1.25 * traces_needed(plans[kind][1])) for kind in HELPFUL}
         most = max(sizes.values())
-        plans |= dict(zip((HARMFUL, PLACEBO), pool.map(planned, (HARMFUL, PLACEBO)), strict=True))
         rows = [(kind, traces) for traces in (25, most) for kind in (HARMFUL, PLACEBO)]
         rows += [(kind, sizes[kind]) for kind in HELPFUL]
         waiting = [

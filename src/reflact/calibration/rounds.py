@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from reflact.calibration.contrast import contrast
 from reflact.calibration.critic import Critic
@@ -112,6 +113,7 @@ class Rounds:
         async def report(one: ContrastPair | Drop) -> None:
             if isinstance(one, Drop):
                 return
+            await checkpoint()  # the next call goes out before this pair is scanned and written
             submissions.append(await self._store.submit(one, created_by=CREATED_BY))
             if also is not None:
                 await also(one)
