@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -25,10 +26,10 @@ PATIENCE = 30.0
 
 
 class Provider:
-    """A provider that streams where it is asked to, and may stop in the middle of an answer.
+    """A provider that streams where it is asked to, and may stop just before the end of an answer.
 
     Args:
-        holds: The beginning of the samples whose answers wait in their middle until ``released`` is set.
+        holds: The beginning of the samples whose answers wait before their end until ``released`` is set.
         hostile: What every proposed edit says in its second line.
 
     Attributes:
@@ -56,11 +57,11 @@ class Provider:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.end_headers()
-        for piece in pieces[:-4]:
+        for piece in pieces[:-3]:
             handler.wfile.write(piece)
         handler.wfile.flush()
         self._may_hold(sample)
-        handler.wfile.write(b"".join(pieces[-4:]))
+        handler.wfile.write(b"".join(pieces[-3:]))
 
     def _said(self, body: dict[str, Any], sample: str) -> str:
         text = pure_server.answer(body, sample, spoiled=None)
@@ -121,3 +122,16 @@ def service(folder: Path, *arguments: object) -> Iterator[str]:
             process.wait(PATIENCE)
         copying.join()
     assert [line for line in log if not line.startswith("INFO")] == []
+
+
+def seconds_until_free(folder: Path) -> float:
+    """Wait until nobody holds a run's folder and return how long that took."""
+    import fcntl
+
+    began = time.monotonic()
+    with (folder / "run.lock").open("rb") as lock:
+        waiting = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True)
+        waiting.start()
+        waiting.join(PATIENCE)
+        assert not waiting.is_alive(), "the run is still under way"
+    return time.monotonic() - began

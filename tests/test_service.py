@@ -8,8 +8,6 @@ import json
 import math
 import re
 import sys
-import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -30,7 +28,7 @@ from reflact.loading import load
 from reflact.ports import Emit
 from reflact.store.lock import run_lock
 from reflact.tasks import Stream
-from service_process import PATIENCE, SERVICE, Provider, configured, service
+from service_process import PATIENCE, SERVICE, Provider, configured, seconds_until_free, service
 
 HELD = "optimizer/analyst_failure/step=2/"
 LOG = "SELECT id FROM events ORDER BY sequence"
@@ -106,19 +104,6 @@ def until(events: Iterator[Told], kind: str) -> Iterator[Told]:
         yield event
         if event.kind == kind:
             return
-
-
-def seconds_until_free(folder: Path) -> float:
-    """Wait until nobody holds a run's folder and return how long that took."""
-    import fcntl
-
-    began = time.monotonic()
-    with (folder / "run.lock").open("rb") as lock:
-        waiting = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True)
-        waiting.start()
-        waiting.join(PATIENCE)
-        assert not waiting.is_alive(), "the run is still under way"
-    return time.monotonic() - began
 
 
 def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
