@@ -215,6 +215,10 @@ async def test_content_follows_the_conventions() -> None:
             "finish_reason": "unknown",
         }
     ]
+    gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("too much")), tracing)
+    with pytest.raises(ProviderDown):
+        await gone.ask(PROMPT, Text, sample=SAMPLE)
+    assert watch.calls[-1].status.description == "too [key]"
 
 
 async def test_a_call_says_what_the_conventions_ask_for() -> None:
