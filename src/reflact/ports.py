@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from reflact.calls import Draft, Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
 from reflact.events import Event
 from reflact.records import EpochRecord, Promotion, Review, RunState, StepRecord
-from reflact.results import FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
+from reflact.results import CriticUsed, FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
 from reflact.tasks import Stream
 from reflact.types import Graded, Item, Rollout, Skill, Split, Turn
 
@@ -128,6 +128,16 @@ class Environment(Protocol):
         ``seed`` derives from the item and the trial. A model error is passed on as it is; any other
         exception leaves the item unmeasured.
         """
+        ...
+
+
+@runtime_checkable
+class ScoredByCritic(Protocol):
+    """A grader or an environment whose scores may be a critic's opinion; a run's summary says so then."""
+
+    @property
+    def scored_by(self) -> CriticUsed | None:
+        """The critic, or None where scores come from elsewhere."""
         ...
 
 

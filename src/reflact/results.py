@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from reflact.records import Version
 from reflact.types import Action, Frozen, Split
@@ -159,6 +159,48 @@ class EpochStats(Frozen):
     best_score: float | None
 
 
+class Estimate(Frozen):
+    """A measured number and its 95% interval; of a single trace the interval is all that can be."""
+
+    value: float
+    low: float
+    high: float
+
+
+class CriticAccuracy(Frozen):
+    """How far a critic's scores are right, on traces whose correct scores are known.
+
+    Args:
+        traces: The traces, over which the intervals are resampled.
+        transitions: Scored steps in them.
+        error: Mean absolute error of phi, in 0..10.
+        accuracy: Share of pairs of states that it orders rightly, 0..1; None where nothing can be ordered.
+    """
+
+    traces: int
+    transitions: int
+    error: Estimate
+    accuracy: Estimate | None = None
+
+
+class CriticUsed(Frozen):
+    """The critic that a run's scores come from.
+
+    Args:
+        identity: Model, prompt, settings and snapshot, as canonical JSON.
+        snapshot: Hash of the prompt and the pairs that it is pinned to.
+        prompt: Its prompt's name and version.
+        pairs: How many pairs it is pinned to.
+        measured: Its accuracy; None where nobody measured it.
+    """
+
+    identity: str
+    snapshot: str
+    prompt: str
+    pairs: int
+    measured: CriticAccuracy | None = None
+
+
 Status = Literal["completed", "budget", "cancelled", "failed"]
 
 
@@ -168,7 +210,8 @@ class RunSummary(Frozen):
     ``missing`` says, for each measurement of the end that could not be had, which one and why. ``surplus``
     counts rollouts that had finished when a decision was clear without them; they and ``reused`` are those
     of the latest start. ``faults`` counts failed attempts of calls, also where a repeat succeeded; those of
-    models that were passed in are not seen.
+    models that were passed in are not seen. ``critic`` says whose opinion the scores are, where a critic
+    graded; it is left out of JSON where none did.
     """
 
     run_id: str
@@ -194,6 +237,7 @@ class RunSummary(Frozen):
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = None
+    critic: CriticUsed | None = Field(default=None, exclude_if=lambda critic: critic is None)
 
     def score(self, name: str, split: Split) -> Scored | None:
         """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""

@@ -157,6 +157,7 @@ class Run:
             test_openings=self.ending.openings,
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
+            critic=self._plan.critic,
         )
         summary = counted(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state

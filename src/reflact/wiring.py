@@ -22,9 +22,9 @@ from reflact.llm.budget import Budget
 from reflact.llm.news import News
 from reflact.llm.prices import usd_of
 from reflact.loading import identity as config_identity
-from reflact.ports import LLM, Emit, Environment, RunStore, Target
+from reflact.ports import LLM, Emit, Environment, RunStore, ScoredByCritic, Target
 from reflact.prompts import PromptBook, load_book
-from reflact.results import Spend
+from reflact.results import CriticUsed, Spend
 from reflact.roles import ModelConfig
 from reflact.skill import check_document
 from reflact.tasks import outbox
@@ -64,6 +64,7 @@ class Plan:
     initial: Skill
     identity: Mapping[str, JsonValue]
     run_id: str
+    critic: CriticUsed | None = None
 
     def forecast(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> Forecast:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
@@ -124,7 +125,8 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
         identity["target"] = passed.target.identity
     if passed.optimizer is not None:
         identity["optimizer"] = passed.optimizer.identity
-    return Plan(config, environment, data, prompts, initial, identity, f"r{digest(identity)[:12]}")
+    critic = environment.scored_by if isinstance(environment, ScoredByCritic) else None
+    return Plan(config, environment, data, prompts, initial, identity, f"r{digest(identity)[:12]}", critic)
 
 
 def prompts_of(config: TrainerConfig) -> frozenset[str]:

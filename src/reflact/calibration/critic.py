@@ -149,6 +149,11 @@ class Critic:
             return None
         return digest([self.prompt, *(pair.id for pair in self._pinned)])
 
+    @property
+    def pair_ids(self) -> tuple[str, ...] | None:
+        """The pairs that it is pinned to, sorted; None where it reads the memory."""
+        return None if self._pinned is None else tuple(pair.id for pair in self._pinned)
+
     def pinned(self, pairs: Sequence[ContrastPair]) -> Critic:
         """Return a critic that chooses its worked examples from these pairs alone, whatever is promoted."""
         critic = Critic(self._llm, settings=self._settings, prompts=self._prompts, count=self._count)

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from reflact.data import rng
 from reflact.memory import Evaluation, Gold, Phi, Share
+from reflact.results import Estimate
 from reflact.types import Frozen
 
 RESAMPLES = 1000
@@ -62,14 +63,6 @@ class Scored(Frozen):
     def right(self) -> bool:
         """Whether the score is within ``TOLERANCE`` of the correct one."""
         return abs(self.error) <= TOLERANCE
-
-
-class Estimate(Frozen):
-    """A measured number and its 95% interval; of a single trace the interval is all that can be."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Group(Frozen):

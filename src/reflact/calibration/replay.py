@@ -74,9 +74,11 @@ def _step(name: str, pairs: Sequence[ContrastPair]) -> Step:
 
 
 async def score_steps(
-    critic: Critic, steps: Sequence[Step], pairs: Sequence[ContrastPair], *, limit: int
+    critic: Critic, steps: Sequence[Step], pairs: Sequence[ContrastPair] | None, *, limit: int
 ) -> tuple[Scored | None, ...]:
     """Score steps with exactly these pairs to choose worked examples from, so many at a time.
+
+    With None in place of pairs the critic chooses as it always does.
 
     None stands for a step of which the model gave no valid score.
     """

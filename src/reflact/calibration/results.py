@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from reflact.calibration.contrast import Drop
-from reflact.calibration.metrics import Estimate, Measures
+from reflact.calibration.metrics import Measures
 from reflact.memory import ContrastPair, Promotion
-from reflact.results import Usage
+from reflact.results import Estimate, Usage
 from reflact.types import Frozen
 
 

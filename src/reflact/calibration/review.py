@@ -22,8 +22,9 @@ from collections.abc import Collection, Sequence
 from statistics import NormalDist
 from typing import Literal
 
-from reflact.calibration.metrics import Estimate, Scored, interval_of_mean, measure_accuracy
+from reflact.calibration.metrics import Scored, interval_of_mean, measure_accuracy
 from reflact.memory import Share
+from reflact.results import Estimate
 from reflact.types import Frozen
 
 LEVEL = 0.025

@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from reflact.calibration.metrics import Estimate, Measures
+    from reflact.calibration.metrics import Measures
     from reflact.calibration.results import CalibrationReport, Change
     from reflact.memory import Promotion
+    from reflact.results import Estimate
 
 FIGURES = (
     ("mean absolute error", "error"),

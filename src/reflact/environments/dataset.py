@@ -13,7 +13,8 @@ from reflact.environments.graders import CheckedGrader, Grader, grader_from, gra
 from reflact.environments.programs import python_grader
 from reflact.environments.sql import SQL, read_tables
 from reflact.errors import ConfigError
-from reflact.ports import Session
+from reflact.ports import ScoredByCritic, Session
+from reflact.results import CriticUsed
 from reflact.types import Graded, Item, Split, canonical
 
 HOLE = "{input}"
@@ -70,6 +71,11 @@ class DatasetEnvironment:
     def identity(self) -> str:
         """Name, version, template and grader with its settings, as canonical JSON."""
         return self._identity
+
+    @property
+    def scored_by(self) -> CriticUsed | None:
+        """The critic that grades, where one does."""
+        return self._grade.scored_by if isinstance(self._grade, ScoredByCritic) else None
 
     def items(self, split: Split) -> Sequence[Item]:
         """Return a split's items in the data set's order."""

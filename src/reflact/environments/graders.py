@@ -15,7 +15,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from pydantic import Field, JsonValue
 
@@ -37,6 +37,20 @@ E = TypeVar("E")
 
 MATCH_SECONDS = 0.25
 """How long the ``Regex`` grader lets one pattern work on one answer."""
+
+
+@runtime_checkable
+class IdentifiedGrader(Protocol):
+    """A grader that says itself what its scores depend on."""
+
+    @property
+    def identity(self) -> JsonValue:
+        """Name and settings: all that a score depends on beside item and answer."""
+        ...
+
+    def __call__(self, item: Item, answer: str) -> Awaitable[Outcome] | Outcome:
+        """Judge an answer to an item."""
+        ...
 
 
 class CheckedGrader(Frozen, ABC):
@@ -305,18 +319,18 @@ def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
 
 
 def grader_identity(grade: Grader) -> JsonValue:
-    """Return what identifies a grader: name, version and settings, or a function's qualified name.
+    """Return what identifies a grader: its own ``identity``, or a function's qualified name.
 
     Raises:
         ConfigError: It is an object without a name of its own, such as a ``functools.partial``.
     """
-    if isinstance(grade, CheckedGrader):
+    if isinstance(grade, IdentifiedGrader):
         return grade.identity
     name = getattr(grade, "__qualname__", None)
     if name is None:
         raise ConfigError(
             f"the grader {type(grade).__name__} has no name to tell its scores from others': "
-            "pass a function or a method"
+            "pass a function or a method, or give it an `identity`"
         )
     return {"grader": f"{grade.__module__}.{name}"}
 

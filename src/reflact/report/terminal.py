@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -14,7 +14,7 @@ from reflact.records import StepRecord, Version
 from reflact.report.story import change, number
 from reflact.report.visible import visible
 from reflact.report.wrapping import hanging
-from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
+from reflact.results import CriticUsed, Estimate, FaultCount, RunSummary, Scored, Spend, Usage
 from reflact.types import EditResult
 
 
@@ -112,6 +112,24 @@ def fault_line(faults: Sequence[FaultCount]) -> str:
     return f"failed attempts of calls: {kinds}"
 
 
+def critic_line(critic: CriticUsed) -> str:
+    """Return whose opinion the scores are, and what it is worth."""
+    line = (
+        f"scores are the opinion of {critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
+    )
+    measured = critic.measured
+    if measured is None:
+        return f"{line}its accuracy is not measured"
+    line += f"mean absolute error {_with_interval(measured.error)} of 10"
+    if measured.accuracy is not None:
+        line += f", pairwise accuracy {_with_interval(measured.accuracy)}"
+    return f"{line}, on {measured.traces} traces"
+
+
+def _with_interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
+
+
 def _price(usage: Usage) -> str:
     return "" if usage.usd is None else f", ${usage.usd:.4f}"
 
@@ -135,8 +153,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
             say(f"{name}: {_described(version)}")
     if summary.scores:
         console.print(score_table(summary.scores))
-    if any(score.selected for score in summary.scores):
-        say("val scores of best and final are those that the gate selected by: expect less on fresh trials")
+    for line in _caveats(summary):
+        say(line)
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
             say(_by_type(score))
@@ -155,6 +173,13 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     for name, what in FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
+
+
+def _caveats(summary: RunSummary) -> Iterator[str]:
+    if summary.critic is not None:
+        yield critic_line(summary.critic)
+    if any(score.selected for score in summary.scores):
+        yield "val scores of best and final are those that the gate selected by: expect less on fresh trials"
 
 
 def _by_type(score: Scored) -> str:

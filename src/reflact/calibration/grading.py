@@ -1,0 +1,150 @@
+"""The critic as a grader: for tasks whose answers no program can judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pydantic import JsonValue
+
+from reflact.calibration.critic import Critic
+from reflact.calibration.metrics import Measures, measure
+from reflact.calibration.replay import score_steps, steps_of
+from reflact.calibration.rollouts import REPLY
+from reflact.calibration.trace import Trace
+from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
+from reflact.memory import Action, StateScore, Transition
+from reflact.results import CriticAccuracy, CriticUsed
+from reflact.types import Graded, Item, Score, canonical
+
+MOST = 10.0
+"""The largest phi."""
+
+NO_CREDIT = frozenset({"no_change", "invented_evidence", "no_evidence"})
+"""Guards after which what the critic says is not what counts."""
+
+
+def input_of(item: Item) -> str:
+    """Return an item's input as a purpose: text as it is, anything else as canonical JSON."""
+    return item.input if isinstance(item.input, str) else canonical(item.input)
+
+
+class CriticGrader:
+    """Grades answers by the opinion of a pinned critic; pass it to ``DatasetEnvironment(grade=...)``.
+
+    An answer is a transition from the item's input to the answer. Soft is phi after the answer over ten;
+    hard is 1 where that phi reaches ``passes_at``. What the critic says of an answer without full marks is
+    the feedback. An item's reference is not looked at.
+
+    Args:
+        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
+        passes_at: The least phi of an answer that counts as a success, above 0 and at most 10.
+        purpose: Says what an answer to an item is to achieve; a function or a method, by whose name it is
+            known in the keys of rollouts.
+        measured: What the critic's scores are worth, for the summary (see ``measure_critic``); None: it was
+            not measured.
+
+    Raises:
+        ConfigError: The critic is not pinned, ``passes_at`` is off the scale, or the purpose has no name.
+    """
+
+    def __init__(
+        self,
+        critic: Critic,
+        *,
+        passes_at: float = 8.0,
+        purpose: Callable[[Item], str] = input_of,
+        measured: Measures | None = None,
+    ) -> None:
+        if critic.snapshot is None or critic.pair_ids is None:
+            raise ConfigError(
+                "a critic that reads its memory may change its mind during a run: grade with "
+                "`await critic.pin()`, or with `critic.pinned(pairs)`"
+            )
+        if not 0 < passes_at <= MOST:
+            raise ConfigError(f"passes_at is {passes_at:g}; give a phi above 0 and at most {MOST:g}")
+        name = getattr(purpose, "__qualname__", None)
+        if name is None:
+            raise ConfigError("the purpose has no name to tell its scores from others': pass a function")
+        self._critic = critic
+        self._passes_at = passes_at
+        self._purpose = purpose
+        self._purpose_name = f"{purpose.__module__}.{name}"
+        self._used = CriticUsed(
+            identity=critic.identity,
+            snapshot=critic.snapshot,
+            prompt=critic.prompt,
+            pairs=len(critic.pair_ids),
+            measured=None if measured is None else _accuracy(measured),
+        )
+
+    @property
+    def identity(self) -> JsonValue:
+        """The critic with its snapshot, the threshold and the purpose: all that a score depends on."""
+        return {
+            "grader": "critic",
+            "critic": self._used.identity,
+            "passes_at": float(self._passes_at),
+            "purpose": self._purpose_name,
+        }
+
+    @property
+    def scored_by(self) -> CriticUsed:
+        """The critic, as a run's summary names it."""
+        return self._used
+
+    async def __call__(self, item: Item, answer: str) -> Graded:
+        """Score an answer.
+
+        Raises:
+            EnvironmentFailure: The critic's replies were invalid, or the answer exceeds its context: a fault
+                of the judge, which says nothing of the answer, so that the item stays unmeasured.
+            ProviderError, BudgetSpent: The critic's endpoint or budget failed.
+        """
+        transition = Transition(before=item.input, action=Action(name=REPLY, arguments=answer), after=answer)
+        try:
+            score = await self._critic.score(transition, purpose=self._purpose(item))
+        except (ReplyError, ContextOverflow) as error:
+            raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
+        phi = score.evaluation.phi_after
+        return Graded(
+            score=Score(hard=float(phi >= self._passes_at), soft=phi / MOST),
+            answer=answer,
+            feedback=None if phi == MOST else self._feedback(score),
+        )
+
+    def _feedback(self, score: StateScore) -> str:
+        said = score.evaluation
+        denied = [name.replace("_", " ") for name in score.guarded if name in NO_CREDIT]
+        why = f", no credit for the answer ({', '.join(denied)})" if denied else ""
+        return (
+            f"a critic scored it {said.phi_after:g} of {MOST:g}, {self._passes_at:g} needed{why}: "
+            f"{said.reasoning}"
+        )
+
+
+async def measure_critic(critic: Critic, traces: Sequence[Trace], *, limit: int = 8) -> Measures | None:
+    """Return what a critic's scores are worth on steps whose correct score is known; None without any.
+
+    Measure the pinned critic that grades, on traces that its pairs were not made from. Steps that the model
+    gave no valid score of are left out.
+
+    Args:
+        critic: The critic as it is.
+        traces: Steps with gold in them count.
+        limit: Steps that are scored at a time.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+        StoreError: The memory cannot be read.
+    """
+    scored = await score_steps(critic, steps_of(traces), None, limit=limit)
+    return measure([step for step in scored if step is not None])
+
+
+def _accuracy(measured: Measures) -> CriticAccuracy:
+    return CriticAccuracy(
+        traces=measured.traces,
+        transitions=measured.transitions,
+        error=measured.error,
+        accuracy=measured.accuracy,
+    )

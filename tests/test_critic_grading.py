@@ -1,0 +1,310 @@
+"""A critic as an environment's grader: what a score is, what identifies it, and what a run says of it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flattered_world import flattered, trace_of
+from reflact import Critic, Item, Score, Skill, Trainer
+from reflact.calibration.grading import CriticGrader, input_of, measure_critic
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.data import DataSet
+from reflact.environments.dataset import DatasetEnvironment
+from reflact.environments.graders import judge
+from reflact.errors import (
+    BudgetSpent,
+    ConfigError,
+    ContextOverflow,
+    EnvironmentFailure,
+    ModelError,
+    ProviderDown,
+)
+from reflact.memory import Action, ContrastPair, Evaluation, Transition
+from reflact.report.terminal import print_summary
+from reflact.results import CriticAccuracy, CriticUsed, Estimate, RunSummary
+from reflact.stages.rollout import rollout_key
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Answer
+from reflact.types import Graded, Split
+from toy_runs import document, settings, written
+
+pytestmark = pytest.mark.anyio
+
+ITEM = Item(id="greet", input="Greet the queen.")
+PAIR = ContrastPair(
+    purpose="Greet the king.",
+    transition=Transition(before="Greet the king.", action=Action(name="reply"), after="I greeted him."),
+    right=Evaluation(phi_before=0, phi_after=0, reasoning="No greeting stands there."),
+    wrong=Evaluation(phi_before=0, phi_after=9, reasoning="He was greeted."),
+    why="To say so is no greeting.",
+    mistake="credit_for_intention",
+    construction="asked",
+    label="human",
+)
+
+
+def saying(phi: float, *, evidence: str = "Majesty") -> ScriptedLLM:
+    """Return a model that scores every answer alike."""
+    return ScriptedLLM(
+        lambda *_: {
+            "reasoning": "It is polite.",
+            "evidence": [evidence],
+            "phi_before": 0,
+            "phi_after": phi,
+            "confidence": 0.9,
+        }
+    )
+
+
+def failing(error: Exception) -> ScriptedLLM:
+    """Return a model whose calls all fail."""
+    return ScriptedLLM(lambda *_: error)
+
+
+async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!", *, passes_at: float = 8.0) -> Graded:
+    """Return what a critic without worked examples makes of an answer."""
+    return await judge(CriticGrader(Critic(llm).pinned(()), passes_at=passes_at), ITEM, answer)
+
+
+# --------------------------------------------------------------------------------------------- one score
+
+
+@pytest.mark.parametrize(
+    ("phi", "score"),
+    [
+        (0, Score(hard=0, soft=0)),
+        (7.9, Score(hard=0, soft=0.79)),
+        (8, Score(hard=1, soft=0.8)),
+        (10, Score(hard=1, soft=1)),
+    ],
+)
+async def test_phi_after_the_answer_is_the_score(phi: float, score: Score) -> None:
+    """Soft is a tenth of phi, hard is whether phi reaches the threshold."""
+    found = (await graded(saying(phi))).score
+    assert found.hard == score.hard
+    assert found.soft == pytest.approx(score.soft)
+
+
+async def test_what_the_critic_says_is_the_feedback() -> None:
+    """The failure analyst reads reasoning, number and threshold; full marks need no words."""
+    assert (await graded(saying(4))).feedback == "a critic scored it 4 of 10, 8 needed: It is polite."
+    assert (await graded(saying(10))).feedback is None
+
+
+async def test_feedback_says_where_praise_was_not_believed() -> None:
+    """Praise for what does not stand in the answer gets no credit, and the feedback says why."""
+    found = await graded(saying(10, evidence="a deep bow"))
+    assert found.score == Score.of(0)
+    assert "0 of 10, 8 needed, no credit for the answer (invented evidence)" in str(found.feedback)
+
+
+async def test_the_critic_sees_input_answer_and_purpose() -> None:
+    """The item's input is the state before and, unless said otherwise, the purpose; never the reference."""
+    llm = saying(9)
+    item = ITEM.model_copy(update={"reference": "sealed"})
+    await judge(CriticGrader(Critic(llm).pinned(()), purpose=_courtesy), item, "Your Majesty!")
+    await judge(CriticGrader(Critic(llm).pinned(())), item, "Your Majesty!")
+    with_function, with_input = ("\n".join(m.content for m in call.prompt.messages) for call in llm.calls)
+    assert "Courtesy to Greet the queen." in with_function
+    assert "Courtesy" not in with_input
+    for shown in (with_function, with_input):
+        assert ("Your Majesty!" in shown, "sealed" in shown) == (True, False)
+    assert input_of(Item(id="i", input={"b": 1, "a": [2]})) == '{"a":[2],"b":1}'
+
+
+def _courtesy(item: Item) -> str:
+    return f"Courtesy to {item.input}"
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize("error", [ContextOverflow("too long"), ValueError("no JSON")])
+async def test_a_judge_without_a_verdict_is_no_zero(error: Exception) -> None:
+    """Replies that are no scores, and answers too long for the critic, are the critic's failure."""
+    llm = failing(error) if isinstance(error, ModelError) else ScriptedLLM(lambda *_: "no JSON")
+    with pytest.raises(EnvironmentFailure, match="the critic gave no score for item 'greet'"):
+        await graded(llm)
+
+
+@pytest.mark.parametrize("error", [ProviderDown("down"), BudgetSpent("spent")])
+async def test_errors_of_the_endpoint_pass(error: Exception) -> None:
+    """What an endpoint or a budget refuses is told as it is."""
+    with pytest.raises(type(error)):
+        await graded(failing(error))
+
+
+def test_a_critic_that_can_change_is_refused() -> None:
+    """Scores of one run come from one critic: who reads a memory has to be pinned."""
+    with pytest.raises(ConfigError, match=re.escape("await critic.pin()")):
+        CriticGrader(Critic(saying(1)))
+
+
+@pytest.mark.parametrize("passes_at", [0, -1, 10.5, float("nan")])
+def test_a_threshold_is_a_phi(passes_at: float) -> None:
+    """A threshold off the scale would pass all answers, or none."""
+    with pytest.raises(ConfigError, match="passes_at"):
+        CriticGrader(Critic(saying(1)).pinned(()), passes_at=passes_at)
+
+
+def test_a_purpose_has_a_name() -> None:
+    """A function without a name cannot be told from others in the keys of rollouts."""
+    with pytest.raises(ConfigError, match="the purpose has no name"):
+        CriticGrader(Critic(saying(1)).pinned(()), purpose=functools.partial(_courtesy))
+
+
+# ---------------------------------------------------------------------------------------------- identity
+
+
+def key(grader: CriticGrader) -> str:
+    """Return the key of a rollout that is graded so."""
+    environment = DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader)
+    return rollout_key(
+        Skill(text=""), ITEM, target=ToyTarget(), environment=environment, feedback=True, trial=0
+    )
+
+
+def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
+    """Another snapshot, model, threshold or purpose gives other keys; the same ones give the same key."""
+    critic = Critic(saying(1))
+    plain = critic.pinned(())
+    graders = (
+        CriticGrader(plain),
+        CriticGrader(critic.pinned((PAIR,))),
+        CriticGrader(Critic(ScriptedLLM(lambda *_: "", identity="other")).pinned(())),
+        CriticGrader(plain, passes_at=9),
+        CriticGrader(plain, purpose=_courtesy),
+    )
+    assert len({key(grader) for grader in graders}) == len(graders)
+    assert key(CriticGrader(critic.pinned(()), passes_at=8)) == key(graders[0])
+
+
+# ------------------------------------------------------------------------------------------------- a run
+
+
+def toy_critic(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    """Play a critic who knows the toy world: an answer that is not unknown is right."""
+    shown = prompt.messages[-1].content
+    knows = "unknown" not in shown
+    return {
+        "reasoning": "It is answered." if knows else "It says that it does not know.",
+        "evidence": [re.findall(r"<after>\n(.*?)\n</after>", shown, re.DOTALL)[0]],
+        "phi_before": 0,
+        "phi_after": 9 if knows else 0,
+        "confidence": 0.9,
+    }
+
+
+def toy_world(grader: CriticGrader) -> DatasetEnvironment:
+    """Return the toy world, graded by a critic who is shown no reference."""
+    toy = ToyEnvironment(train=8, val=4, test=4)
+    train, val, test = (
+        tuple(item.model_copy(update={"reference": None}) for item in toy.items(split))
+        for split in (Split.train, Split.val, Split.test)
+    )
+    return DatasetEnvironment(DataSet(train=train, val=val, test=test), grade=grader)
+
+
+async def trained(folder: Path, grader: CriticGrader | None) -> RunSummary:
+    """Train in the toy world, graded by a critic or by the world itself."""
+    return await Trainer(
+        settings(folder),
+        environment=ToyEnvironment(train=8, val=4, test=4) if grader is None else toy_world(grader),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    ).train()
+
+
+def printed(summary: RunSummary, folder: Path) -> str:
+    """Return a summary as the terminal shows it."""
+    text = io.StringIO()
+    print_summary(Console(file=text, width=80), summary, folder)
+    return text.getvalue()
+
+
+async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
+    """The summary, its file and its print name the critic, its snapshot, and that nobody measured it."""
+    critic = Critic(ScriptedLLM(toy_critic)).pinned((PAIR,))
+    summary = await trained(tmp_path, CriticGrader(critic))
+    assert summary.status == "completed"
+    assert critic.snapshot is not None
+    used = CriticUsed(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=1)
+    assert summary.critic == used
+    stored = RunSummary.model_validate_json((tmp_path / "summary.json").read_text("utf-8"))
+    assert stored.critic == used
+    line = f"scores are the opinion of critic@1 pinned to 1 pairs ({critic.snapshot[:12]}): "
+    assert f"{line}its accuracy is not measured\n" in printed(summary, tmp_path)
+
+
+async def test_a_run_without_a_critic_has_no_note(tmp_path: Path) -> None:
+    """Neither the summary's file nor its print mentions a critic."""
+    summary = await trained(tmp_path, None)
+    assert summary.critic is None
+    assert "critic" not in json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert "opinion" not in printed(summary, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ContextOverflow("too long"), ProviderDown("no answer")])
+async def test_items_that_the_critic_could_not_score_stay_unmeasured(
+    tmp_path: Path, error: ModelError
+) -> None:
+    """One item of four is lost to a critic's failure: it lacks in the count and does not lower the score."""
+
+    def broken(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        lost = "double 18" in prompt.messages[-1].content
+        return error if lost else toy_critic(prompt, reply_type, sample)
+
+    config = settings(tmp_path, gate={"coverage": 0.5})
+    summary = await Trainer(
+        {**config, "skill": _knowing(tmp_path)},
+        environment=toy_world(CriticGrader(Critic(ScriptedLLM(broken)).pinned(()))),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    ).train()
+    baseline = summary.score("baseline", Split.val)
+    assert baseline is not None
+    assert (baseline.n, baseline.unmeasured, baseline.hard) == (3, 1, 1.0)
+
+
+def _knowing(folder: Path) -> Path:
+    return written(folder / "initial.md", document("double", "square", "negate", "parity"))
+
+
+# ---------------------------------------------------------------------------------------------- accuracy
+
+
+async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None:
+    """A pinned critic is measured on traces with gold, and the figures stand in the summary's line."""
+    critic = Critic(flattered()).pinned(())
+    traces = [await trace_of(critic, f"t{n}", n, count=2, claims=[n % 2 == 0, False]) for n in range(20)]
+    measured = await measure_critic(critic, traces)
+    assert measured is not None
+    assert measured.error.value == pytest.approx(0.75)
+    used = CriticGrader(critic, measured=measured).scored_by.measured
+    assert used is not None
+    assert (used.traces, used.transitions) == (20, 40)
+    assert (used.error, used.accuracy) == (measured.error, measured.accuracy)
+    assert await measure_critic(critic, []) is None
+
+
+def test_the_printed_accuracy_has_its_intervals(tmp_path: Path) -> None:
+    """One line holds error, accuracy, intervals and the number of traces."""
+    accuracy = CriticAccuracy(
+        traces=40,
+        transitions=80,
+        error=Estimate(value=0.75, low=0.5, high=1),
+        accuracy=Estimate(value=0.9, low=0.8, high=0.95),
+    )
+    used = CriticUsed(identity="{}", snapshot="a" * 64, prompt="critic@1", pairs=3, measured=accuracy)
+    shown = printed(RunSummary(run_id="r1", status="completed", critic=used), tmp_path)
+    assert (
+        "mean absolute error 0.75 (95% interval 0.50 to 1.00) of 10, "
+        "pairwise accuracy 0.90 (95% interval 0.80 to 0.95), on 40 traces\n"
+    ) in shown
