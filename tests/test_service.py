@@ -23,7 +23,7 @@ import pytest
 import virtual_time
 from pure_world import rows
 from reflact import Trainer
-from reflact.events import Event, RunStarted
+from reflact.events import Event, StepStarted
 from reflact.loading import load
 from reflact.ports import Emit
 from reflact.store.lock import run_lock
@@ -233,6 +233,9 @@ def test_the_page_may_load_and_run_nothing_else(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- on virtual time
 
 
+NO_LOG = Path("none.db")
+
+
 class Talker:
     """A trainer of which only the stream is there: it tells something each so many seconds, for ever."""
 
@@ -240,7 +243,7 @@ class Talker:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.said = 0
+        self.said: list[Event] = []
         self.cancelled = False
 
     def stream(self) -> Stream[Event]:
@@ -251,22 +254,20 @@ class Talker:
         try:
             while True:
                 await anyio.sleep(self._seconds)
-                await emit(
-                    RunStarted(run_id="r0", step=self.said, steps_per_epoch=1, n_train=1, n_val=1, n_test=1)
-                )
-                self.said += 1
+                said = StepStarted(run_id="r0", step=len(self.said), epoch=1, item_ids=())
+                self.said.append(said)
+                await emit(said)
         finally:
             self.cancelled = True
 
 
-async def connect(talker: Talker, send: Callable[[Any], Awaitable[None]], seconds: float) -> float:
+async def connect(run: Any, send: Callable[[Any], Awaitable[None]], seconds: float) -> float:
     """Connect a client that leaves after so many seconds; return how long the connection lasted."""
 
     async def receive() -> dict[str, str]:
         await anyio.sleep(seconds)
         return {"type": "http.disconnect"}
 
-    run = EXAMPLE.Run(talker, Path("none.db"))
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         await EXAMPLE.EventStream(run, tasks, after=None, latest=False)({}, receive, send)
@@ -281,9 +282,9 @@ def test_a_client_that_takes_nothing_holds_the_run_but_not_for_ever() -> None:
         if message["type"] == "http.response.body":
             await anyio.sleep_forever()
 
-    lasted = virtual_time.run(connect, talker, send, math.inf)
+    lasted = virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, math.inf)
     assert lasted == pytest.approx(EXAMPLE.PATIENCE_SECONDS)
-    assert talker.said < 300
+    assert len(talker.said) < 300
     assert talker.cancelled
 
 
@@ -294,6 +295,32 @@ def test_quiet_runs_have_a_pulse() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    assert virtual_time.run(connect, talker, send, 100.0) == pytest.approx(100)
+    assert virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, 100.0) == pytest.approx(100)
     assert [message["body"] for message in sent[1:]] == [b": the run goes on\n\n"] * 7
     assert talker.cancelled
+
+
+class SlowLog(EXAMPLE.Run):  # type: ignore[misc, name-defined]
+    """A run whose log takes its time to be read, and holds what was said meanwhile."""
+
+    def __init__(self, talker: Talker, seconds: float) -> None:
+        super().__init__(talker, NO_LOG)
+        self._talker = talker
+        self._seconds = seconds
+
+    async def told(self) -> tuple[Event, ...]:
+        await anyio.sleep(self._seconds)
+        return tuple(self._talker.said)
+
+
+def test_what_is_stored_while_the_log_is_read_is_told_once() -> None:
+    """Events that stand in the log and come from the run as well are told once, and none is lost."""
+    talker, sent = Talker(1.0), []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b"").decode())
+
+    virtual_time.run(connect, SlowLog(talker, 3.5), send, 6.5)
+    told = list(read("".join(sent).splitlines()))
+    assert ids(told) == [event.id for event in talker.said]
+    assert len(told) == 6
