@@ -102,7 +102,25 @@ def _text(content: Any) -> str:
     return content
 
 
-def _grammar(response_format: Any) -> str | None:
+def _bounded(schema: Any, longest: int | None) -> Any:
+    """A schema of texts with at most so many characters, lists of at most two, shares in tenths."""
+    if longest is None:
+        return schema
+    if isinstance(schema, list):
+        return [_bounded(part, longest) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    bounded = {name: _bounded(part, longest) for name, part in schema.items()}
+    if schema.get("type") == "string" and "enum" not in schema:
+        bounded["maxLength"] = min(longest, schema.get("maxLength", longest))
+    if schema.get("type") == "number" and (schema.get("minimum"), schema.get("maximum")) == (0, 1):
+        return {"enum": [tenths / 10 for tenths in range(11)]}
+    if schema.get("type") == "array":
+        bounded["maxItems"] = min(2, schema.get("maxItems", 2))
+    return bounded
+
+
+def _grammar(response_format: Any, longest: int | None) -> str | None:
     """The GBNF text for a ``response_format``, or None for free text."""
     if response_format is None:
         return None
@@ -122,12 +140,12 @@ def _grammar(response_format: Any) -> str | None:
             param="response_format",
         )
     try:
-        return str(json_schema_to_gbnf(json.dumps(schema)))
+        return str(json_schema_to_gbnf(json.dumps(_bounded(schema, longest))))
     except Exception as error:  # the converter raises many kinds
         raise ApiError(400, f"schema cannot be made a grammar: {error}", param="response_format") from error
 
 
-def parse(body: Any, served: str) -> Request:
+def parse(body: Any, served: str, longest: int | None = None) -> Request:
     """Validate a request body; raises ApiError."""
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
@@ -164,7 +182,7 @@ def parse(body: Any, served: str) -> Request:
         max_tokens=int(max_tokens) or None,
         seed=int(_number(body, "seed", 0, -(2**63), 2**63)) % 2**32,
         stop=tuple(stop),
-        grammar=_grammar(body.get("response_format")),
+        grammar=_grammar(body.get("response_format"), longest),
         sampling={
             "temp": float(_number(body, "temperature", 1.0, 0, 2)),
             "top_p": float(_number(body, "top_p", 1.0, 0, 1)),
@@ -258,11 +276,12 @@ class Engine:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The HTTP side; ``engine`` and ``name`` are set by main."""
+    """The HTTP side; ``engine``, ``name`` and ``longest`` are set by main."""
 
     protocol_version = "HTTP/1.1"
     engine: Engine
     name: str
+    longest: int | None
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """No log."""
@@ -293,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
                 body = json.loads(data)
             except ValueError as error:
                 raise ApiError(400, f"the body is not JSON: {error}") from error
-            request = parse(body, self.name)
+            request = parse(body, self.name, self.longest)
             with closing(self.engine.generate(request)) as pieces:  # a client that left frees the lock
                 first = next(pieces)  # errors about the prompt come before any header
                 (self._stream if request.stream else self._whole)(request, chain([first], pieces))
@@ -347,9 +366,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument(
+        "--longest",
+        type=int,
+        default=None,
+        help="characters of each text in a structured reply at most; lists then hold two at most, and "
+        "numbers from 0 to 1 are tenths, since small models ramble and leave ranges",
+    )
     args = parser.parse_args()
     Handler.engine = Engine(args.model, args.threads, args.context)
     Handler.name = args.name
+    Handler.longest = args.longest
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     server.daemon_threads = True
     print(f"serving {args.name} on http://127.0.0.1:{server.server_port}/v1", flush=True)

@@ -167,13 +167,13 @@ def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = N
 
 
 def data_folder(name: str) -> Path:
-    """Return the packaged folder ``prompts`` or ``demo``: in the wheel, or in the source tree.
+    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``: in the wheel, or in the source tree.
 
     Raises:
         PromptError: The installation lacks it.
     """
     packaged = Path(str(files("reflact"))) / "_data" / name
-    source = Path(__file__).resolve().parents[2] / {"prompts": "prompts", "demo": "fixtures/demo"}[name]
+    source = Path(__file__).resolve().parents[2] / ("prompts" if name == "prompts" else f"fixtures/{name}")
     for place in (packaged, source):
         if place.is_dir():
             return place

@@ -33,6 +33,11 @@ class CalibrateConfig(Section):
         None,
         description="A folder of traces to test and measure on; null: a slice of `traces`, by their ids.",
     )
+    anchors: Path | None = Field(
+        None,
+        description="A file of gold pairs (JSON lines) to keep as anchors before the round: they are "
+        "measured and never learned from; null: those that `memory` has.",
+    )
     models: CriticModels = Field(default_factory=CriticModels, description="The model.")
     critic: CriticSettings = Field(
         default_factory=CriticSettings, description="The critic that is calibrated."
@@ -57,6 +62,7 @@ def anchored(config: CalibrateConfig, base: Path) -> CalibrateConfig:
         update={
             "traces": at(config.traces),
             "heldout": at(config.heldout),
+            "anchors": at(config.anchors),
             "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
             "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
         }

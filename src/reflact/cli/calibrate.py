@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
     from reflact.calibration.results import CalibrationReport
     from reflact.calibration.trace import Trace
+    from reflact.memory import ContrastPair
     from reflact.memory_store import MemoryStore
     from reflact.ports import LLM
     from reflact.roles import ModelConfig
@@ -36,6 +37,17 @@ def calibrate(
 
     Calls that were paid for are not asked again: stopped and started anew, it goes on where it was.
     """
+    calibrate_and_show(config, overrides, as_json=as_json)
+
+
+def calibrate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
+    """Run a round as a file describes it, and print what it did.
+
+    Raises:
+        UsageError: The configuration, a trace or an anchor is wrong.
+        ModelError: The endpoint refused, failed or could not be reached; the cassette lacks an answer.
+        StoreError: The memory cannot be read or written.
+    """
     import anyio
     from rich.console import Console
 
@@ -45,8 +57,8 @@ def calibrate(
     from reflact.llm.allowance import require_cap
     from reflact.loading import load_section
 
-    settings = load_section(CalibrateConfig, config, overrides=overrides or ())
-    settings = anchored(settings, config.resolve().parent)
+    settings = load_section(CalibrateConfig, path, overrides=overrides or ())
+    settings = anchored(settings, path.resolve().parent)
     if not settings.models.critic.model:
         raise ConfigError("models.critic.model is required: name the model that scores")
     require_cap(settings.budget, settings.models.critic, role=ROLE)
@@ -67,6 +79,8 @@ async def _calibrated(config: CalibrateConfig) -> CalibrationReport:
     heldout = None if config.heldout is None else _read(config.heldout)
     async with MemoryStore(config.memory) as memory, _model(config) as llm:
         traces = await _stored(memory) if config.traces is None else _read(config.traces)
+        if config.anchors is not None:
+            await memory.keep_anchors(_pairs(config.anchors))
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
         return await calibrator.calibrate(traces, heldout=heldout)
@@ -147,6 +161,32 @@ def _read(folder: Path) -> list[Trace]:
     if twice:
         raise DataError(f"{folder}: several files hold the trace {twice[0]}; keep one of them")
     return traces
+
+
+def _pairs(path: Path) -> list[ContrastPair]:
+    """Return the pairs of a file.
+
+    Raises:
+        DataError: It cannot be read, or a line is no pair.
+    """
+    from pydantic import ValidationError
+
+    from reflact.errors import DataError
+    from reflact.memory import ContrastPair
+
+    pairs = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read the anchors {path}: {error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            pairs.append(ContrastPair.model_validate_json(line))
+        except ValidationError as error:
+            raise DataError(
+                f"{path}, line {number}, is no contrast pair: {error.errors()[0]['msg']}"
+            ) from None
+    return pairs
 
 
 async def _stored(memory: MemoryStore) -> list[Trace]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from reflact.cli.calibrate import calibrate_and_show
 from reflact.cli.running import configured, train_and_show, with_cassette
 from reflact.cli.showing import Show, Shown, Times
 
@@ -16,10 +17,17 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the run is kept.")] = Path("demo-run"),
     show: Show = Shown.live,
     times: Times = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
+    ] = False,
 ) -> None:
     """Replay a complete, recorded training run: no key, no network."""
     from reflact.prompts import data_folder
 
+    if calibrate:
+        recorded = data_folder("calibration") / "calibrate.yaml"
+        calibrate_and_show(recorded, [f"memory={json.dumps(str(out / 'memory.db'))}"])
+        return
     folder = data_folder("demo")
     overrides = with_cassette([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
     train_and_show(configured(folder / "demo.yaml", overrides), show=show, times=times)
