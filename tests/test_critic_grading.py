@@ -156,7 +156,7 @@ def test_a_threshold_is_a_phi(passes_at: float) -> None:
 
 def test_a_purpose_has_a_name() -> None:
     """A function without a name cannot be told from others in the keys of rollouts."""
-    with pytest.raises(ConfigError, match="the purpose has no name"):
+    with pytest.raises(ConfigError, match="has no name"):
         CriticGrader(Critic(saying(1)).pinned(()), purpose=functools.partial(_courtesy))
 
 

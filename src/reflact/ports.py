@@ -131,9 +131,22 @@ class Environment(Protocol):
         ...
 
 
+class Annotator(Protocol):
+    """Adds to what failure analysts are told of a trajectory."""
+
+    @property
+    def identity(self) -> str:
+        """All that its notes depend on beside item and rollout; part of the run's identity."""
+        ...
+
+    async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
+        """Return notes on a failed rollout, each a line; a model error is passed on as it is."""
+        ...
+
+
 @runtime_checkable
 class ScoredByCritic(Protocol):
-    """A grader or an environment whose scores may be a critic's opinion; a run's summary says so then."""
+    """A grader, an environment or an annotator that may tell a critic's opinion; the summary says so then."""
 
     @property
     def scored_by(self) -> CriticUsed | None:

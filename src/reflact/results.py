@@ -184,7 +184,7 @@ class CriticAccuracy(Frozen):
 
 
 class CriticUsed(Frozen):
-    """The critic that a run's scores come from.
+    """A critic whose opinion a run used.
 
     Args:
         identity: Model, prompt, settings and snapshot, as canonical JSON.
@@ -204,6 +204,10 @@ class CriticUsed(Frozen):
 Status = Literal["completed", "budget", "cancelled", "failed"]
 
 
+def _absent(value: object) -> bool:
+    return value is None
+
+
 class RunSummary(Frozen):
     """The outcome of a run: what ``Trainer.train`` returns and ``summary.json`` holds.
 
@@ -211,7 +215,8 @@ class RunSummary(Frozen):
     counts rollouts that had finished when a decision was clear without them; they and ``reused`` are those
     of the latest start. ``faults`` counts failed attempts of calls, also where a repeat succeeded; those of
     models that were passed in are not seen. ``critic`` says whose opinion the scores are, where a critic
-    graded; it is left out of JSON where none did.
+    graded, ``noted_by`` whose opinion failure analysts were shown; both are left out of JSON where there
+    was none.
     """
 
     run_id: str
@@ -237,7 +242,8 @@ class RunSummary(Frozen):
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = None
-    critic: CriticUsed | None = Field(default=None, exclude_if=lambda critic: critic is None)
+    critic: CriticUsed | None = Field(default=None, exclude_if=_absent)
+    noted_by: CriticUsed | None = Field(default=None, exclude_if=_absent)
 
     def score(self, name: str, split: Split) -> Scored | None:
         """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""

@@ -158,6 +158,7 @@ class Run:
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
             critic=self._plan.critic,
+            noted_by=self._plan.noted_by,
         )
         summary = counted(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state

@@ -16,6 +16,7 @@ from reflact.records import RunState, StepRecord, Undecided
 from reflact.rolling import Rolls
 from reflact.schedule import budget
 from reflact.stages.aggregate import aggregate
+from reflact.stages.annotate import Annotated
 from reflact.stages.appendix import remind
 from reflact.stages.evaluate import Evaluated, unevaluated
 from reflact.stages.gather import gather
@@ -176,6 +177,8 @@ class Steps:
                 step=step,
                 tokens=config.reflect.trajectory_tokens,
             ).report
+        if self._plan.annotator is not None:
+            analyse = Annotated(analyse, self._plan.annotator, journal=self._journal, step=step).report
         return await gather(
             batches,
             skill,

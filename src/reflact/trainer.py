@@ -13,7 +13,7 @@ from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
 from reflact.halting import Brake, braked, patient
-from reflact.ports import LLM, Approve, Emit, Environment, Target
+from reflact.ports import LLM, Annotator, Approve, Emit, Environment, Target
 from reflact.results import RunSummary, Scored, Status
 from reflact.run import Run
 from reflact.stages.final_test import Contender, scored
@@ -39,6 +39,7 @@ class Trainer:
         transport: Carries HTTP requests instead of the network.
         approve: Asked about each candidate that the gate would accept; it may veto (see ``ports.Approve``).
         telemetry: Takes spans and metrics instead of what this process has set for OpenTelemetry.
+        annotate: Adds notes to what failure analysts are told of trajectories.
 
     Raises:
         UsageError: The configuration, the data, a prompt or the initial skill is wrong.
@@ -54,9 +55,10 @@ class Trainer:
         transport: httpx.AsyncBaseTransport | None = None,
         approve: Approve | None = None,
         telemetry: Telemetry | None = None,
+        annotate: Annotator | None = None,
     ) -> None:
         self._approve = approve
-        self._passed = wiring.Passed(environment, target, optimizer, transport, telemetry)
+        self._passed = wiring.Passed(environment, target, optimizer, transport, telemetry, annotate)
         self._plan = wiring.plan(loading.load(config), self._passed)
         self._brake = self._new_brake()
 

@@ -22,7 +22,7 @@ from reflact.llm.budget import Budget
 from reflact.llm.news import News
 from reflact.llm.prices import usd_of
 from reflact.loading import identity as config_identity
-from reflact.ports import LLM, Emit, Environment, RunStore, ScoredByCritic, Target
+from reflact.ports import LLM, Annotator, Emit, Environment, RunStore, ScoredByCritic, Target
 from reflact.prompts import PromptBook, load_book
 from reflact.results import CriticUsed, Spend
 from reflact.roles import ModelConfig
@@ -45,6 +45,7 @@ class Passed:
     optimizer: LLM | None = None
     transport: httpx.AsyncBaseTransport | None = None
     telemetry: Telemetry | None = None
+    annotator: Annotator | None = None
 
     @property
     def roles(self) -> frozenset[str]:
@@ -65,6 +66,12 @@ class Plan:
     identity: Mapping[str, JsonValue]
     run_id: str
     critic: CriticUsed | None = None
+    annotator: Annotator | None = None
+
+    @property
+    def noted_by(self) -> CriticUsed | None:
+        """The critic whose opinion failure analysts are shown, where there is one."""
+        return _critic_of(self.annotator)
 
     def forecast(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> Forecast:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
@@ -125,8 +132,23 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
         identity["target"] = passed.target.identity
     if passed.optimizer is not None:
         identity["optimizer"] = passed.optimizer.identity
-    critic = environment.scored_by if isinstance(environment, ScoredByCritic) else None
-    return Plan(config, environment, data, prompts, initial, identity, f"r{digest(identity)[:12]}", critic)
+    if passed.annotator is not None:
+        identity["annotator"] = passed.annotator.identity
+    return Plan(
+        config,
+        environment,
+        data,
+        prompts,
+        initial,
+        identity,
+        f"r{digest(identity)[:12]}",
+        _critic_of(environment),
+        passed.annotator,
+    )
+
+
+def _critic_of(collaborator: object) -> CriticUsed | None:
+    return collaborator.scored_by if isinstance(collaborator, ScoredByCritic) else None
 
 
 def prompts_of(config: TrainerConfig) -> frozenset[str]:

@@ -55,27 +55,13 @@ class CriticGrader:
         purpose: Callable[[Item], str] = input_of,
         measured: Measures | None = None,
     ) -> None:
-        if critic.snapshot is None or critic.pair_ids is None:
-            raise ConfigError(
-                "a critic that reads its memory may change its mind during a run: grade with "
-                "`await critic.pin()`, or with `critic.pinned(pairs)`"
-            )
         if not 0 < passes_at <= MOST:
             raise ConfigError(f"passes_at is {passes_at:g}; give a phi above 0 and at most {MOST:g}")
-        name = getattr(purpose, "__qualname__", None)
-        if name is None:
-            raise ConfigError("the purpose has no name to tell its scores from others': pass a function")
         self._critic = critic
         self._passes_at = passes_at
         self._purpose = purpose
-        self._purpose_name = f"{purpose.__module__}.{name}"
-        self._used = CriticUsed(
-            identity=critic.identity,
-            snapshot=critic.snapshot,
-            prompt=critic.prompt,
-            pairs=len(critic.pair_ids),
-            measured=None if measured is None else _accuracy(measured),
-        )
+        self._purpose_name = name_of(purpose)
+        self._used = used(critic, measured)
 
     @property
     def identity(self) -> JsonValue:
@@ -139,6 +125,40 @@ async def measure_critic(critic: Critic, traces: Sequence[Trace], *, limit: int 
     """
     scored = await score_steps(critic, steps_of(traces), None, limit=limit)
     return measure([step for step in scored if step is not None])
+
+
+def used(critic: Critic, measured: Measures | None) -> CriticUsed:
+    """Return a critic as a run's summary names it, with what it was measured to be worth.
+
+    Raises:
+        ConfigError: It is not pinned.
+    """
+    if critic.snapshot is None or critic.pair_ids is None:
+        raise ConfigError(
+            "a critic that reads its memory may change its mind during a run: use "
+            "`await critic.pin()` or `critic.pinned(pairs)`"
+        )
+    return CriticUsed(
+        identity=critic.identity,
+        snapshot=critic.snapshot,
+        prompt=critic.prompt,
+        pairs=len(critic.pair_ids),
+        measured=None if measured is None else _accuracy(measured),
+    )
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """Return the qualified name by which a function is known in identities.
+
+    Raises:
+        ConfigError: It has none, such as a ``functools.partial``.
+    """
+    name = getattr(function, "__qualname__", None)
+    if name is None:
+        raise ConfigError(
+            f"{function!r:.100} has no name to tell its scores from others': pass a function or a method"
+        )
+    return f"{function.__module__}.{name}"
 
 
 def _accuracy(measured: Measures) -> CriticAccuracy:

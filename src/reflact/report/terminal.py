@@ -112,11 +112,9 @@ def fault_line(faults: Sequence[FaultCount]) -> str:
     return f"failed attempts of calls: {kinds}"
 
 
-def critic_line(critic: CriticUsed) -> str:
-    """Return whose opinion the scores are, and what it is worth."""
-    line = (
-        f"scores are the opinion of {critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
-    )
+def described_critic(critic: CriticUsed) -> str:
+    """Return who a critic is, and what its opinion is worth."""
+    line = f"{critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
     measured = critic.measured
     if measured is None:
         return f"{line}its accuracy is not measured"
@@ -177,7 +175,9 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 def _caveats(summary: RunSummary) -> Iterator[str]:
     if summary.critic is not None:
-        yield critic_line(summary.critic)
+        yield f"scores are the opinion of {described_critic(summary.critic)}"
+    if summary.noted_by is not None:
+        yield f"failure analysts were shown the opinion of {described_critic(summary.noted_by)}"
     if any(score.selected for score in summary.scores):
         yield "val scores of best and final are those that the gate selected by: expect less on fresh trials"
 
