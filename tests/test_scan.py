@@ -133,7 +133,17 @@ def test_text_in_unseen_copies_of_letters_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a b " * 20_000, "1 " * 20_000, "1" * 40_000 + "a", "ignore all " * 4_000, "a." * 20_000 + "@"]
+    "text",
+    [
+        "a b " * 20_000,
+        "1 " * 20_000,
+        "1" * 40_000 + "a",
+        "ignore all " * 4_000,
+        "a." * 20_000 + "@",
+        "ignore " + "previous " * 9_000,
+        "secret:" * 12_000,
+        "-eyJ" * 20_000,
+    ],
 )
 def test_scanning_takes_time_in_proportion(text: str) -> None:
     """Texts that are made to keep rules busy are done with in seconds, not hours."""

@@ -4,6 +4,9 @@ Texts are folded before they are looked at: compatibility forms, accents, charac
 look-alike letters of other scripts, digits for letters, letters spaced apart. The rules know common wordings
 in a few languages and nothing of meaning: a paraphrase passes. What keeps a card from being obeyed is that
 prompts fence it as data; what keeps a useless one out is that it is tested.
+
+A repetition is bounded wherever its pattern could begin again within it, so that looking takes time in
+proportion to a text whatever it holds: a pattern at work holds up the event loop from any thread.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ _DROP = (
 )
 _BEFORE = r"(?:previous(?:ly)?|prior|earlier|preceding|above|former|original|initial|your|system|safety)"
 _FILLER = rf"(?:(?:all|any|every|each|of|the|these|those|this|that|my|our|other|{_BEFORE}){_GAP})"
+_FILLERS = rf"{_FILLER}{{0,12}}"
 _ORDERS = (
     r"(?:instructions?|directions?|directives?|rules?|guidelines?|guidance|rubrics?|prompts?|orders?|"
     r"commands?)"
@@ -91,8 +95,8 @@ RULES: tuple[Rule, ...] = (
         "overridden_instructions",
         "reject",
         _patterns(
-            rf"\b{_DROP}{_GAP}{_FILLER}*{_BEFORE}{_GAP}{_FILLER}*{_ORDERS}",
-            rf"\b{_DROP}{_GAP}{_FILLER}*{_ORDERS}{_GAP}"
+            rf"\b{_DROP}{_GAP}{_FILLERS}{_BEFORE}{_GAP}{_FILLERS}{_ORDERS}",
+            rf"\b{_DROP}{_GAP}{_FILLERS}{_ORDERS}{_GAP}"
             r"(?:above|before|earlier|you (?:were|have|had|got|received))",
             rf"\b{_DROP}{_GAP}(?:all|everything|anything|whatever){_GAP}(?:of )?(?:the )?"
             r"(?:above|before|prior|previous|that came before|you (?:were|have|had|know|learned)|"
@@ -164,9 +168,9 @@ _UNBROKEN = re.compile(r"\S{12}|PRIVATE KEY")
 _SECRETS = re.compile(
     r"\bsk-[A-Za-z0-9_-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
     r"|\bhf_[A-Za-z0-9]{30,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bxox[abprs]-[\w-]{10,}"
-    r"|-----BEGIN (?:[A-Z]+ )?PRIVATE KEY|\beyJ[\w-]{15,}\.eyJ[\w-]{15,}\.[\w-]+"
-    r"|(?i:\b(?:password|passwd|api[_ -]?key|secret|bearer)\b[\"']?(?: ?[:=] ?| )[\"']?(?=[^\s\"']*\d)"
-    r"(?=[^\s\"']*[a-z])[^\s\"'(),;]{12,})"
+    r"|-----BEGIN (?:[A-Z]+ )?PRIVATE KEY|\beyJ[\w-]{15,1000}\.eyJ[\w-]{15}"
+    r"|(?i:\b(?:password|passwd|api[_ -]?key|secret|bearer)\b[\"']?(?: ?[:=] ?| )[\"']?(?=[^\s\"']{0,80}\d)"
+    r"(?=[^\s\"']{0,80}[a-z])[^\s\"'(),;]{12,})"
 )
 _MAIL = re.compile(r"[\w.+-]{1,64}@((?:[\w-]{1,63}\.)+[a-z]{2,24})\b", re.IGNORECASE)
 _NOBODY = re.compile(
