@@ -17,7 +17,7 @@ import pytest
 import virtual_time
 from calibration_memory import ListMemory
 from doubles import completion, connected, opened
-from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of
+from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, transition
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.comparing import JudgeReply
@@ -157,6 +157,27 @@ def test_the_agent_is_as_fast_as_without_a_calibrator(
     assert took == pytest.approx(virtual_time.run(alone), abs=1e-6)
     counts = calibrator.counts
     assert counts.taken + counts.rejected == STEPS
+
+
+def test_a_score_does_not_wait_for_the_calibrator() -> None:
+    """The calibrator's own calls queue for their places; the critic that it hands out is not among them."""
+
+    async def main() -> list[float]:
+        calibrator = Calibrator(slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2), judges=5)
+        took: list[float] = []
+        async with calibrator:
+            for name in names("learn", 4):
+                calibrator.submit(recorded(name, count=4))
+            for number in range(3):
+                await anyio.sleep(0.5)
+                begun = anyio.current_time()
+                step = transition(f"the agent's {number}", 1, 2, claims=False)
+                await calibrator.critic.score(step, purpose=PURPOSE)
+                took.append(anyio.current_time() - begun)
+        assert calibrator.usage.calls >= len(took)
+        return took
+
+    assert virtual_time.run(main) == pytest.approx([1.0] * 3)
 
 
 def test_a_store_that_fails_does_not_reach_the_agent() -> None:

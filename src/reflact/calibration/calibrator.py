@@ -96,10 +96,16 @@ class Calibrator:
     ) -> None:
         settings = settings if judges is None else _judged(settings, judges)
         prompts = prompts or load_book()
-        self._llm = CountedLLM(LimitedLLM(llm, anyio.Semaphore(settings.concurrency)))
+        self._llm = CountedLLM(llm)
+        limited = LimitedLLM(self._llm, anyio.Semaphore(settings.concurrency))
         self._critic = critic or Critic(self._llm, memory=store, prompts=prompts)
         self._rounds = Rounds(
-            self._llm, store, self._critic, settings=settings, prompts=prompts, tested=self._tested
+            limited,
+            store,
+            critic or Critic(limited, memory=store, prompts=prompts),
+            settings=settings,
+            prompts=prompts,
+            tested=self._tested,
         )
         self._learning = Learning(store, self._rounds, settings=settings)
         self._queue: Waiting[Trace] = Waiting(settings.queue, settings.when_full)
