@@ -205,3 +205,15 @@ async def test_what_is_no_export_is_refused(tmp_path: Path, lines: list[str], sa
     async with MemoryStore(tmp_path / "m.db") as memory:
         with pytest.raises(DataError, match=said):
             await memory.import_lines(lines)
+
+
+async def test_an_anchors_transition_is_not_imported_as_a_pair(tmp_path: Path) -> None:
+    """What is an anchor here is never learned from, whichever way a pair of its transition comes in."""
+    async with MemoryStore(tmp_path / "a.db") as memory:
+        await memory.submit(make_pair(1))
+        await memory.submit(make_pair(2))
+        lines = await lines_of(memory)
+    async with MemoryStore(tmp_path / "b.db") as other:
+        await other.keep_anchors([make_pair(1)])
+        assert (await other.import_lines(lines)).units == 1
+        assert [one.pair.id for one in await other.pairs()] == [make_pair(2).id]

@@ -23,6 +23,7 @@ from reflact.memory import (
     Promotion,
     Provenance,
     Scope,
+    Transition,
 )
 from reflact.types import Frozen, digest
 
@@ -188,7 +189,12 @@ def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, M
 
 def subject(pair: ContrastPair) -> str:
     """Return the hash of what a pair speaks of: its purpose and transition."""
-    return digest(pair.model_dump(mode="json", include={"purpose", "transition"}))
+    return subject_of(pair.purpose, pair.transition)
+
+
+def subject_of(purpose: str, transition: Transition) -> str:
+    """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
+    return digest({"purpose": purpose, "transition": transition.model_dump(mode="json")})
 
 
 def texts_of(value: JsonValue) -> Iterator[str]:

@@ -23,6 +23,7 @@ from reflact.calibration.reviewing import Reviewer, Standing, batches_of, change
 from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.memory import ContrastPair, Promotion
+from reflact.memory_cards import subject, subject_of
 from reflact.memory_ports import CardStore, Submission, TraceStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
@@ -107,8 +108,9 @@ class Rounds:
         others: Sequence[str] = (),
         also: Also | None = None,
     ) -> Stored:
-        """Make a trace's pairs and store each as it comes about."""
+        """Make a trace's pairs and store each as it comes about; steps that are anchors teach nothing."""
         submissions: list[Submission] = []
+        anchored = {subject(pair) for pair in await self._store.anchors()}
 
         async def report(one: ContrastPair | Drop) -> None:
             if isinstance(one, Drop):
@@ -119,7 +121,7 @@ class Rounds:
                 await also(one)
 
         made = await contrast(
-            trace.events,
+            [e for e in trace.events if subject_of(trace.purpose, e.transition) not in anchored],
             purpose=trace.purpose,
             trace_id=trace.id,
             plan=plan,

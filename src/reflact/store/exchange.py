@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard
-from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id
+from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id, subject
 from reflact.memory_ports import BatchTest, StatusChange, StoredTrace
 from reflact.store import booking, changing, traces, units
 from reflact.store.cards import SQLiteCards
@@ -126,8 +126,9 @@ class SQLiteExchange(SQLiteCards):
         """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
 
         What is stored already stays as it is. Every new unit is scanned. A promoted one stays promoted only
-        where the file holds the test that promoted it; else it is quarantined and held. The file is trusted
-        as far as whoever wrote it: evidence cannot be proven by a file that carries it.
+        where the file holds the test that promoted it; else it is quarantined and held. A pair of a
+        transition that is an anchor here is left out, as it is when handed in. The file is trusted as far as
+        whoever wrote it: evidence cannot be proven by a file that carries it.
 
         Raises:
             DataError: A line is not one of an export, or a unit's id does not follow from its content; names
@@ -165,7 +166,7 @@ class SQLiteExchange(SQLiteCards):
                     done["anchors"] += booking.keep_anchors(tables, [line.pair])
                 case TestLine():
                     done["tests"] += _bring_test(tables, line)
-                case UnitLine() if not units.rows(tables, "id = ?", (_unit(line).id,)):
+                case UnitLine() if _wanted(tables, _unit(line)):
                     done["units"] += 1
                     done["held"] += _bring_unit(tables, line, findings[number], now)
                     changing.make_room(tables, _unit(line).kind, self._bound, now)
@@ -241,6 +242,13 @@ SHARED = set(MemoryCard.model_fields) - {"id", "kind", "content", "pattern", "st
 def _unit(line: UnitLine) -> Unit:
     first = line.cards[0]
     return Unit(first.id if line.pair is None else line.pair.id, line.cards, line.pair)
+
+
+def _wanted(tables: Tables, unit: Unit) -> bool:
+    """Whether a unit is new and does not speak of an anchor."""
+    if units.rows(tables, "id = ?", (unit.id,)):
+        return False
+    return unit.pair is None or not booking.is_anchor(tables, subject(unit.pair))
 
 
 def _bring_test(tables: Tables, line: TestLine) -> int:
