@@ -414,6 +414,22 @@ async def test_anchors_are_never_learned_from(memory: MemoryStore) -> None:
     assert [one.pair for one in await memory.pairs()] == [pair]
 
 
+async def test_forgetting_a_trace_takes_its_purpose_from_other_traces_pairs(path: Path) -> None:
+    """What looks at a step under the forgotten purpose goes, unless another trace has it as well."""
+    elsewhere = {"construction": "other_purpose", "label": "agreement"}
+    private = make_pair(1, trace="kept").model_copy(update={"purpose": "Call Ottilie Quandt.", **elsewhere})
+    shared = make_pair(2, trace="kept").model_copy(update={"purpose": "Call the office.", **elsewhere})
+    async with MemoryStore(path) as memory:
+        for trace, pair in (("gone", private), ("gone too", shared), ("same", shared)):
+            await memory.open_trace(trace, pair.purpose)
+        for pair in (private, shared, make_pair(4, trace="kept")):
+            await memory.submit(pair)
+        assert (await memory.forget("gone")).unit_ids == (private.id,)
+        assert (await memory.forget("gone too")).unit_ids == ()
+        assert (await memory.forget("same")).unit_ids == (shared.id,)
+    assert b"Ottilie" not in b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
+
+
 async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
     """Units, cards, history, index, anchors and events of a trace go, and their words leave the file."""
     secret, kept = "Xylophon-Kwijibo", make_pair(1, trace="kept")
@@ -500,6 +516,18 @@ async def test_a_step_is_labelled_afterwards(memory: MemoryStore) -> None:
     assert not await memory.append("t", event(0))
     with pytest.raises(DataError, match="no step 5"):
         await memory.label("t", 5, gold)
+
+
+async def test_gold_that_comes_with_a_step_again_is_kept(memory: MemoryStore) -> None:
+    """A trace handed in again with what is right fills in what was not known, and changes nothing else."""
+    first, other = (Gold(phi_before=0, phi_after=phi, source="program") for phi in (4, 5))
+    await memory.open_trace("t", "Do it.")
+    await memory.append("t", event(0))
+    for gold in (first, other):
+        assert not await memory.append("t", event(0).model_copy(update={"gold": gold}))
+        stored = await memory.trace("t")
+        assert stored is not None
+        assert stored.events[0].gold == first
 
 
 async def test_the_loop_runs_on_while_a_large_pair_is_scanned(memory: MemoryStore) -> None:

@@ -151,10 +151,27 @@ def anchors(tables: Tables) -> list[ContrastPair]:
 # ----------------------------------------------------------------------------------------- forgetting
 
 
+PURPOSES = """
+SELECT json_extract(purpose, '$') AS purpose FROM traces WHERE (id = ?1) = {its} UNION
+SELECT json_extract(pair, '$.purpose') FROM memory_units WHERE pair IS NOT NULL AND (trace_id IS ?1) = {its}
+AND json_extract(pair, '$.construction') <> 'other_purpose'
+"""
+"""The purposes of a trace (1) or of all others (0), as far as they are stored."""
+
+ELSEWHERE = f"""
+trace_id IS NOT ?1 AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
+AND json_extract(pair, '$.purpose') IN (
+    SELECT purpose FROM ({PURPOSES.format(its=1)}) EXCEPT SELECT purpose FROM ({PURPOSES.format(its=0)})
+) ORDER BY id
+"""  # noqa: S608 - constants of this module
+"""Pairs of other traces that look at their step under a purpose that one trace alone has."""
+
+
 def forget(tables: Tables, trace_id: str) -> Forgotten:
     """Remove what came from a trace; see ``SQLiteCards.forget``."""
     tables.execute("PRAGMA secure_delete = ON")
     rows = units.rows(tables, "trace_id = ? ORDER BY id", (trace_id,))
+    rows += units.rows(tables, ELSEWHERE, (trace_id,))
     cards = sum(len(units.cards(tables, row)) for row in rows)
     changing.remove(tables, [row.number for row in rows])
     anchored = tables.execute("DELETE FROM memory_anchors WHERE trace_id = ?", (trace_id,)).rowcount

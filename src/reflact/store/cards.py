@@ -324,6 +324,8 @@ class SQLiteCards:
     async def forget(self, trace_id: str) -> Forgotten:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
 
+        Pairs of other traces that look at their step under this one's purpose go as well, unless another
+        trace that is stored has the same purpose.
         The evidence of tests stays: it holds hashes and numbers, and tests have to be counted. What is
         removed is overwritten in the file and leaves its log when the last process closes it.
         """

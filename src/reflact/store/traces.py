@@ -29,6 +29,8 @@ class SQLiteTraces:
     async def append(self, trace_id: str, event: ScoreEvent) -> bool:
         """Append an event, whole; on disk when this returns. False where it is there already.
 
+        Of one that is there without gold, the gold is added; gold that is there stays.
+
         Raises:
             DataError: The trace is unknown, or another event has the same step.
         """
@@ -48,10 +50,7 @@ class SQLiteTraces:
             if stored is None:
                 raise DataError(f"trace {trace_id} has no step {step} that could be labelled")
             event = read(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
-            tables.execute(
-                "UPDATE trace_events SET event = ? WHERE trace_id = ? AND step = ?",
-                (written(event.model_copy(update={"gold": gold})), trace_id, step),
-            )
+            _replace(tables, trace_id, event.model_copy(update={"gold": gold}))
 
         await self._database.write(change)
 
@@ -86,11 +85,19 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
             (trace_id, event.step, written(event)),
         )
         return True
-    if _unlabelled(read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")) != _unlabelled(
-        event
-    ):
+    known = read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
+    if _unlabelled(known) != _unlabelled(event):
         raise DataError(f"trace {trace_id} has another event as step {event.step}; each step is one event")
+    if known.gold is None and event.gold is not None:
+        _replace(tables, trace_id, event)
     return False
+
+
+def _replace(tables: Tables, trace_id: str, event: ScoreEvent) -> None:
+    tables.execute(
+        "UPDATE trace_events SET event = ? WHERE trace_id = ? AND step = ?",
+        (written(event), trace_id, event.step),
+    )
 
 
 def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
