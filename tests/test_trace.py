@@ -73,6 +73,24 @@ class Kept:
         return tuple(sorted(self.purposes))
 
 
+def test_a_trace_takes_names_of_files_as_text_and_makes_their_folder(tmp_path: Path) -> None:
+    """A path may be text, its folder need not be there, and what stands in a folder's place is an error."""
+    path = str(tmp_path / "traces" / "today" / "order.jsonl")
+    Trace(PURPOSE, id="t", path=path).record(step(), HIGH)
+    Trace.resume(path).record(step(), LOW)
+    assert [event.evaluation for event in Trace.load(path).events] == [HIGH, LOW]
+    with pytest.raises(StoreError, match="cannot write"):
+        Trace(PURPOSE, path=f"{path}/inner.jsonl")
+
+
+def test_a_trace_shows_what_it_is(tmp_path: Path) -> None:
+    """The representation tells purpose, name, events and whether the trace is finished."""
+    trace = recorded(tmp_path / "t.jsonl")
+    assert repr(trace) == "Trace('Ship the order.', id='t': 3 events, open)"
+    trace.finish()
+    assert repr(trace).endswith("3 events, finished)")
+
+
 # ------------------------------------------------------------------------------------------ recording
 
 
@@ -251,8 +269,9 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_not_recorded(tmp_path: Path) -> None:
     """A disk error is one error with the path, and leaves trace and file in step."""
-    with pytest.raises(StoreError, match="none"):
-        Trace(PURPOSE, path=tmp_path / "none" / "t.jsonl")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file"):
+        Trace(PURPOSE, path=tmp_path / "file" / "t.jsonl")
     trace = recorded(tmp_path / "t.jsonl")
     (tmp_path / "t.jsonl").rename(tmp_path / "moved.jsonl")
     with pytest.raises(StoreError, match=r"t\.jsonl"):

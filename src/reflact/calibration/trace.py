@@ -52,23 +52,34 @@ class Trace:
     Args:
         purpose: What the agent is to achieve.
         id: Names the trace; None: a random name.
-        path: A file that each event is appended to as it happens. It must not exist; see ``resume``.
+        path: A file that each event is appended to as it happens; its folder is made where missing. The file
+            must not exist; see ``resume``.
 
     Raises:
         DataError: The file exists.
         StoreError: The file cannot be written.
     """
 
-    def __init__(self, purpose: str, *, id: str | None = None, path: Path | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        purpose: str,
+        *,
+        id: str | None = None,  # noqa: A002
+        path: Path | str | None = None,
+    ) -> None:
         self._header = _Header(trace=uuid4().hex if id is None else id, purpose=purpose)
         self._events: list[ScoreEvent] = []
         self._finished = False
-        self._path = path
+        self._path = None if path is None else Path(path)
         self._length = 0
         self._lost = 0
-        if path is not None:
-            _make(path)
+        if self._path is not None:
+            _make(self._path)
             self._write(self._header)
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "open"
+        return f"Trace({self.purpose!r}, id={self.id!r}: {len(self.events)} events, {state})"
 
     @property
     def id(self) -> str:
@@ -138,17 +149,17 @@ class Trace:
         return sum([await store.append(self.id, event) for event in self.events])
 
     @classmethod
-    def load(cls, path: Path) -> Trace:
+    def load(cls, path: Path | str) -> Trace:
         """Read a file up to where it is whole; the trace takes no further events.
 
         Raises:
             DataError: Not even the header is whole.
             StoreError: The file cannot be read.
         """
-        return cls._of(_read(path))
+        return cls._of(_read(Path(path)))
 
     @classmethod
-    def resume(cls, path: Path) -> Trace:
+    def resume(cls, path: Path | str) -> Trace:
         """Read a file up to where it is whole, cut off what follows, and record into it from there on.
 
         A trace that was finished stays so.
@@ -157,6 +168,7 @@ class Trace:
             DataError: Not even the header is whole.
             StoreError: The file cannot be read or written.
         """
+        path = Path(path)
         whole = _read(path)
         trace = cls._of(whole)
         trace._finished = whole.finished
@@ -198,6 +210,10 @@ class Trace:
 
 
 def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
