@@ -43,6 +43,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
         child.communicate("")
     message = str(refusal.value)
     assert f"process {child.pid} on " in message
+    assert "wait until it has ended" in message
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
     assert str(tmp_path) in message
     with run_lock(tmp_path):
@@ -61,9 +62,11 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
-    """The lock also holds within a process."""
-    with run_lock(tmp_path), pytest.raises(RunConflict, match=f"process {os.getpid()} "), run_lock(tmp_path):
+    """The lock also holds within a process, which is told that it is itself what holds the folder."""
+    with run_lock(tmp_path), pytest.raises(RunConflict) as refusal, run_lock(tmp_path):
         pass
+    assert f"process {os.getpid()} " in str(refusal.value)
+    assert "async with" in str(refusal.value)
 
 
 def test_a_folder_remembers_how_far_its_run_came(tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def run_lock(folder: Path) -> Iterator[Lease]:
 
 def _taken(folder: Path, file: int) -> str:
     holder = _text(file).partition("\n")[0].strip() or "another process"
-    return f"{folder} is in use by {holder}; wait until it has ended, or choose another out_dir"
+    own = holder.startswith(f"process {os.getpid()} on {socket.gethostname()} ")
+    wait = "that is this one: leave its `async with trainer.stream()`" if own else "wait until it has ended"
+    return f"{folder} is in use by {holder}; {wait}, or choose another out_dir"
 
 
 def _text(file: int) -> str:
