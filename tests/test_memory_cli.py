@@ -73,6 +73,7 @@ def test_forgetting_says_what_went(store: Path) -> None:
     """The units of the trace go and are counted."""
     assert "2 units with 4 cards" in run("forget", store, "t").stdout
     assert json.loads(run("forget", store, "t", "--json").stdout)["unit_ids"] == []
+    assert "nothing in" in run("forget", store, "t").stdout
     assert run("list", store, "--json").stdout == ""
 
 
@@ -90,7 +91,7 @@ def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("list", "nowhere.db"), "no memory at nowhere.db"),
-        (("show", "STORE", "zzz"), "no unit"),
+        (("show", "STORE", "zzz"), "begins with 'zzz'"),
         (("show", "STORE", ""), "2 or more units"),
         (("list", "STORE", "--status", "lost"), "'lost'"),
         (("list", "STORE", "--kind", "lost"), "'lost'"),

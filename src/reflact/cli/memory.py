@@ -93,6 +93,9 @@ def forget(
     if json:
         typer.echo(_line(gone))
         return
+    if not gone.trace and not gone.unit_ids and not gone.anchors:
+        typer.echo(f"nothing in {store} came from a trace {visible(trace)}; a trace is named by its whole id")
+        return
     typer.echo(
         f"forgot trace {visible(trace)}: {gone.events} events, {len(gone.unit_ids)} units with {gone.cards} "
         f"cards, {gone.anchors} anchors"
@@ -178,7 +181,10 @@ async def _show(path: Path, name: str, json: bool) -> None:
         ids = await store.units_named(name)
         if len(ids) != 1:
             number = "no unit" if not ids else f"{len(ids)} or more units"
-            raise UsageError(f"{number} in {path} begin with {name!r}; list them with `reflact memory list`")
+            begins = "begins" if not ids else "begin"
+            raise UsageError(
+                f"{number} in {path} {begins} with {name!r}; list them with `reflact memory list`"
+            )
         cards, history = await store.cards(ids[0]), await store.history(ids[0])
     if json:
         for line in (*map(_line, cards), *map(_line, history)):
