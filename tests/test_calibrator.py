@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calibration.waiting import WhenFull
 from reflact.calls import Message, Rendered, ReplyModel, Sample
-from reflact.errors import BudgetSpent, ConfigError, ProviderDown, StoreError
+from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError
 from reflact.memory import Evaluation
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
@@ -178,6 +179,33 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
         return took
 
     assert virtual_time.run(main) == pytest.approx([1.0] * 3)
+
+
+def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None:
+    """Where too many held-out steps have no score, they are scored again with the next batch, no earlier."""
+    held, learned, told = names("hold_out", 25), names("learn", 12), list[CalibrationEvent]()
+    hopeless = [f'"folder": "{name}-0"' for name in held[:5]]
+
+    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        text = "".join(message.content for message in prompt.messages)
+        if reply_type is CriticReply and any(one in text for one in hopeless):
+            return ReplyError("nothing valid")
+        return answer(prompt, reply_type)
+
+    async def main() -> None:
+        async with Calibrator(
+            ScriptedLLM(script), ListMemory(), settings=settings(batch=4), tell=told.append
+        ) as calibrator:
+            for number, name in enumerate([*held, *learned]):
+                calibrator.submit(recorded(name, number))
+                await calibrator.idle()
+
+    virtual_time.run(main)
+    made = sum(event.kept for event in told if isinstance(event, PairsMade))
+    tried = [event.pairs for event in told if isinstance(event, NotTested)]
+    assert made >= 12
+    assert len(tried) >= 2
+    assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
 
 
 def test_a_store_that_fails_does_not_reach_the_agent() -> None:

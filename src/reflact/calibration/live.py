@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reflact.calibration.holding import held_slice, known, slice_name
 from reflact.calibration.replay import steps_of
-from reflact.calibration.review import enough, slice_of
+from reflact.calibration.review import NotEnoughTraces, enough, slice_of
 from reflact.calibration.reviewing import Standing
 from reflact.calibration.rounds import Memory, Rounds, Stored
 from reflact.calibration.settings import CalibratorSettings
@@ -31,6 +31,7 @@ class Learning:
         self._slice: int | None = None
         self._known: frozenset[str] = frozenset()
         self._waiting = 0
+        self._due = settings.batch
         self._held: set[str] = set()
         self._told = False
 
@@ -51,8 +52,11 @@ class Learning:
         return made
 
     async def test(self) -> None:
-        """Test the pairs that wait, if they are enough for a batch and the held-out traces for a test."""
-        if self._waiting < self._settings.batch or self._slice is None:
+        """Test the pairs that wait, if they are enough for a batch and the held-out traces for a test.
+
+        Where scoring came to no test, it is paid for again only once another batch of pairs waits.
+        """
+        if self._waiting < self._due or self._slice is None:
             return
         few = enough(self._held)
         if few is not None:
@@ -65,10 +69,13 @@ class Learning:
         traces = await self._held_out(standing)
         held = {trace.id for trace in traces}
         batch = [pair for pair in standing.waiting if pair.provenance.trace_id not in held]
+        self._due = self._settings.batch
         if batch:
             name = slice_name(self._slice, self._settings.slices)
-            await self._rounds.test(batch, steps_of(traces), standing=standing, name=name)
+            result = await self._rounds.test(batch, steps_of(traces), standing=standing, name=name)
             standing = await self._rounds.reviewer.standing()
+            if isinstance(result, NotEnoughTraces):
+                self._due += len(standing.waiting)
         await self._look(standing)
 
     async def _look(self, standing: Standing) -> None:
