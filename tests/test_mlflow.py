@@ -19,7 +19,7 @@ import pytest
 
 from reflact import Trainer, wiring
 from reflact.errors import ConfigError
-from reflact.events import Event, Finished, Warned
+from reflact.events import BaselineMeasured, Event, Finished, Warned
 from reflact.loading import load
 from reflact.report.mlflow import Tracker, told_to_mlflow
 from reflact.results import RunSummary
@@ -186,6 +186,35 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
     (warning,) = [event for event in seen if isinstance(event, Warned)]
     assert "no answer in 0.2 seconds" in warning.message
     assert summary.status == "completed"
+
+
+async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
+    """What a slow server has not taken when the run ends gets no more time than a single event does."""
+    never, told = Flag(), list[Event]()
+    plan, _ = planned(tmp_path)
+
+    def slow(_: str) -> None:
+        never.wait(0.05)
+
+    async def hear(event: Event) -> None:
+        told.append(event)
+
+    async with told_to_mlflow(
+        hear,
+        connect=partial(Notes, slow),
+        run_id=plan.run_id,
+        identity=plan.identity,
+        out_dir=plan.config.out_dir,
+        patience=1.0,
+    ) as tell:
+        for _ in range(100):
+            await tell(BaselineMeasured(run_id=plan.run_id, score=0.5, n=4))
+        assert len(told) == 100
+        await tell(Finished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed")))
+    warning, last = told[100:]
+    assert isinstance(warning, Warned)
+    assert "no answer" in warning.message
+    assert isinstance(last, Finished)
 
 
 async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:

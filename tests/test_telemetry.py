@@ -19,6 +19,8 @@ from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
 from reflact.calls import Message, Rendered, Reply, Sample, Text
 from reflact.errors import ProviderDown
+from reflact.events import StepCommitted
+from reflact.records import Version
 from reflact.results import RunSummary, Usage
 from reflact.roles import ModelConfig
 from reflact.tasks import fan_out, group
@@ -27,7 +29,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimize
 from reflact.traced import TracedLLM
 from reflact.trainer import evaluate_skill
 from reflact.types import Skill, Split
-from reflact.wiring import Passed
+from reflact.wiring import Passed, unheard
 from spans import Watch, told
 
 pytestmark = pytest.mark.anyio
@@ -187,10 +189,10 @@ async def test_spans_hold_content_only_where_it_is_asked_for(
     watch = Watch()
     config = settings(world, tmp_path / "run", telemetry={"content": content})
     config["models"]["target"] = {**MODEL, "key": key}
-    (world / "train" / "items.jsonl").write_text(
-        (world / "train" / "items.jsonl").read_text("utf-8").replace("gamma 2", "gamma hunter2canary99 2"),
-        encoding="utf-8",
-    )
+    items = (world / "train" / "items.jsonl").read_text("utf-8")
+    assert items.count("gamma 6") == 1
+    leaking = items.replace("gamma 6", "gamma 6 hunter2canary99")
+    (world / "train" / "items.jsonl").write_text(leaking, encoding="utf-8")
     await trained(config, watch, PureNetwork(leaky))
     found = {canary for canary in CANARIES if canary in watch.text()}
     assert found == (set(CANARIES) - {"hunter2canary99"} if content else set())
@@ -284,6 +286,23 @@ async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_p
     assert ("AccessDenied",) in watch.metric("gen_ai.client.operation.duration", "error.type")
     assert "canary of the server" not in watch.text()
     assert not [event for span in watch.spans for event in span.events]
+
+
+async def test_a_step_says_what_became_of_it() -> None:
+    """A commit that is told within its step is noted there; one that is told again after a crash is not."""
+    watch = Watch()
+    tracing = Tracing("r1", watch.telemetry)
+    tell = tracing.following(unheard)
+    version = Version(number=0, skill_hash="h", origin="initial", score=0.5)
+    committed = StepCommitted(run_id="r1", step=1, epoch=1, action="reject", current=version, best=version)
+    with tracing.run():
+        await tell(committed)
+        with tracing.step(2, epoch=1):
+            await tell(committed.model_copy(update={"step": 2}))
+    (step,), (run,) = watch.named("reflact.step"), watch.named("reflact.run")
+    assert told(step)["reflact.action"] == "reject"
+    assert "reflact.action" not in told(run)
+    assert watch.metric("reflact.steps") == {(): 2}
 
 
 async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) -> None:
