@@ -22,11 +22,18 @@ def demo(
     ] = False,
 ) -> None:
     """Replay a complete, recorded training run: no key, no network."""
+    from reflact.errors import ConfigError
     from reflact.prompts import data_folder
 
     if calibrate:
-        recorded = data_folder("calibration") / "calibrate.yaml"
-        calibrate_and_show(recorded, [f"memory={json.dumps(str(out / 'memory.db'))}"])
+        memory = out / "memory.db"
+        if memory.exists():
+            raise ConfigError(
+                f"{memory} exists, and the recording begins with an empty one: name another --out"
+            )
+        calibrate_and_show(
+            data_folder("calibration") / "calibrate.yaml", [f"memory={json.dumps(str(memory))}"]
+        )
         return
     folder = data_folder("demo")
     overrides = with_cassette([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
