@@ -171,7 +171,8 @@ def _digits(sample: str) -> str:
 
 def completion(body: dict[str, Any], text: str) -> dict[str, Any]:
     """Return the whole answer to a request, its token counts included."""
-    given, written = len(json.dumps(body)) // 4, len(text) // 4
+    content = {name: value for name, value in body.items() if name not in {"stream", "stream_options"}}
+    given, written = len(json.dumps(content)) // 4, len(text) // 4
     message = {"role": "assistant", "content": text}
     return {
         "id": "pure",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
 from reflact.calls import Sample
-from reflact.types import Edit, Item, Rollout, Score, Skill, canonical, digest
+from reflact.types import Edit, Item, Rollout, Score, Skill, canonical, digest, failed
 
 values: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -118,8 +118,9 @@ def test_values_are_frozen_and_closed() -> None:
         Score.of(1.5)
 
 
-@pytest.mark.parametrize(("hard", "failed"), [(0.0, True), (0.1, False), (1.0, False), (None, False)])
-def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, failed: bool) -> None:
+@pytest.mark.parametrize(("hard", "fails"), [(0.0, True), (0.1, False), (1.0, False), (None, False)])
+def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, fails: bool) -> None:
     """A fraction of success is no failure, and an unmeasured rollout has not failed."""
     score = None if hard is None else Score.of(hard)
-    assert Rollout(key="k", item_id="i", skill_hash="s", score=score).failed is failed
+    rollout = Rollout(key="k", item_id="i", skill_hash="s", score=score)
+    assert failed(rollout, None) is fails
