@@ -15,8 +15,8 @@ import pytest
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
 from reflact.calibration.critic import CRITIC, Critic, CriticSettings
-from reflact.calibration.selection import ranked
-from reflact.calibration.showing import ABOVE, show_examples
+from reflact.calibration.selection import Reader, ranked
+from reflact.calibration.showing import ABOVE, Renderer, show_examples
 from reflact.calibration.tokens import estimate
 from reflact.memory import MISTAKES, Action, ContrastPair, Promotion, Scope, Transition
 from reflact.memory_cards import visible_to
@@ -234,3 +234,34 @@ def evidence_of(one: ContrastPair, before: int) -> Promotion:
         critic="c",
         prompt="critic@1",
     )
+
+
+def test_an_example_is_rendered_once_whatever_is_scored() -> None:
+    """Pairs that a memory gives again are neither read nor rendered again, and are shown as they were."""
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return estimate(text)
+
+    def some() -> list[ContrastPair]:
+        return [pair(Random(seed)) for seed in range(40)]
+
+    read, render = Reader(), Renderer(60, count)
+    asked, counts = transition(Random(99)), list[int]()
+    for _ in range(2):
+        shown = show_examples(
+            ranked(some(), asked, purpose="Ship it.", read=read), room=400, most=8, each=60, render=render
+        )
+        counts.append(len(counted))
+        assert shown == show_examples(ranked(some(), asked, purpose="Ship it."), room=400, most=8, each=60)
+    assert counts[0] > 0
+    assert counts[1] == counts[0]
+
+
+def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
+    """What a pair's id leaves out, such as why it is wrong, is shown as the pair at hand has it."""
+    read, one = Reader(), pair(Random(1))
+    other = one.model_copy(update={"why": "Another reason."})
+    assert (read(one).pair, read(other).pair, read(one).pair) == (one, other, one)
+    assert read(other.model_copy()).pair is other

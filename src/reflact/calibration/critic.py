@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, field_validator
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
 from reflact.calibration.selection import Reader, ranked, search_text
-from reflact.calibration.showing import Shown, show_examples, show_transition
+from reflact.calibration.showing import Renderer, Shown, show_examples, show_transition
 from reflact.calibration.tokens import Count, estimate
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError
@@ -121,6 +121,7 @@ class Critic:
         self._count = count
         self._pinned: tuple[ContrastPair, ...] | None = None
         self._read = Reader()
+        self._render = Renderer(settings.example_state_tokens, count)
         self._scores: Memo[StateScore] = Memo(settings.cache)
 
     @property
@@ -230,6 +231,7 @@ class Critic:
             most=self._settings.examples,
             each=self._settings.example_state_tokens,
             count=self._count,
+            render=self._render,
         )
 
     # ------------------------------------------------------------------------------------- the question

@@ -40,7 +40,9 @@ def read(pair: ContrastPair) -> Read:
 
 
 class Reader:
-    """Reads pairs as ``read`` does, each object once: whole rounds are scored with the same pairs.
+    """Reads pairs as ``read`` does, each once: rounds are scored with the same, a memory gives equal ones.
+
+    Of equal pairs the first is held and returned, so that what is known of it can be found by the object.
 
     Args:
         size: Pairs that are remembered; beyond it all are forgotten.
@@ -48,15 +50,18 @@ class Reader:
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
-        self._known: dict[int, Read] = {}
+        self._objects: dict[int, Read] = {}
+        self._ids: dict[str, Read] = {}
 
     def __call__(self, pair: ContrastPair) -> Read:
         """Return what ranking needs to know of a pair."""
-        found = self._known.get(id(pair))
-        if found is None:
-            if len(self._known) >= self._size:
-                self._known.clear()
-            found = self._known[id(pair)] = read(pair)
+        found = self._objects.get(id(pair)) or self._ids.get(pair.id)
+        if found is not None and (found.pair is pair or found.pair == pair):
+            return found
+        if len(self._objects) >= self._size:
+            self._objects.clear()
+            self._ids.clear()
+        found = self._objects[id(pair)] = self._ids[pair.id] = read(pair)
         return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pydantic import JsonValue
@@ -47,8 +47,40 @@ def show_action(action: Action) -> str:
     return action.name if action.arguments is None else f"{action.name}\n{show_state(action.arguments)}"
 
 
+class Renderer:
+    """Renders worked examples, each object once.
+
+    Args:
+        each: Tokens for each part of a transition; what is longer is cut with a mark.
+        count: Counts tokens.
+        size: Examples that are remembered; beyond it all are forgotten.
+    """
+
+    def __init__(self, each: int, count: Count = estimate, size: int = 4096) -> None:
+        self._each = each
+        self._count = count
+        self._size = size
+        self._known: dict[tuple[int, int], tuple[ContrastPair, str]] = {}
+
+    def __call__(self, pair: ContrastPair, number: int) -> str:
+        """Return a pair as the example of a number, fenced."""
+        known = self._known.get((id(pair), number))
+        if known is None:
+            if len(self._known) >= self._size:
+                self._known.clear()
+            text = fence(f"example_{number}", _example(pair, self._each, self._count))
+            known = self._known[id(pair), number] = (pair, text)
+        return known[1]
+
+
 def show_examples(
-    pairs: Sequence[ContrastPair], *, room: int, most: int, each: int, count: Count = estimate
+    pairs: Sequence[ContrastPair],
+    *,
+    room: int,
+    most: int,
+    each: int,
+    count: Count = estimate,
+    render: Callable[[ContrastPair, int], str] | None = None,
 ) -> Shown:
     """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
@@ -58,14 +90,13 @@ def show_examples(
         most: Pairs at most.
         each: Tokens for each part of a transition; what is longer is cut with a mark.
         count: Counts tokens.
+        render: Renders an example, as a ``Renderer`` for so many tokens each does; None: one of its own.
     """
-    shown = Shown("", ())
+    shown, render = Shown("", ()), render or Renderer(each, count)
     for pair in pairs:
         if len(shown.pairs) == most:
             break
-        number = len(shown.pairs) + 1
-        example = fence(f"example_{number}", _example(pair, each, count))
-        text = f"{shown.text or ABOVE}\n\n{example}"
+        text = f"{shown.text or ABOVE}\n\n{render(pair, len(shown.pairs) + 1)}"
         if count(text) <= room:
             shown = Shown(text, (*shown.pairs, pair))
     return shown
