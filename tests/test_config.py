@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflact.calibration.config import CalibrateConfig
 from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
 from reflact.loading import fingerprint, identity, keys, load
@@ -267,6 +268,21 @@ def test_every_key_is_described() -> None:
     for key, kind, _, _, description in keys():
         assert description.endswith("."), key
         assert kind, key
+
+
+def test_types_and_defaults_are_told_as_a_file_has_them() -> None:
+    """Lists are lists, of words or of mappings, and no Python name of a type is left."""
+    told = {
+        key: (kind, default)
+        for section in (TrainerConfig, CalibrateConfig)
+        for key, kind, default, *_ in keys(section)
+    }
+    assert told["calibrator.contrast.mistakes"] == ("list of mapping", "[]")
+    assert told["update.operations"] == (
+        "list of `append` or `insert_after` or `replace` or `delete`",
+        "[append, insert_after, replace, delete]",
+    )
+    assert not [key for key, (kind, _) in told.items() if "class" in kind or "Ellipsis" in kind]
 
 
 def test_the_identity_names_known_keys_and_no_secret() -> None:

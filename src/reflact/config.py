@@ -286,8 +286,8 @@ class BudgetConfig(Section):
     max_usd: float | None = Field(
         None,
         ge=0,
-        description="Money, in dollars. Needs `max_tokens` and a known price for each role, see "
-        "`models.target.price`.",
+        description="Money, in dollars. Needs `max_tokens` and a known price for each role, see `price` "
+        "of its model.",
         json_schema_extra=CHANGEABLE,
     )
     max_tokens: int | None = Field(

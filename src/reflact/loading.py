@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails
 
 from reflact.config import TrainerConfig
@@ -132,16 +132,29 @@ def _shown(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"
     return str(value)
+
+
+TYPE_WORDS = {
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "true or false",
+    "Path": "path",
+    "NoneType": "null",
+}
 
 
 def _type_name(kind: Any) -> str:
     arguments = get_args(kind)
-    if kind is type(None):
-        return "null"
+    if arguments[1:] == (...,):
+        return f"list of {_type_name(arguments[0])}"
     if arguments and all(isinstance(a, str | int) for a in arguments):
         return " or ".join(f"`{a}`" for a in arguments)
-    if _section(kind) is kind or (arguments and getattr(kind, "__origin__", None) in {dict, Mapping}):
+    model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    if model or (arguments and getattr(kind, "__origin__", None) in {dict, Mapping}):
         return "mapping"
     if (arguments and callable(kind) is False) or (
         arguments and hasattr(kind, "__args__") and "|" in str(kind)
@@ -149,9 +162,7 @@ def _type_name(kind: Any) -> str:
         return " or ".join(_type_name(a) for a in arguments)
     if arguments:
         return "function" if "Callable" in str(kind) else " or ".join(_type_name(a) for a in arguments)
-    return {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}.get(
-        getattr(kind, "__name__", str(kind)), str(kind)
-    )
+    return TYPE_WORDS.get(getattr(kind, "__name__", str(kind)), str(kind))
 
 
 def _plain(config: TrainerConfig) -> dict[str, Any]:

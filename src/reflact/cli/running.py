@@ -25,7 +25,7 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .yaml or .toml
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key, such as train.num_epochs=2. Repeatable."
+        "--set", metavar="KEY=VALUE", help="Override a key, such as budget.max_calls=500. Repeatable."
     ),
 ]
 Cassette = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
