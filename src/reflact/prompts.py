@@ -167,7 +167,7 @@ def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = N
 
 
 def data_folder(name: str) -> Path:
-    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``: in the wheel, or in the source tree.
+    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``: in the wheel or the source tree.
 
     Raises:
         PromptError: The installation lacks it.

@@ -1,7 +1,7 @@
 """Rules that an evaluation must keep whatever the model says. Pure.
 
-They are applied in the order of ``GUARDS``. The first three take credit away and nothing gives it back; a jump
-that is left after them lowers confidence, which nothing raises. So none undoes what another did.
+They are applied in the order of ``GUARDS``. The first three take credit away and nothing gives it back; a
+jump that is left after them lowers confidence, which nothing raises. So none undoes what another did.
 """
 
 from __future__ import annotations
