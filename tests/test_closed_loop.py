@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import pytest
@@ -17,6 +19,7 @@ from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
+from reflact.memory_ports import BatchTest
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
 
@@ -159,6 +162,32 @@ async def test_no_pair_is_made_of_a_step_that_is_an_anchor(tmp_path: Path) -> No
         sources = {(one.pair.provenance.trace_id, one.pair.provenance.step) for one in await store.pairs()}
         assert (learn[0].id, 0) not in sources
         assert (learn[1].id, 0) in sources
+
+
+async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_path: Path) -> None:
+    """Pairs that are promoted elsewhere while they are scored here are not tested here, and are in use."""
+    learn: list[Trace] = []
+    heldout: list[Trace] = []
+
+    class Overtaken(MemoryStore):
+        async def open_test(
+            self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+        ) -> BatchTest:
+            await faster.calibrate(learn, heldout=heldout)
+            return await super().open_test(unit_ids, held_out=held_out, use=use)
+
+    async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
+        faster = Calibrator(flattered(), other, settings=SETTINGS)
+        learn += await traces(faster, "learn", 12)
+        heldout += await traces(faster, "held out", 24)
+        report = await Calibrator(flattered(), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
+        assert report.tests == ()
+        assert report.not_tested is not None
+        assert "another process" in report.not_tested
+        assert report.held_out.before is not None
+        assert report.held_out.after is not None
+        assert report.held_out.after.error.value < report.held_out.before.error.value
+        assert all(test.evidence is not None for test in await store.tests())
 
 
 async def test_what_turns_out_to_harm_is_taken_back(tmp_path: Path) -> None:

@@ -80,21 +80,28 @@ class Replay(Frozen):
 
 
 class NotEnoughTraces(Frozen):
-    """No decision: too few held-out traces have steps whose correct phi is known, or too few could be scored.
+    """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
 
     Args:
         traces: Traces that there are.
         needed: Traces that a test takes.
         unscored: Steps of which the model gave no valid score, where these are too many.
+        overtaken: Whether another process tested, edited or retired a part of the batch while it was scored.
     """
 
     traces: int
     needed: int = LEAST_TRACES
     unscored: int = 0
+    overtaken: bool = False
 
     @property
     def words(self) -> str:
         """What is missing, in a sentence."""
+        if self.overtaken:
+            return (
+                "a pair of the batch was tested, edited or retired by another process while the batch was "
+                "scored; what still waits is in the next test"
+            )
         if self.unscored:
             return (
                 f"the model gave no valid score of {self.unscored} held-out steps, more than a tenth; a "

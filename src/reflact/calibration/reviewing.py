@@ -13,6 +13,7 @@ from reflact.calibration.metrics import Measures, Scored, interval_of_mean, meas
 from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change
 from reflact.calibration.review import COVERAGE, NotEnoughTraces, Replay, Use, enough, replayed, trace_effects
+from reflact.errors import DataError
 from reflact.memory import ContrastPair, Promotion
 from reflact.memory_cards import visible_to
 from reflact.memory_ports import BatchTest, CardStore
@@ -125,7 +126,10 @@ class Reviewer:
         if few is not None:
             return few
         ids = tuple(sorted(pair.id for pair in batch))
-        test = await self._store.open_test(ids, held_out=name, use=use)
+        try:
+            test = await self._store.open_test(ids, held_out=name, use=use)
+        except DataError:  # the batch was sound when it was read, so somebody was faster
+            return NotEnoughTraces(traces=len({s.trace_id for s in sides.before}), overtaken=True)
         found = await to_thread.run_sync(
             lambda: replayed(sides.before, sides.after, before=test.before, use=use)
         )
