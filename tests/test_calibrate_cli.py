@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -105,6 +106,7 @@ def test_before_and_after_stand_side_by_side(folder: Path) -> None:
     assert "1.50 [" in result.stdout
     assert "0.00 [0.00, 0.00]" in result.stdout
     assert ": promoted." in result.stdout
+    assert re.search(r"Replies took [1-9]\d* calls, [1-9]\d* tokens in", result.stdout)
     assert asked
 
 

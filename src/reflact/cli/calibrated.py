@@ -45,6 +45,12 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
         if change.before is not None and change.after is not None:
             console.print(_table(name, change, change.before, change.after))
     console.print(f"{report.outlook}.")
+    taken = report.usage
+    money = "" if taken.usd is None else f", ${taken.usd:.4f}"
+    console.print(
+        f"Replies took {taken.calls} calls, {taken.input_tokens} tokens in, {taken.output_tokens} out"
+        f"{money}, those that were found in the store included; calls that failed are not counted."
+    )
 
 
 def _tested(test: Promotion) -> str:
