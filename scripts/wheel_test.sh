@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the sdist, the wheel from the sdist, installs the wheel alone in a new virtual environment
-# far from the source, and runs the demo there.
+# far from the source, and runs the demos there.
 # Usage: scripts/wheel_test.sh PYTHON, where PYTHON has the `build` package.
 set -euo pipefail
 python=$1
@@ -23,4 +23,6 @@ esac
 for file in run.db best_skill.md summary.json skills; do
 	test -e "$work/demo/$file" || { echo "error: the demo left no $file" >&2; exit 1; }
 done
-echo "the wheel runs the demo on its own"
+"$work/venv/bin/reflact" demo --calibrate --out "$work/calibration"
+test -e "$work/calibration/memory.db" || { echo "error: the calibration left no memory" >&2; exit 1; }
+echo "the wheel runs the demos on its own"

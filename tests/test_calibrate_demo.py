@@ -1,0 +1,127 @@
+"""`reflact demo --calibrate`: a recorded round of calibration on real traces, replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from reflact import Trace
+from reflact.calibration.results import CalibrationReport
+from reflact.cli.app import app
+from reflact.memory import ContrastPair
+from reflact.prompts import data_folder
+
+FOLDER = data_folder("calibration")
+PAGE = Path(__file__).parents[1] / "docs" / "calibrate-demo.md"
+PARTS = {
+    part: sorted((FOLDER / "traces" / part).glob("*.jsonl")) for part in ("learn", "held_out", "anchors")
+}
+
+
+def demo(out: Path) -> str:
+    """Run the demo in this process and return what it printed."""
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["demo", "--calibrate", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def calibrate(memory: Path, *overrides: str) -> str:
+    """Replay the round through `reflact calibrate` and return the report as JSON, or the error."""
+    settings = [f"memory={json.dumps(str(memory))}", *overrides]
+    arguments = ["calibrate", str(FOLDER / "calibrate.yaml"), "--json"]
+    for setting in settings:
+        arguments += ["--set", setting]
+    return CliRunner().invoke(app, arguments).output
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints."""
+    return demo(tmp_path_factory.mktemp("demo"))
+
+
+def test_the_page_shows_what_the_demo_prints(shown: str) -> None:
+    """All that the demo prints stands on its page, in one block; spaces at the ends of lines aside."""
+    lines = [line.rstrip() for line in shown.strip().splitlines()]
+    assert "\n".join(["```", *lines, "```"]) in PAGE.read_text(encoding="utf-8")
+
+
+def test_two_runs_print_the_same_bytes(shown: str, tmp_path: Path) -> None:
+    """Nothing of the output depends on time, place or order."""
+    assert demo(tmp_path / "again") == shown
+
+
+def test_the_report_is_the_recorded_one_and_no_endpoint_is_asked(tmp_path: Path) -> None:
+    """With an address where nothing listens the numbers are those that were recorded."""
+    found = calibrate(tmp_path / "memory.db", "models.critic.base_url=http://127.0.0.1:9/v1")
+    recorded = (FOLDER / "report.json").read_text(encoding="utf-8")
+    assert CalibrationReport.model_validate_json(found) == CalibrationReport.model_validate_json(recorded)
+
+
+def test_every_candidate_is_a_pair_or_a_drop_with_a_reason() -> None:
+    """The recorded report adds up; a batch was tested on enough traces, or it is said why it was not."""
+    report = CalibrationReport.model_validate_json((FOLDER / "report.json").read_text(encoding="utf-8"))
+    kept, dropped = sum(k.pairs for k in report.pairs), sum(d.candidates for d in report.drops)
+    assert report.candidates == kept + dropped > 0
+    assert bool(report.tests) != bool(report.not_tested)
+    assert all(test.traces >= 20 for test in report.tests)
+
+
+def test_a_changed_prompt_is_a_miss_that_names_it(tmp_path: Path) -> None:
+    """The cassette holds no answer to a critic that is asked in other words; the difference is shown."""
+    prompts = tmp_path / "prompts"
+    (prompts / "critic").mkdir(parents=True)
+    text = (data_folder("prompts") / "critic" / "v1.md").read_text(encoding="utf-8")
+    changed = text.replace("version: 1", "version: 99").replace("You judge one step", "You rate one step")
+    (prompts / "critic" / "v99.md").write_text(changed, encoding="utf-8")
+    folder = f"prompts.folder={json.dumps(str(prompts))}"
+    said = calibrate(tmp_path / "memory.db", folder, "prompts.versions={critic: 99}")
+    assert "holds no answer to this request (score, critic/score/" in said
+    assert "You rate one step" in said
+
+
+def test_a_memory_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    """The recording begins with an empty memory: a second run into the same folder says so."""
+    demo(tmp_path)
+    held = (tmp_path / "memory.db").read_bytes()
+    result = CliRunner().invoke(app, ["demo", "--calibrate", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "name another --out" in result.output
+    assert (tmp_path / "memory.db").read_bytes() == held
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_traces_are_whole_and_graded_by_the_game(part: str) -> None:
+    """Each trace is finished, and a program's gold stands beside each evaluation."""
+    traces = [Trace.load(path) for path in PARTS[part]]
+    assert all(trace.finished and trace.events for trace in traces)
+    assert {event.gold.source for trace in traces for event in trace.events if event.gold} == {"program"}
+    assert all(event.gold is not None for trace in traces for event in trace.events)
+
+
+def test_no_game_is_in_two_parts() -> None:
+    """What is learned from, held out and anchored are different games."""
+    games = {part: {path.stem.rsplit("-", 1)[0] for path in paths} for part, paths in PARTS.items()}
+    assert len(games["held_out"] | games["learn"] | games["anchors"]) == sum(map(len, games.values()))
+
+
+def test_the_score_is_in_no_state() -> None:
+    """What the game says of its score is cleaned away, so that gold has to be inferred."""
+    texts = [path.read_text(encoding="utf-8") for paths in PARTS.values() for path in paths]
+    states = [
+        json.dumps([e["transition"]]) for text in texts for e in map(json.loads, text.splitlines()[1:-1])
+    ]
+    assert states
+    assert not any("score" in state for state in states)
+
+
+def test_anchors_are_gold_pairs_of_their_own_traces() -> None:
+    """Each anchor is labelled by a program and comes from an anchor's trace."""
+    lines = (FOLDER / "anchors.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs = [ContrastPair.model_validate_json(line) for line in lines]
+    assert pairs
+    assert {pair.label for pair in pairs} == {"program"}
+    assert {pair.provenance.trace_id for pair in pairs} <= {path.stem for path in PARTS["anchors"]}
