@@ -307,6 +307,28 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: Mem
         pass
 
 
+@spent_on_time
+async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store: MemoryStore) -> None:
+    """Cancelled while its intent is written, it is neither reserved nor booked as cut off in flight."""
+    scope, held = anyio.CancelScope(), budget(max_calls=1)
+
+    class Leaving(MemoryStore):
+        async def intend(self, intent: Intent) -> None:
+            await super().intend(intent)
+            scope.cancel()
+            await anyio.sleep(0.1)
+
+    left = Leaving()
+    await left.open_run(RUN, {}, {})
+    lease, send = paying(Slow(1), left, held, config())
+    with lease, scope:
+        await send("k")
+    assert scope.cancelled_caught
+    assert await left.spend(RUN) == ()
+    async with held.hold(Usage(calls=1)):
+        pass
+
+
 # ------------------------------------------------------------------------------------------------- overruns
 
 

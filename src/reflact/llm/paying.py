@@ -27,6 +27,9 @@ from reflact.results import FaultKind, Usage
 from reflact.roles import ModelConfig
 from reflact.tasks import seen_through
 
+LEAVING_SECONDS = 0.2
+"""How long a caller that leaves is kept until its intent is gone."""
+
 INTENT = "reflact_intent"
 """The extension of a request that holds its intent; what has none costs nothing."""
 
@@ -87,10 +90,19 @@ class PayingTransport(httpx.AsyncBaseTransport):
         worst = worst_case(len(body), cap_of(json.loads(body)), self._config, at=at)
         intent = intent.model_copy(update={"worst": worst})
         async with self._budget.hold(worst) as hold, self._lease.admit(_tokens(worst)) as admission:
+            await self._intend(intent)
             hold.sent()
-            await self._effects.intend(intent)
             response = await self._send(request, intent, hold, admission)
             return await self._book(response, intent, hold, admission, at)
+
+    async def _intend(self, intent: Intent) -> None:
+        """Book the intent; where its caller leaves meanwhile nothing was sent, and nothing stays booked."""
+        try:
+            await self._effects.intend(intent)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(LEAVING_SECONDS, shield=True):
+                await self._effects.drop_intent(intent)
+            raise
 
     async def _send(
         self, request: httpx.Request, intent: Intent, hold: Hold, admission: Admission
