@@ -67,7 +67,8 @@ class Page:
         try:
             self._wait(lambda _: text in self.text(place))
         except TimeoutException as error:
-            raise AssertionError(f"{place} shows {self.text(place)!r}, not {text!r}") from error
+            said = f"{place} shows {self.text(place)!r}, not {text!r}"
+            raise AssertionError(f"{said}; {self.text('status')}, {self.text('log')}") from error
 
     def count(self, selector: str) -> int:
         """Return how many elements there are."""
