@@ -10,8 +10,8 @@ reflact does not depend on, and a server as ``scripts/local_server.py`` starts i
 
 ``GAMES`` is a folder; games that it lacks are made there. What the cassette holds is not asked again.
 
-There are 20 games with two runs each: 10 games are held out, 8 are learned from, 2 are anchors. A run begins
-after some steps of the game's own walkthrough, so that states lie all over the scale, and is two steps
+There are 22 games with two runs each: 12 games are held out, 8 are learned from, 2 are anchors. A run begins
+after some steps of the game's own walkthrough, so that states lie all over the scale, and is ``--steps``
 long. A step is the model's choice among ten admissible commands or, in half the steps by chance, the
 walkthrough's: the model alone hardly ever gets anywhere. Gold is ten times the share of the game's score that
 was reached, and 0 once the game is lost. The score itself is kept out of the states.
@@ -49,7 +49,7 @@ from reflact.tasks import fan_out
 from reflact.testing import MemoryStore as Effects
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "calibration"
-PARTS = {"held_out": range(10), "learn": range(10, 18), "anchors": range(18, 20)}
+PARTS = {"held_out": (*range(10), 20, 21), "learn": range(10, 18), "anchors": range(18, 20)}
 RUNS = "ab"
 OFFERED = 10
 WANTED = textworld.EnvInfos(
@@ -328,6 +328,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("games", type=Path)
     parser.add_argument("--ports", type=int, nargs="+", default=[8123], help="Of servers on this machine.")
-    parser.add_argument("--steps", type=int, default=2, help="Steps of a run.")
+    parser.add_argument("--steps", type=int, default=1, help="Steps of a run.")
     parser.add_argument("--first", type=int, default=None, help="Play only so many runs.")
     anyio.run(main, parser.parse_args())
