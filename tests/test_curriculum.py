@@ -158,14 +158,36 @@ def test_what_is_dealt_has_the_shares(weights: list[int], events: int, each: int
     """Every event gets as many, every kind its share but for one, and kinds repeat only where they must."""
     parts = tuple(KindShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
     plan = Round(number=1, shares=parts, nearest=1, farthest=2)
-    hands = deal(plan, events=events, each=each, seed=seed)
+    hands = deal(plan, trace_id="t", events=events, each=each, seed=seed)
     assert [len(hand) for hand in hands] == [each] * events
     counts = Counter(kind for hand in hands for kind in hand)
-    assert counts == {kind: n for kind, n in apportion(parts, events * each).items() if n}
     for part in parts:
         assert abs(counts[part.mistake] - part.share * events * each) < 1 + 1e-6
         often = -(-counts[part.mistake] // events) if events else 0
         assert all(hand.count(part.mistake) <= often for hand in hands)
+
+
+@given(weights=st.lists(st.integers(1, 20), min_size=1, max_size=6), places=st.integers(0, 40))
+def test_places_are_rounded_without_bias(weights: list[int], places: int) -> None:
+    """Over evenly spread marks every kind gets its share on average, and at each mark that but for one."""
+    parts = tuple(KindShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
+    found = [apportion(parts, places, at=n / 64) for n in range(64)]
+    for part in parts:
+        counts = [one[part.mistake] for one in found]
+        exact = part.share * places
+        assert all(abs(count - exact) < 1 + 1e-6 for count in counts)
+        assert sum(counts) / 64 == pytest.approx(exact, abs=2 / 64)
+    assert all(sum(one.values()) == places for one in found)
+
+
+def test_short_traces_together_get_all_kinds_in_their_shares() -> None:
+    """Of traces with one step and one candidate each, every kind of mistake gets its part."""
+    parts = tuple(KindShare(mistake=kind, share=0.25) for kind in MISTAKES)
+    plan = Round(number=1, shares=parts, nearest=1, farthest=9)
+    hands = [deal(plan, trace_id=f"trace {n}", events=1, each=1, seed=0) for n in range(400)]
+    counts = Counter(kind for ((kind,),) in hands)
+    assert set(counts) == set(MISTAKES)
+    assert all(70 <= count <= 130 for count in counts.values())
 
 
 # ------------------------------------------------------------------------------------ three whole rounds

@@ -91,7 +91,7 @@ async def contrast(
         report=report,
     )
     chosen = selected(events, settings)
-    hands = deal(plan, events=len(chosen), each=settings.per_event, seed=settings.seed)
+    hands = deal(plan, trace_id=trace_id, events=len(chosen), each=settings.per_event, seed=settings.seed)
     places = range(0, len(chosen) * settings.per_event, settings.per_event)
     jobs = [Job(*job) for job in zip(chosen, hands, places, _repeated(chosen), strict=True)]
     results = await fan_out(maker.make, jobs, limit=settings.concurrency)

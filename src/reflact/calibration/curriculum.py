@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from math import ceil
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from reflact.calibration.metrics import Scored, measure_accuracy
-from reflact.data import shuffled
+from reflact.data import rng, shuffled
 from reflact.intervals import interval
 from reflact.memory import MISTAKES, Share
 from reflact.roles import Section
@@ -134,30 +135,41 @@ def measured(scored: Sequence[Scored]) -> Measured | None:
     return Measured(accuracy=accuracy, kinds=kinds)
 
 
-def deal(plan: Round, *, events: int, each: int, seed: int) -> tuple[tuple[str, ...], ...]:
-    """Return for each event which kinds of mistakes to make pairs of: ``each`` of them.
+def deal(plan: Round, *, trace_id: str, events: int, each: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """Return for each event of a trace which kinds of mistakes to make pairs of: ``each`` of them.
 
-    Over all events the kinds have their shares, rounded by largest remainders (ties by name). A kind goes
-    to an event twice only where it has more places than there are events; which event gets which kinds
-    follows from the seed and the round.
+    Over the events of a trace the kinds have their shares, rounded up or down; over many traces they have
+    them whole, since which way is drawn for each trace. A kind goes to an event twice only where it has
+    more places than there are events. All of it follows from seed, round and trace.
     """
-    counts = apportion(plan.shares, events * each)
+    label = f"contrast/deal/{plan.number}/{trace_id}"
+    counts = apportion(
+        shuffled(plan.shares, seed, f"{label}/kinds"), events * each, at=rng(seed, label).random()
+    )
     row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
     hands: list[list[str]] = [[] for _ in range(events)]
-    order = shuffled(range(events), seed, f"contrast/deal/{plan.number}")
+    order = shuffled(range(events), seed, f"{label}/events")
     for place, kind in enumerate(row):
         hands[order[place % events]].append(kind)
     return tuple(tuple(hand) for hand in hands)
 
 
-def apportion(shares: Sequence[KindShare], places: int) -> dict[str, int]:
-    """Return how many of so many places each kind gets, rounded by largest remainders, ties by name."""
-    total = sum(Fraction(kind.share) for kind in shares)
-    exact = {kind.mistake: Fraction(kind.share) / total * places for kind in shares}
-    counts = {kind: int(value) for kind, value in exact.items()}
-    rest = sorted(exact, key=lambda kind: (counts[kind] - exact[kind], kind))
-    for kind in rest[: places - sum(counts.values())]:
-        counts[kind] += 1
+def apportion(shares: Sequence[KindShare], places: int, *, at: float) -> dict[str, int]:
+    """Return how many of so many places each kind gets: its share, rounded up or down without bias.
+
+    Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the shares lie
+    end to end, and a place goes to the kind in whose part its mark falls. Marks lie one place apart.
+
+    Args:
+        shares: The kinds and their parts.
+        places: How many there are.
+        at: Where the first mark lies, from 0 to below 1; drawn evenly, each kind gets its part on average.
+    """
+    total, end, first = sum(Fraction(kind.share) for kind in shares), Fraction(0), Fraction(at)
+    counts = {}
+    for kind in shares:
+        start, end = end, end + Fraction(kind.share) / total * places
+        counts[kind.mistake] = ceil(end - first) - ceil(start - first)
     return counts
 
 

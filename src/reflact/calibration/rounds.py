@@ -217,6 +217,8 @@ class Rounds:
                 break
             standing = await self.reviewer.standing()
             after = await self.reviewer.score(steps, standing.promoted)
+            if next_round([*history, *_history(after, ())], self._settings.curriculum) is None:
+                break  # nothing would come of knowing which kinds the critic is weak on
             invited = await self.reviewer.score(steps_in(pairs), standing.promoted)
             history += _history(after, invited)
         return tally
