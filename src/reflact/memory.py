@@ -29,8 +29,10 @@ Construction = Literal[
     "evidence_withdrawn",
     "progress_reversed",
     "asked",
+    "written",
 ]
-"""How the wrong side came about: the critic's own mistake, a perturbed input, or a mistake asked for."""
+"""How the wrong side came about: the critic's own mistake, a perturbed input, a mistake that a model was asked
+for, or one that a person or a program of the user's wrote."""
 
 GoldSource = Literal["program", "human", "agreement"]
 
