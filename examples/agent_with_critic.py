@@ -111,6 +111,7 @@ async def main() -> None:
             await asyncio.sleep(0)
             if number in {0, RUNS - 1}:
                 said = trace.events[-1].evaluation
+                assert said is not None
                 print(f"desk {number}: 2 of 10 letters are filed; the critic says {said.phi_after:g}")
         await calibrator.idle()
         promoted = await store.pairs(status="promoted")

@@ -90,11 +90,14 @@ class Gold(Frozen):
 
 
 class ScoreEvent(Frozen):
-    """One scored step of a trace."""
+    """One step of a trace: how a critic judged it and what is right, each where it is known.
+
+    Where neither is, what a critic's samples agree on may say what is right.
+    """
 
     step: int = Field(ge=0)
     transition: Transition
-    evaluation: Evaluation
+    evaluation: Evaluation | None = None
     gold: Gold | None = None
 
 

@@ -72,10 +72,12 @@ class Built(Frozen):
 
 
 def label_of(event: ScoreEvent, gold: Gold) -> Label:
-    """Return what gold says of a step, in the words of its reasons or of an evaluation close to it."""
+    """Return what gold says of a step, in the words of its reasons or of an evaluation close to it.
+
+    Without either the words are bare, and what changed is the evidence.
+    """
     own = event.evaluation
-    distance = max(abs(own.phi_before - gold.phi_before), abs(own.phi_after - gold.phi_after))
-    if not gold.reasoning.strip() and distance <= CLOSE:
+    if own is not None and not gold.reasoning.strip() and _distance(own, gold) <= CLOSE:
         given = {"phi_before": gold.phi_before, "phi_after": gold.phi_after}
         return Label(right=own.model_copy(update=given), source=gold.source)
     low, high = _phi(gold.phi_before), _phi(gold.phi_after)
@@ -88,6 +90,10 @@ def label_of(event: ScoreEvent, gold: Gold) -> Label:
         confidence=1,
     )
     return Label(right=right, source=gold.source)
+
+
+def _distance(own: Evaluation, gold: Gold) -> float:
+    return max(abs(own.phi_before - gold.phi_before), abs(own.phi_after - gold.phi_after))
 
 
 def built(event: ScoreEvent, label: Label, *, purpose: str, band: Band) -> tuple[Built, ...]:
@@ -148,7 +154,9 @@ def quotes(transition: Transition) -> tuple[str, ...]:
 
 def _observed(event: ScoreEvent, label: Label, purpose: str, band: Band) -> Built | None:
     wrong = event.evaluation
-    if not band.holds(wrong, label.right) or same_words(wrong.reasoning, label.right.reasoning):
+    if wrong is None or not band.holds(wrong, label.right):
+        return None
+    if same_words(wrong.reasoning, label.right.reasoning):
         return None
     high = wrong.phi_after > label.right.phi_after
     why = f"It is too {'high' if high else 'low'} by {_phi(abs(wrong.phi_after - label.right.phi_after))}."
@@ -240,8 +248,9 @@ def _inputs(
     )
 
 
-def _wrongs(event: ScoreEvent, label: Label) -> tuple[Evaluation, Evaluation]:
-    return event.evaluation, label.right
+def _wrongs(event: ScoreEvent, label: Label) -> tuple[Evaluation, ...]:
+    """Return what fits the true step, the critic's own words first where it has said any."""
+    return (label.right,) if event.evaluation is None else (event.evaluation, label.right)
 
 
 def _with_claim(state: JsonValue, claim: str) -> JsonValue:

@@ -111,20 +111,30 @@ def contrasting(make: Callable[[Report], Awaitable[Made]]) -> Stream[ContrastPai
 
 
 def selected(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
-    """Return the events to learn from: those that moved enough, by critic or gold, and still ones."""
+    """Return the events to learn from: those that moved enough, by critic or gold, and still ones.
+
+    Where neither spoke, it counts whether the state changed: agreement has still to say by how much.
+    """
     return tuple(event for event in events if _moved(event, settings) or _still(event, settings))
 
 
 def _moved(event: ScoreEvent, settings: ContrastSettings) -> bool:
-    deltas = [event.evaluation.delta]
-    if event.gold is not None:
-        deltas.append(event.gold.phi_after - event.gold.phi_before)
+    deltas = _deltas(event)
+    if not deltas:
+        return event.transition.changed
     return any(delta != 0 and abs(delta) >= settings.min_delta for delta in deltas)
 
 
 def _still(event: ScoreEvent, settings: ContrastSettings) -> bool:
-    unmoved = event.evaluation.delta == 0 or not event.transition.changed
+    unmoved = _deltas(event)[:1] == [0] or not event.transition.changed
     return settings.include_no_change and unmoved
+
+
+def _deltas(event: ScoreEvent) -> list[float]:
+    """Return by how much a step moved, by critic and by gold, as far as these are known."""
+    said, gold = event.evaluation, event.gold
+    found = [] if said is None else [said.delta]
+    return found if gold is None else [*found, gold.phi_after - gold.phi_before]
 
 
 def _repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:

@@ -121,7 +121,7 @@ async def meta_judge(
     """Judge the evaluations of a trace; one call for each, the results in the order of the events.
 
     Args:
-        events: The scored steps.
+        events: The steps; those that nobody evaluated are left out.
         purpose: What the agent was to achieve.
         trace_id: The trace, for where cards come from.
         judge: Judges the evaluations.
@@ -141,9 +141,10 @@ async def meta_judge(
         )
     book = prompts or load_book()
 
-    async def one(event: ScoreEvent) -> MetaJudged:
+    async def one(said: tuple[ScoreEvent, Evaluation]) -> MetaJudged:
+        event, evaluation = said
         step = show_transition(purpose, event.transition, room=settings.state_tokens)
-        prompt = book.render(PROMPT, {"step": step, "evaluation": _shown(event.evaluation)})
+        prompt = book.render(PROMPT, {"step": step, "evaluation": _shown(evaluation)})
         about: JsonValue = [purpose, event.model_dump(mode="json", exclude={"step", "gold"})]
         place = Sample(role="meta_judge", purpose="evaluation", part=digest(about)[:32])
         try:
@@ -153,13 +154,20 @@ async def meta_judge(
         source = Provenance(
             trace_id=trace_id, step=event.step, prompt=f"{PROMPT}@{prompt.version}", model=judge.identity
         )
-        return judged(event, reply, purpose=purpose, settings=settings, provenance=source)
+        return judged(*said, reply, purpose=purpose, settings=settings, provenance=source)
 
-    return await fan_out(one, events, limit=settings.concurrency)
+    evaluated = [(event, event.evaluation) for event in events if event.evaluation is not None]
+    return await fan_out(one, evaluated, limit=settings.concurrency)
 
 
 def judged(
-    event: ScoreEvent, reply: MetaReply, *, purpose: str, settings: MetaSettings, provenance: Provenance
+    event: ScoreEvent,
+    evaluation: Evaluation,
+    reply: MetaReply,
+    *,
+    purpose: str,
+    settings: MetaSettings,
+    provenance: Provenance,
 ) -> MetaJudged:
     """Return what an evaluation is worth by the judge's points, and the card that comes of it. Pure."""
     standing = standing_of(reply, settings)
@@ -168,7 +176,7 @@ def judged(
     if standing in {"good", "poor"}:
         card = new_card(
             "critic_calibration" if standing == "good" else "failure_pattern",
-            f"{seen}\n\n{_shown(event.evaluation)}",
+            f"{seen}\n\n{_shown(evaluation)}",
             pattern=f"{standing} evaluation",
             strategy=reply.feedback,
             scope=Scope(roles=("critic",)),

@@ -1,4 +1,4 @@
-"""Traces: what an agent did and how each step was scored, kept as it happens.
+"""Traces: what an agent did, and how each step was scored where somebody did, kept as it happens.
 
 A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished. Each
 line is handed to the system as it comes, so that it outlives the process. A file that ends in the middle of
@@ -47,16 +47,16 @@ class _Whole(NamedTuple):
 
 
 class Trace:
-    """The scored steps of one run of an agent.
+    """The steps of one run of an agent, each with its score and what is right where these are known.
 
     Args:
-        purpose: What the agent is to achieve.
+        purpose: What the agent is to achieve, in words.
         id: Names the trace; None: a random name.
         path: A file that each event is appended to as it happens; its folder is made where missing. The file
             must not exist; see ``resume``.
 
     Raises:
-        DataError: The file exists.
+        DataError: The purpose is empty, or the file exists.
         StoreError: The file cannot be written.
     """
 
@@ -67,6 +67,11 @@ class Trace:
         id: str | None = None,  # noqa: A002
         path: Path | str | None = None,
     ) -> None:
+        if not purpose.strip():
+            raise DataError(
+                "a trace needs a purpose: say in words what the agent was to achieve, since every step is "
+                "scored by how far it comes towards that"
+            )
         self._header = _Header(trace=uuid4().hex if id is None else id, purpose=purpose)
         self._events: list[ScoreEvent] = []
         self._finished = False
@@ -107,14 +112,20 @@ class Trace:
         return self._lost
 
     def record(
-        self, transition: Transition, score: StateScore | Evaluation, *, gold: Gold | None = None
+        self,
+        transition: Transition,
+        score: StateScore | Evaluation | None = None,
+        *,
+        gold: Gold | None = None,
     ) -> ScoreEvent:
         """Append a step; it is in the file, if there is one, when this returns.
 
         Args:
             transition: What the agent did; states are kept whole.
-            score: How it was judged; of a critic's score what counts after the guards.
-            gold: What is right, where that is known.
+            score: How it was judged; of a critic's score what counts after the guards. None where no critic
+                saw it, as in logs.
+            gold: What is right, where that is known. With neither, what samples of a critic agree on can say
+                what is right, but the step tests and measures nothing.
 
         Raises:
             DataError: The trace is finished.
@@ -153,7 +164,7 @@ class Trace:
         """Read a file up to where it is whole; the trace takes no further events.
 
         Raises:
-            DataError: Not even the header is whole.
+            DataError: Not even the header is whole, or it has no purpose.
             StoreError: The file cannot be read.
         """
         return cls._of(_read(Path(path)))
@@ -165,7 +176,7 @@ class Trace:
         A trace that was finished stays so.
 
         Raises:
-            DataError: Not even the header is whole.
+            DataError: Not even the header is whole, or it has no purpose.
             StoreError: The file cannot be read or written.
         """
         path = Path(path)
@@ -180,7 +191,16 @@ class Trace:
 
     @classmethod
     def of(cls, stored: StoredTrace) -> Trace:
-        """Return a stored trace; it takes no further events."""
+        """Return a stored trace; it takes no further events.
+
+        Raises:
+            DataError: It has no purpose.
+        """
+        if not stored.purpose.strip():
+            raise DataError(
+                f"trace {stored.id} is stored without a purpose, by which steps are scored: forget it, and "
+                "hand it in again with one"
+            )
         header = _Header(trace=stored.id, purpose=stored.purpose)
         return cls._of(_Whole(header, stored.events))
 
@@ -231,6 +251,11 @@ def _read(path: Path) -> _Whole:
     header = _parsed(lines[0], _Header) if lines else None
     if header is None:
         raise DataError(f"{path} holds no trace: its first line is not a whole header")
+    if not header.purpose.strip():
+        raise DataError(
+            f"{path}: the trace has no purpose; write into `purpose` of its first line what the agent was to "
+            "achieve"
+        )
     events = tuple(_events(lines[1:]))
     rest = lines[1 + len(events) :]
     end = _parsed(rest[0], _End) if rest else None

@@ -1,0 +1,181 @@
+"""Steps that no critic scored, as logs have them: recorded, kept, learned from by gold or by agreement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
+from reflact import Trace
+from reflact.calibration.constructions import Band, built, label_of
+from reflact.calibration.contrast import ContrastSettings, contrast, selected
+from reflact.calibration.made import Made
+from reflact.calibration.meta_judge import meta_judge
+from reflact.errors import DataError
+from reflact.memory import Gold, ScoreEvent, Transition
+from reflact.memory_ports import StoredTrace
+from reflact.memory_store import MemoryStore
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+TRACES = sorted((Path(__file__).parent.parent / "fixtures" / "calibration" / "traces").rglob("*.jsonl"))
+
+
+def unscored(
+    step: int = 0, *, before: float = 2, after: float = 6, gold: bool = True, changed: bool = True
+) -> ScoreEvent:
+    """Return a step that no critic saw."""
+    one = event(step, before=before, after=after, gold=gold, changed=changed)
+    return one.model_copy(update={"evaluation": None})
+
+
+async def made(one: ScoreEvent, *, critic: PlainCritic | None = None) -> Made:
+    """Make the pairs of one step."""
+    return await contrast(
+        [one], purpose=PURPOSE, trace_id="t", plan=round_of(), llm=ScriptedLLM(mistaken), critic=critic
+    )
+
+
+def test_a_step_is_recorded_with_gold_alone_or_with_nothing(tmp_path: Path) -> None:
+    """What a program knows needs no critic beside it, and a step that nobody judged is one as well."""
+    trace = Trace(PURPOSE, path=tmp_path / "t.jsonl")
+    step, gold = event().transition, Gold(phi_before=2, phi_after=6, source="human")
+    trace.record(step, None, gold=gold)
+    trace.record(step, gold=gold)
+    trace.record(step)
+    found = [(e.evaluation, e.gold) for e in Trace.load(tmp_path / "t.jsonl").events]
+    assert found == [(None, gold), (None, gold), (None, None)]
+
+
+def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
+    """A file with scored steps that is read and recorded again is the same file, byte for byte."""
+    assert TRACES
+    for number, path in enumerate(TRACES):
+        trace, again = Trace.load(path), tmp_path / f"{number}.jsonl"
+        copy = Trace(trace.purpose, id=trace.id, path=again)
+        for one in trace.events:
+            assert one.evaluation is not None
+            copy.record(one.transition, one.evaluation, gold=one.gold)
+        copy.finish()
+        assert again.read_bytes() == path.read_bytes(), path.name
+
+
+async def test_a_memory_keeps_exports_and_imports_them(tmp_path: Path) -> None:
+    """Steps with gold alone come back whole from a memory, and from an export of it."""
+    trace = Trace(PURPOSE, id="t")
+    for one in (unscored(0), unscored(1, gold=False)):
+        trace.record(one.transition, gold=one.gold)
+    async with MemoryStore(tmp_path / "a.db") as memory, MemoryStore(tmp_path / "b.db") as other:
+        await trace.keep(memory)
+        gold = Gold(phi_before=2, phi_after=5, source="human")
+        await memory.label("t", 1, gold)
+        await other.import_lines([line async for line in memory.export_lines()])
+        stored = await other.trace("t")
+    assert stored is not None
+    assert [one.evaluation for one in stored.events] == [None, None]
+    assert [one.gold for one in stored.events] == [trace.events[0].gold, gold]
+
+
+# ------------------------------------------------------------------------------------------- selection
+
+
+@pytest.mark.parametrize(
+    ("one", "chosen", "without_still"),
+    [
+        (unscored(after=2.5), True, True),
+        (unscored(after=2.4), False, False),
+        (unscored(after=2), True, False),
+        (unscored(after=2.3, changed=False), True, False),
+        (unscored(gold=False), True, True),
+        (unscored(gold=False, changed=False), True, False),
+    ],
+)
+def test_steps_are_selected_by_gold_or_because_they_changed(
+    one: ScoreEvent, chosen: bool, without_still: bool
+) -> None:
+    """Gold says whether a step moved or stood still; without it, whether the states differ."""
+    assert bool(selected([one], ContrastSettings())) is chosen
+    assert bool(selected([one], ContrastSettings(include_no_change=False))) is without_still
+
+
+# ------------------------------------------------------------------------------------------- pairs
+
+
+def test_gold_alone_gives_all_perturbations() -> None:
+    """What is right for the true step is wrong for each perturbed one; nothing was observed."""
+    one = unscored()
+    assert one.gold is not None
+    label = label_of(one, one.gold)
+    found = {b.construction: b for b in built(one, label, purpose=PURPOSE, band=Band(1, 10))}
+    assert set(found) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
+    assert all(b.wrong == label.right for b in found.values())
+    assert label.right.reasoning == "It was at 2 before the action and is at 6 after it."
+    assert label.right.evidence == ("chapters",)
+
+
+async def test_gold_alone_makes_pairs_without_a_critic() -> None:
+    """Every candidate of a step with gold becomes a pair, labelled by who gave the gold."""
+    result = await made(unscored())
+    assert result.drops == ()
+    assert {pair.label for pair in result.pairs} == {"program"}
+    assert "observed" not in {pair.construction for pair in result.pairs}
+
+
+async def test_without_gold_samples_that_agree_make_pairs() -> None:
+    """A step that nobody judged is labelled by agreement, and dropped where there is no critic to sample."""
+    result = await made(unscored(gold=False), critic=PlainCritic((2, 6)))
+    assert {pair.label for pair in result.pairs} == {"agreement"}
+    assert [drop.reason for drop in (await made(unscored(gold=False))).drops] == ["unverified"] * 4
+
+
+async def test_there_is_nothing_to_judge_where_nobody_evaluated() -> None:
+    """The judge of evaluations is asked about those that there are, and about nothing else."""
+    asked: list[Transition] = []
+
+    def middling(*call: object) -> JsonValue:
+        asked.append(event().transition)
+        points = dict.fromkeys(("accuracy", "evidence", "consistency", "calibration", "usefulness"), 5)
+        return {**points, "feedback": "Middling."}
+
+    judge, critic = ScriptedLLM(middling, identity="judge"), ScriptedLLM(middling, identity="critic")
+    found = await meta_judge(
+        [unscored(0), event(1)], purpose=PURPOSE, trace_id="t", judge=judge, critic=critic
+    )
+    assert [one.step for one in found] == [1]
+    assert len(asked) == 1
+
+
+# ------------------------------------------------------------------------------------------- purpose
+
+
+@pytest.mark.parametrize("purpose", ["", "  \n\t"])
+def test_a_trace_without_a_purpose_is_refused(tmp_path: Path, purpose: str) -> None:
+    """Nothing can be scored that has no purpose; no file is left of the attempt."""
+    with pytest.raises(DataError, match="say in words what the agent was to achieve"):
+        Trace(purpose, path=tmp_path / "t.jsonl")
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+@pytest.mark.parametrize("read", [Trace.load, Trace.resume])
+def test_a_file_without_a_purpose_says_so(tmp_path: Path, read: Callable[[Path], Trace]) -> None:
+    """The error names the file and what to write where, and that is enough to read it."""
+    path = tmp_path / "t.jsonl"
+    Trace("Ship the order.", id="t", path=path).record(event().transition)
+    lines = path.read_text(encoding="ascii").splitlines()
+    header = json.dumps({**json.loads(lines[0]), "purpose": " "})
+    path.write_text("\n".join([header, *lines[1:], ""]), encoding="ascii")
+    with pytest.raises(DataError, match=r"t\.jsonl: the trace has no purpose; write into `purpose`"):
+        read(path)
+    path.write_text("\n".join([header.replace('" "', '"Ship it."'), *lines[1:], ""]), encoding="ascii")
+    assert read(path).purpose == "Ship it."
+
+
+def test_a_stored_trace_without_a_purpose_says_so() -> None:
+    """What an older version stored is named by its id."""
+    with pytest.raises(DataError, match="trace t is stored without a purpose"):
+        Trace.of(StoredTrace(id="t", purpose="", events=()))
