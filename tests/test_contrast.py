@@ -337,6 +337,28 @@ async def test_comparisons_without_a_judge_are_refused() -> None:
         ContrastSettings(judges=1)
 
 
+async def test_what_is_proven_can_be_kept_without_judges() -> None:
+    """With `unproven`, pairs by gold and construction stay unjudged, and a useless judge loses the others."""
+    settings = ContrastSettings(judges=2, judged="unproven")
+    always = KnowingJudge(always="first")
+    result = await made(*EVENTS, judge=always, settings=settings)
+    assert result.pairs
+    assert all(pair.construction not in {"asked", "other_purpose"} for pair in result.pairs)
+    assert {pair.judges for pair in result.pairs} == {0}
+    lost = [drop for drop in result.drops if drop.reason in {"judged_wrong", "decided_by_position"}]
+    assert lost
+    assert {drop.construction for drop in lost} <= {"asked", "other_purpose"}
+
+
+async def test_what_samples_agreed_on_is_never_proven() -> None:
+    """Without gold every pair is compared, however it was constructed."""
+    settings = ContrastSettings(judges=2, judged="unproven")
+    critic, always = PlainCritic((2, 6)), KnowingJudge(always="second")
+    result = await made(event(gold=False), critic=critic, judge=always, settings=settings)
+    assert result.pairs == ()
+    assert {"judged_wrong", "decided_by_position"} & {drop.reason for drop in result.drops}
+
+
 async def test_shares_decide_how_often_a_kind_is_asked_for() -> None:
     """Over a trace the kinds have the shares of the round."""
     shares = (

@@ -118,6 +118,9 @@ def test_order_consistency_compares_one_call_with_two() -> None:
     assert found is not None
     assert found.consistency is not None
     assert found.consistency.value == 0.5
+    perturbed = measure([*steps, scored("a", 1, (2, 2), (9, 9))])
+    assert perturbed is not None
+    assert perturbed.consistency is None, "a step that stands twice succeeds nothing"
 
 
 def test_confidence_that_knows_has_no_error() -> None:

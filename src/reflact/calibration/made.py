@@ -87,6 +87,12 @@ class ContrastSettings(Section):
     samples: int = Field(3, ge=2, description="Critic samples that have to agree where there is no gold.")
     max_spread: float = Field(1.0, ge=0, le=10, description="How far apart they may lie.")
     judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    judged: Literal["all", "unproven"] = Field(
+        "all",
+        description="Which pairs are compared: `all`, or those that are `unproven`, where a model wrote the "
+        "mistake or the other purpose, or samples had to agree on what is right. What follows from gold and "
+        "construction needs no judge to be right; it then has no difficulty either.",
+    )
     agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
     concurrency: int = Field(8, ge=1, description="Model calls in flight at most.")
     state_tokens: int = Field(

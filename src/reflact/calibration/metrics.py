@@ -8,7 +8,7 @@ Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, pairwise
 from statistics import median
@@ -245,7 +245,9 @@ def _ordered(steps: Sequence[Scored]) -> Iterable[float]:
 
 
 def _consistent(steps: Sequence[Scored]) -> Iterable[bool]:
-    for earlier, later in pairwise(sorted(steps, key=lambda step: step.step)):
+    often = Counter(step.step for step in steps)
+    single = (step for step in steps if often[step.step] == 1)  # perturbed steps succeed nothing
+    for earlier, later in pairwise(sorted(single, key=lambda step: step.step)):
         if later.step == earlier.step + 1:
             together = later.evaluation.delta
             apart = later.evaluation.phi_after - earlier.evaluation.phi_after
