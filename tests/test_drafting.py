@@ -386,9 +386,10 @@ async def test_an_error_of_who_watches_ends_the_call() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-async def test_a_key_that_a_stream_takes_apart_is_never_seen(size: int) -> None:
+@pytest.mark.parametrize("secret", ["sk-very-secret-key-4711", 'sk-very"secret\\key/4711'])
+async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: int) -> None:
     """Drafts, the reply and the store hold a mark in its place, however the server sends it back."""
-    told, secret = Told(), "sk-very-secret-key-4711"
+    told = Told()
 
     async def key() -> str:
         return secret

@@ -25,7 +25,7 @@ from reflact.cli.app import app
 from reflact.errors import ConfigError, ReflactError
 from reflact.llm.cassette import open_cassette
 from reflact.llm.client import Client
-from reflact.llm.secrets import LOGGERS, ScrubTransport, without
+from reflact.llm.secrets import LOGGERS, MARK, Scrubber, ScrubTransport, without
 from reflact.loading import load
 from reflact.roles import ModelConfig, names_secret, secret_names
 from reflact.testing import MemoryStore
@@ -254,6 +254,47 @@ async def test_keys_in_pieces_are_taken_out(size: int) -> None:
     request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
     received = await ScrubTransport(Pieces()).handle_async_request(request)
     assert (await received.aread()).decode() == without([KEY], text.decode())
+
+
+def in_json(text: str, deep: int, *, ascii_only: bool = True) -> str:
+    """Return a text as it stands in JSON, in JSON within JSON, and so on."""
+    for _ in range(deep):
+        text = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+    return text
+
+
+ODD_KEYS = ('sk-"9c41/07ab\\\\3d25', "\\sk-9c41e07ab3d", "sk-9c41é07ab😀3d25")
+"""Keys that JSON spells in another way."""
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+@pytest.mark.parametrize("deep", range(4))
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_keys_are_known_in_the_spelling_of_json(key: str, deep: int, ascii_only: bool) -> None:
+    """A key that JSON escapes is taken out, wherever its text is cut, and what only begins like it stays."""
+    quoted = in_json(key, deep, ascii_only=ascii_only)
+    other = in_json(f"{key[:-1]}x", deep, ascii_only=ascii_only)
+    text = f"a {quoted}{quoted} b {other} c"
+    assert without([key], text) == f"a {MARK}{MARK} b {other} c"
+    for size in range(1, 12):
+        scrubber = Scrubber([key])
+        pieces = [scrubber.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        assert "".join(pieces) == f"a {MARK}{MARK} b {other} c"
+
+
+def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
+    """Every character may stand as its number, in either case, and a slash behind a backslash."""
+    numbered = "".join(f"\\u{ord(character):04X}" for character in KEY)
+    assert without([KEY], f"{numbered} {numbered.lower()}") == f"{MARK} {MARK}"
+    assert without(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == MARK
+
+
+async def test_a_key_with_a_quotation_mark_is_taken_out_of_an_answer() -> None:
+    """The answer is JSON, and the key a text in it, or in JSON within it."""
+    key = ODD_KEYS[0]
+    body = {"content": f"It is {key}.", "arguments": json.dumps({"why": f"I know {key}."})}
+    received = await through(httpx.Response(200, json=body), key)
+    assert received.json() == {"content": "It is [key].", "arguments": '{"why": "I know [key]."}'}
 
 
 @pytest.mark.parametrize("placeholder", ["none", "EMPTY", "not-needed", "no-key-required"])

@@ -2,6 +2,9 @@
 
 Some servers send back what they were sent, in headers, in the words of an error, or in an answer. A key is
 taken out of all that where it comes in, so that nothing further up can store, record, log or show it.
+
+A key is known in every spelling that JSON has for it, also within JSON within JSON: an answer that quotes a
+key with a quotation mark in it does not hold the key letter by letter.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import AnyStr
+from typing import Any
 
 import httpx
+import regex
 
 from reflact.errors import ConfigError
 from reflact.llm.keys import endpoint_of
@@ -106,15 +110,15 @@ class ScrubTransport(httpx.AsyncBaseTransport):
 class _Scrubbed(httpx.AsyncByteStream):
     def __init__(self, response: httpx.Response, keys: Sequence[str]) -> None:
         self._response = response
-        self._keys = [key.encode() for key in keys]
+        self._keys = [regex.compile(spelled(key).encode()) for key in keys]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         held = b""
         async for piece in self._response.aiter_bytes():
             text = held + piece
             for key in self._keys:
-                text = text.replace(key, MARK.encode())
-            ready = len(text) - max(_begun(key, text) for key in self._keys)
+                text = key.sub(MARK.encode(), text)
+            ready = min(_begun(key.search(text, partial=True), len(text)) for key in self._keys)
             held = text[ready:]
             if ready:
                 yield text[:ready]
@@ -129,20 +133,42 @@ class Scrubber:
     """Takes keys out of a text that comes in pieces, and holds back what may be the beginning of one."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = keys
+        self._keys = [regex.compile(spelled(key)) for key in keys]
         self._held = ""
 
     def feed(self, piece: str) -> str:
         """Take in a piece and return what is ready."""
-        text = without(self._keys, self._held + piece)
-        ready = len(text) - max((_begun(key, text) for key in self._keys), default=0)
+        text = self._held + piece
+        for key in self._keys:
+            text = key.sub(MARK, text)
+        starts = (_begun(key.search(text, partial=True), len(text)) for key in self._keys)
+        ready = min(starts, default=len(text))
         self._held = text[ready:]
         return text[:ready]
 
 
-def _begun(key: AnyStr, text: AnyStr) -> int:
-    """Return how many bytes at the end of a text may be the beginning of a key."""
-    return next((n for n in range(min(len(key) - 1, len(text)), 0, -1) if text.endswith(key[:n])), 0)
+def _begun(found: regex.Match[Any] | None, end: int) -> int:
+    """Return where the end of a text begins that may be the beginning of a key."""
+    return end if found is None else found.start()
+
+
+def spelled(key: str) -> str:
+    """Return the pattern of a key in all its spellings: as it is, and as JSON in JSON, three deep, has it.
+
+    JSON puts a backslash before a quotation mark, a slash and a backslash, and may write any character as its
+    number; put in JSON again, every backslash becomes two.
+    """
+    parts = []
+    for run in regex.findall(r"\\+|[^\\]", key):
+        units = run.encode("utf-16-be").hex()
+        numbers = "".join(rf"\\{{1,8}}u(?i:{units[at : at + 4]})" for at in range(0, len(units), 4))
+        plain = regex.escape(run)
+        if run in {'"', "/"}:
+            plain = rf"\\{{0,7}}{plain}"
+        elif run.startswith("\\"):
+            plain = rf"\\{{{len(run)},{8 * len(run)}}}"
+        parts.append(f"(?:{plain}|{numbers})")
+    return "".join(parts)
 
 
 def keys_of(request: httpx.Request) -> tuple[str, ...]:
@@ -157,9 +183,9 @@ def is_key(text: str) -> bool:
 
 
 def without(keys: Sequence[str], text: str) -> str:
-    """Return a text with a mark in the place of each key."""
+    """Return a text with a mark in the place of each key, however it is spelled."""
     for key in keys:
-        text = text.replace(key, MARK)
+        text = regex.sub(spelled(key), MARK, text)
     return text
 
 
@@ -172,7 +198,7 @@ def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
     if not is_key(key):
         return
     plain = {name: config.model_dump_json(include={name}) for name in type(config).model_fields}
-    held = [f"models.{role}.{name}" for name, text in plain.items() if key in text]
+    held = [f"models.{role}.{name}" for name, text in plain.items() if without([key], text) != text]
     if held:
         raise ConfigError(
             f"the key itself stands in {', '.join(held)}, and settings are stored with the run: take it out "
@@ -205,8 +231,9 @@ def unlogged(key: str) -> Iterator[None]:
 
     def free(record: logging.LogRecord) -> bool:
         words = record.getMessage()
-        if key in words:
-            record.msg, record.args = words.replace(key, MARK), ()
+        freed = without([key], words)
+        if freed != words:
+            record.msg, record.args = freed, ()
         return True
 
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ from reflact.errors import (
 from reflact.llm.keys import address_of
 from reflact.llm.refusals import unknown_model, untrusted
 from reflact.llm.retries import RETRIED
+from reflact.llm.secrets import without
 from reflact.roles import ModelConfig
 
 OVERFLOW_WORDS = (
@@ -42,7 +43,7 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
         return own
     where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
     if isinstance(error, openai.APIStatusError):
-        said = _without(key, " ".join(error.response.text.split()))
+        said = without([key] if key else (), " ".join(error.response.text.split()))
         return _refused(error, config, role, said[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
@@ -51,7 +52,7 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
         return BadRequest(
             f"models.{role}.base_url {address_of(config.base_url)!r} is not an address: {cause}"
         )
-    reason = _without(key, str(cause)) or type(cause).__name__
+    reason = without([key] if key else (), str(cause)) or type(cause).__name__
     if untrusted(error):
         return ProviderDown(
             f"{where} shows a certificate that is not trusted here; check models.{role}.base_url, or name "
@@ -71,7 +72,7 @@ def overflow(error: openai.APIStatusError) -> bool:
 def unusable(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
     """Return the error for an answer that is no chat completion although its status says success."""
     where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
-    shown = _without(key, " ".join(str(answer).split()))[:200]
+    shown = without([key] if key else (), " ".join(str(answer).split()))[:200]
     return ProviderDown(
         f"{where} answered with something that is no chat completion; check base_url, or try again: {shown}",
         status=200,
@@ -107,10 +108,6 @@ def _refused(error: openai.APIStatusError, config: ModelConfig, role: str, said:
             status=status,
         )
     return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
-
-
-def _without(key: str | None, text: str) -> str:
-    return text.replace(key, "[key]") if key else text
 
 
 def _own(error: BaseException) -> ReflactError | None:
