@@ -74,6 +74,21 @@ def test_no_evidence_gives_no_credit() -> None:
     assert judged(said(evidence=())) == (0, 0.2, ("no_evidence",))
 
 
+@pytest.mark.parametrize("quote", ["mails: 0", "lamp"])
+def test_evidence_that_was_there_before_gives_little_confidence(quote: str) -> None:
+    """Credit for which only what the action did not touch is quoted stays, with little confidence."""
+    assert judged(said(evidence=(quote,))) == (3, 0.2, ("old_evidence",))
+    assert judged(said(evidence=(quote, "desk"))) == (3, 0.9, ())
+    assert judged(said(phi_after=2, evidence=(quote,))) == (0, 0.9, ())
+
+
+def test_a_quote_of_what_vanished_is_about_the_change() -> None:
+    """What the state before alone says, and what a changed field is called, speaks of the change."""
+    gone = step("Door locked.\nLamp on.", "Lamp on.")
+    assert judged(said(evidence=("Door locked.",)), gone) == (3, 0.9, ())
+    assert judged(said(evidence=("order.status",))) == (3, 0.9, ())
+
+
 @pytest.mark.parametrize(
     ("after", "confidence", "names"), [(6.0, 0.9, ()), (6.5, 0.5, ("jump",)), (10.0, 0.5, ("jump",))]
 )

@@ -63,14 +63,26 @@ class Grounds:
     """What evidence about a transition may quote: the state after, and what changed."""
 
     def __init__(self, transition: Transition) -> None:
-        self._sources = [_Words(text) for text in _sources(transition)]
+        self._before = _Words(show_state(transition.before))
+        self._after = _Words(show_state(transition.after))
+        self._changes = [_Words(text) for text in _changes(transition)]
 
     def unfounded(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those pieces of evidence that are not there, or quote nothing."""
         return tuple(quote for quote in evidence if not self._hold(_Words(quote)))
 
+    def new(self, evidence: Sequence[str]) -> bool:
+        """Whether any piece of evidence speaks of what changed, not only of what was there before."""
+        return any(self._changed(_Words(quote)) for quote in evidence)
+
     def _hold(self, quote: _Words) -> bool:
-        return quote.tells and any(source.holds(quote) for source in self._sources)
+        return quote.tells and (self._after.holds(quote) or self._in_changes(quote))
+
+    def _changed(self, quote: _Words) -> bool:
+        return self._in_changes(quote) or self._before.holds(quote) != self._after.holds(quote)
+
+    def _in_changes(self, quote: _Words) -> bool:
+        return any(source.holds(quote) for source in self._changes)
 
 
 class _Words:
@@ -88,8 +100,7 @@ class _Words:
         return any(theirs in mine for mine, theirs in zip(self._views, other._views, strict=True))
 
 
-def _sources(transition: Transition) -> Iterator[str]:
-    yield show_state(transition.after)
+def _changes(transition: Transition) -> Iterator[str]:
     yield show_change(transition.before, transition.after)
     for change in changes(transition.before, transition.after):
         yield f"{change.path} {change.after or ''}"

@@ -1,7 +1,7 @@
 """Rules that an evaluation must keep whatever the model says. Pure.
 
-They are applied in the order of ``GUARDS``. The first three take credit away and nothing gives it back; a
-jump that is left after them lowers confidence, which nothing raises. So none undoes what another did.
+They are applied in the order of ``GUARDS``. The first three take credit away and nothing gives it back; the
+others lower confidence in what is left, which nothing raises. So none undoes what another did.
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ def no_evidence(said: Evaluation, case: Case) -> Evaluation:
     return _at_most(_no_credit(said), case.limits.unsupported_confidence)
 
 
+def old_evidence(said: Evaluation, case: Case) -> Evaluation:
+    """A change of phi for which only what was there before is quoted gets little confidence."""
+    if not case.changed or said.delta == 0 or case.grounds.new(said.evidence):
+        return said
+    return _at_most(said, case.limits.unsupported_confidence)
+
+
 def jump(said: Evaluation, case: Case) -> Evaluation:
     """A large change of phi in one step gets limited confidence."""
     return _at_most(said, case.limits.jump_confidence) if abs(said.delta) > case.limits.jump else said
@@ -66,6 +73,7 @@ GUARDS: Final[tuple[Callable[[Evaluation, Case], Evaluation], ...]] = (
     no_change,
     invented_evidence,
     no_evidence,
+    old_evidence,
     jump,
 )
 
