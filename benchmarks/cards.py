@@ -39,7 +39,7 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.memory_cards import cards_of
+from reflact.memory_cards import cards_of, level
 from reflact.memory_ports import Query
 from reflact.memory_store import MemoryStore
 from reflact.tasks import fan_out
@@ -164,14 +164,14 @@ async def load(path: Path, texts: Texts, pairs: int) -> None:
                 Promotion(
                     pair_ids=test.unit_ids,
                     promoted=True,
-                    traces=20,
-                    transitions=40,
+                    traces=60,
+                    transitions=120,
                     batches_before=test.before,
                     effect=1.0,
                     low=0.5,
                     high=1.5,
-                    p_value=0.001,
-                    alpha=0.025,
+                    p_value=0.5**60,
+                    alpha=level(test.before),
                     critic="critic",
                     prompt="critic@1",
                 ),

@@ -30,8 +30,9 @@ from typing import NamedTuple
 from gate import at_least, at_most
 
 from reflact.calibration.metrics import Scored
-from reflact.calibration.review import Replay, level, replayed, trace_effects, traces_needed
+from reflact.calibration.review import Replay, replayed, trace_effects, traces_needed
 from reflact.memory import Evaluation, Gold
+from reflact.memory_cards import level
 
 SEED, SEEDS, QUICK, STEPS, FAMILY = 11, 1000, 4, 4, 5
 SHARE_OF_CLAIMS, FLATTERY, TRACE_NOISE, STEP_NOISE = 0.4, 3.0, 0.7, 0.6

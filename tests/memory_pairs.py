@@ -11,6 +11,7 @@ from reflact.memory import (
     Scope,
     Transition,
 )
+from reflact.memory_cards import level
 from reflact.memory_ports import BatchTest
 
 CRITIC = Scope(roles=("critic",))
@@ -43,18 +44,21 @@ def make_pair(
 
 
 def evidence_for(test: BatchTest, *, promoted: bool = True) -> Promotion:
-    """Return what a test found."""
+    """Return what a test found: that its batch is promoted or may stay, or that it is not or goes."""
+    shown = promoted is (test.use == "promote")
+    outcomes = ("better", "not_shown") if test.use == "promote" else ("no_harm_shown", "worse")
     return Promotion(
         pair_ids=test.unit_ids,
         promoted=promoted,
-        traces=20,
-        transitions=45,
+        traces=60,
+        transitions=135,
         batches_before=test.before,
         effect=1.5 if promoted else -0.5,
-        low=0.75,
-        high=2.25,
-        p_value=0.001,
-        alpha=0.0125,
+        low=0.75 if promoted else -0.75,
+        high=2.25 if promoted else -0.25,
+        p_value=0.5**60 if shown else 0.875,
+        alpha=level(test.before),
         critic="m",
         prompt="critic@1",
+        outcome=outcomes[not promoted],
     )

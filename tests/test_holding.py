@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from calibration_memory import NOW
 from reflact.calibration.holding import ROTATE, held_slice, known, slice_name, split
-from reflact.calibration.review import LEAST_TRACES, slice_of
+from reflact.calibration.review import slice_of
 from reflact.calibration.trace import Trace
 from reflact.memory import Action, Evaluation, Gold, GoldSource, Transition
+from reflact.memory_cards import LEAST_TRACES
 from reflact.memory_ports import BatchTest
 
 SLICES = 4

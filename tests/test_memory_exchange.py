@@ -106,12 +106,56 @@ async def test_two_memories_become_one(tmp_path: Path) -> None:
         assert (await other.open_test([own.id], held_out="h", use="demote")).before == 3
 
 
+def first_test(value: Any) -> bool:
+    return bool(value["type"] == "test" and value["test"]["number"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("alter", "said"),
+    [
+        ({"pair_ids": ["other"]}, "the evidence is not that of test 1"),
+        ({"batches_before": 3}, "the evidence is not that of test 1"),
+        ({"p_value": 0.02}, "its p-value 0.02 is above its level 0.0152"),
+        ({"alpha": 0.5}, "its level is 0.5"),
+        ({"traces": 3}, "it compares 3 traces"),
+        ({"effect": -1.0}, "its effect is -1, which is no gain"),
+    ],
+)
+async def test_evidence_that_cannot_be_is_not_imported(
+    tmp_path: Path, alter: dict[str, object], said: str
+) -> None:
+    """Of another batch, or with numbers that contradict each other: nothing comes in, and why is said."""
+    async with MemoryStore(tmp_path / "a.db") as memory:
+        lines = altered(
+            await filled(memory), first_test, lambda value: value["test"]["evidence"].update(alter)
+        )
+    number = next(n for n, line in enumerate(lines, 1) if first_test(json.loads(line)))
+    async with MemoryStore(tmp_path / "b.db") as other:
+        with pytest.raises(DataError, match=f"line {number}: .*{said}"):
+            await other.import_lines(lines)
+        assert await other.tests() == ()
+
+
+async def test_a_later_test_proves_no_promotion(tmp_path: Path) -> None:
+    """A unit whose promotion names a test that only let it stay comes in quarantined and held."""
+    async with MemoryStore(tmp_path / "a.db") as memory:
+        await filled(memory)
+        test = await memory.open_test([PROMOTED.id], held_out="h", use="demote")
+        await memory.close_test(test.number, evidence_for(test))
+        lines = await lines_of(memory)
+    ids = [json.loads(line)["id"] for line in lines if json.loads(line)["type"] == "test"]
+    lines = altered(lines, unit_of(PROMOTED.id), lambda value: value["history"][-1].update(test=ids[-1]))
+    async with MemoryStore(tmp_path / "b.db") as other:
+        await other.import_lines(lines)
+        (pair,) = await other.pairs([PROMOTED.id])
+        assert (pair.status, pair.reason) == ("quarantined", NO_EVIDENCE)
+
+
 @pytest.mark.parametrize(
     "alter",
     [
         lambda value: value["test"].update(evidence=None),
         lambda value: value["test"]["evidence"].update(promoted=False),
-        lambda value: value["test"]["evidence"].update(pair_ids=["other"]),
     ],
 )
 async def test_a_promotion_without_its_evidence_is_held(
@@ -120,7 +164,7 @@ async def test_a_promotion_without_its_evidence_is_held(
     """Where the test is missing, was not passed or is of others, the unit comes in quarantined and held."""
     async with MemoryStore(tmp_path / "a.db") as memory:
         lines = await filled(memory)
-    first = altered(lines, lambda value: value["type"] == "test" and value["test"]["number"] == 1, alter)
+    first = altered(lines, first_test, alter)
     without = [line for line in lines if json.loads(line)["type"] != "test"]
     for number, changed in enumerate((first, without)):
         async with MemoryStore(tmp_path / f"b{number}.db") as other:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -185,6 +186,56 @@ async def test_evidence_of_another_batch_promotes_nothing(memory: MemoryStore) -
     for number, state in ((test.number, "is over"), (7, "was never opened")):
         with pytest.raises(DataError, match=state):
             await memory.close_test(number, good)
+
+
+UNFIT: list[tuple[dict[str, object], str]] = [
+    ({"p_value": 0.5}, "its p-value 0.5 is above its level 0.0152"),
+    ({"alpha": 0.025}, "its level is 0.025, and that after 0 tests is 0.0152"),
+    ({"traces": 19, "p_value": 0.001}, "19 traces, and fewer than 20 decide nothing"),
+    ({"transitions": 59}, "60 traces cannot have 59 transitions"),
+    ({"effect": 0.0}, "its effect is 0, which is no gain"),
+    ({"effect": float("nan")}, "its effect is nan, which is no gain"),
+    ({"p_value": 0.0}, "a p-value of 0 is none that 60 traces can have"),
+    ({"accuracy_change": -0.03}, "pairwise accuracy fell by 0.03"),
+    ({"outcome": "not_shown"}, "it ended as not_shown"),
+]
+"""What evidence of a first test cannot say, and how that is told."""
+
+
+@pytest.mark.parametrize(("wrong", "said"), UNFIT, ids=[said for _, said in UNFIT])
+async def test_evidence_that_contradicts_itself_promotes_nothing(
+    memory: MemoryStore, wrong: dict[str, object], said: str
+) -> None:
+    """That a batch passed is not taken on trust where its numbers say otherwise."""
+    pair = make_pair(1)
+    await memory.submit(pair)
+    test = await memory.open_test([pair.id], held_out="h")
+    with pytest.raises(DataError, match=f"does not fit test 1: .*{re.escape(said)}"):
+        await memory.close_test(test.number, evidence_for(test).model_copy(update=wrong))
+    assert await status(memory, pair) == "quarantined"
+    await memory.close_test(test.number, evidence_for(test))
+    assert await status(memory, pair) == "promoted"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"p_value": 0.5}, "above its level"),
+        ({"effect": 0.5}, "no harm"),
+        ({"alpha": 0.5}, "its level is 0.5"),
+    ],
+)
+async def test_evidence_without_harm_takes_nothing_back(
+    memory: MemoryStore, wrong: dict[str, object], said: str
+) -> None:
+    """A promoted batch goes only where its second test shows harm."""
+    pair = make_pair(1)
+    await memory.submit(pair)
+    await promote(memory, pair)
+    test = await memory.open_test([pair.id], held_out="h", use="demote")
+    with pytest.raises(DataError, match=said):
+        await memory.close_test(test.number, evidence_for(test, promoted=False).model_copy(update=wrong))
+    assert await status(memory, pair) == "promoted"
 
 
 async def test_tests_before_are_counted_by_set_across_stores(path: Path) -> None:

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from reflact.calibration.metrics import Scored
 from reflact.calibration.review import (
-    LEVEL,
     NotEnoughTraces,
     Replay,
-    level,
     outlook,
     replayed,
     sign_flip,
@@ -22,6 +20,7 @@ from reflact.calibration.review import (
 )
 from reflact.data import rng
 from reflact.memory import Evaluation, Gold
+from reflact.memory_cards import LEVEL, level
 
 TRACES = 24
 

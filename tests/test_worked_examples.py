@@ -19,7 +19,7 @@ from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import ABOVE, Renderer, show_examples
 from reflact.calibration.tokens import estimate
 from reflact.memory import MISTAKES, Action, ContrastPair, Promotion, Scope, Transition
-from reflact.memory_cards import visible_to
+from reflact.memory_cards import level, visible_to
 from reflact.memory_ports import Query, StoredPair
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
@@ -230,7 +230,7 @@ def evidence_of(one: ContrastPair, before: int) -> Promotion:
         low=0.5,
         high=1.5,
         p_value=0.001,
-        alpha=0.01,
+        alpha=level(before),
         critic="c",
         prompt="critic@1",
     )

@@ -1,11 +1,12 @@
 """Cards by themselves: what a pair's two cards say, which states follow which, who sees one, which is first.
 
-Pure. The store and the calibration corridor share it.
+Pure. The store and the calibration corridor share it, and with it what every test of a batch has to keep to.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -50,6 +51,15 @@ RELEVANCE, UTILITY, TRUST, RECENCY = 0.5, 0.3, 0.1, 0.1
 HALF_LIFE_DAYS = 30.0
 """After so many days without a change a card's recency is half of what it was."""
 
+LEVEL = 0.025
+"""One-sided error probability of all batches ever tested on one held-out trace."""
+
+LEAST_TRACES = 20
+"""Fewer held-out traces decide nothing."""
+
+MOST_FALL = 0.02
+"""Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
+
 
 class Finding(Frozen):
     """What a scan found: the rule's name, and what becomes of the unit.
@@ -86,6 +96,48 @@ def moved(before: CardStatus, after: CardStatus, evidence: Promotion | None = No
     if after == "promoted" and (evidence is None or not evidence.promoted):
         raise DataError("a card is promoted only on evidence of a test that it passed; test its batch")
     return after
+
+
+def level(before: int) -> float:
+    """Return the error probability of a test that ``before`` others preceded on the same traces."""
+    return LEVEL * 6 / (math.pi * (before + 1)) ** 2
+
+
+def misfit(evidence: Promotion, use: Literal["promote", "demote"]) -> str | None:
+    """Return in words what evidence cannot be, whatever was measured; None where it may be what it says.
+
+    Its level follows from the tests before it, its p-value from signs that are flipped in all ways; and what
+    promotes or takes back must have shown that.
+    """
+    shown = evidence.promoted if use == "promote" else not evidence.promoted
+    gain = evidence.effect if use == "promote" else -evidence.effect
+    fall = 0.0 if evidence.accuracy_change is None else -evidence.accuracy_change
+    sound = {
+        f"it compares {evidence.traces} traces, and fewer than {LEAST_TRACES} decide nothing": (
+            evidence.traces >= LEAST_TRACES
+        ),
+        f"{evidence.traces} traces cannot have {evidence.transitions} transitions": (
+            evidence.transitions >= evidence.traces
+        ),
+        f"its level is {evidence.alpha:.4g}, and that after {evidence.batches_before} tests is "
+        f"{level(evidence.batches_before):.4g}": (
+            math.isclose(evidence.alpha, level(evidence.batches_before), rel_tol=1e-6)
+        ),
+        f"a p-value of {evidence.p_value:.4g} is none that {evidence.traces} traces can have": (
+            0.5**evidence.traces <= evidence.p_value <= 1
+        ),
+        f"its p-value {evidence.p_value:.4g} is above its level {evidence.alpha:.4g}": (
+            not shown or evidence.p_value <= evidence.alpha
+        ),
+        f"its effect is {evidence.effect:g}, which is no {'gain' if use == 'promote' else 'harm'}": (
+            not shown or gain > 0
+        ),
+        f"pairwise accuracy fell by {fall:g}": use == "demote" or not shown or fall <= MOST_FALL,
+        f"it ended as {evidence.outcome}": (
+            not shown or evidence.outcome in {"", "better" if use == "promote" else "worse"}
+        ),
+    }
+    return next((words for words, fits in sound.items() if not fits), None)
 
 
 def visible_to(scope: Scope, asker: Scope) -> bool:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from reflact.calibration.review import LEAST_TRACES, slice_of
+from reflact.calibration.review import slice_of
 from reflact.calibration.trace import Trace
 from reflact.memory import ScoreEvent
+from reflact.memory_cards import LEAST_TRACES
 from reflact.memory_ports import BatchTest
 
 ROTATE = 8

@@ -24,20 +24,12 @@ from typing import Literal
 
 from reflact.calibration.metrics import Scored, interval_of_mean, measure_accuracy
 from reflact.memory import Share
+from reflact.memory_cards import LEAST_TRACES, LEVEL, MOST_FALL, level
 from reflact.results import Estimate
 from reflact.types import Frozen
 
-LEVEL = 0.025
-"""One-sided error probability of all batches ever tested on one set of held-out traces."""
-
-LEAST_TRACES = 20
-"""Fewer traces decide nothing."""
-
 COVERAGE = 0.9
 """Share of the held-out steps that must be scored on both sides: what cannot be scored may hide harm."""
-
-MOST_FALL = 0.02
-"""Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
 
 POWER = 0.95
 
@@ -116,11 +108,6 @@ class NotEnoughTraces(Frozen):
 def enough(traces: Collection[str]) -> NotEnoughTraces | None:
     """Return what is missing where there are too few traces to test on."""
     return None if len(traces) >= LEAST_TRACES else NotEnoughTraces(traces=len(traces))
-
-
-def level(before: int) -> float:
-    """Return the error probability of a test that ``before`` others preceded on the same traces."""
-    return LEVEL * 6 / (math.pi * (before + 1)) ** 2
 
 
 def replayed(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Promotion
-from reflact.memory_cards import subject
+from reflact.memory_cards import misfit, subject
 from reflact.memory_ports import BatchTest, Forgotten
 from reflact.store import changing, units
 from reflact.store.database import Tables
@@ -74,17 +74,31 @@ def close_test(tables: Tables, number: int, evidence: Promotion, *, now: datetim
     if test is None or test.evidence is not None:
         state = "was never opened" if test is None else "is over"
         raise DataError(f"test {number} {state}; open a test for each batch")
-    if evidence.pair_ids != test.unit_ids or evidence.batches_before != test.before:
-        raise DataError(
-            f"the evidence is not that of test {number}, which is of {len(test.unit_ids)} units after "
-            f"{test.before} others on its set; test what was opened"
-        )
+    check_evidence(test, evidence)
     tables.execute("UPDATE memory_tests SET evidence = ? WHERE number = ?", (written(evidence), number))
     for row in _untouched(tables, test):
         if test.use == "promote" and evidence.promoted:
             changing.move(tables, row, "promoted", now=now, test=number, evidence=evidence)
         elif test.use == "demote" and not evidence.promoted:
             changing.move(tables, row, "quarantined", now=now, reason=HELD_BY_TEST, test=number)
+
+
+def check_evidence(test: BatchTest, evidence: Promotion | None) -> None:
+    """Refuse evidence that cannot be what a test found.
+
+    Raises:
+        DataError: It is of another batch or of other tests before it, or does not fit itself; says how.
+    """
+    if evidence is None:
+        return
+    if evidence.pair_ids != test.unit_ids or evidence.batches_before != test.before:
+        raise DataError(
+            f"the evidence is not that of test {test.number}, which is of {len(test.unit_ids)} units after "
+            f"{test.before} others on its traces; test what was opened"
+        )
+    wrong = misfit(evidence, test.use)
+    if wrong is not None:
+        raise DataError(f"the evidence does not fit test {test.number}: {wrong}; test the batch again")
 
 
 def _untouched(tables: Tables, test: BatchTest) -> list[Row]:

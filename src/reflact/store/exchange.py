@@ -128,11 +128,11 @@ class SQLiteExchange(SQLiteCards):
         What is stored already stays as it is. Every new unit is scanned. A promoted one stays promoted only
         where the file holds the test that promoted it; else it is quarantined and held. A pair of a
         transition that is an anchor here is left out, as it is when handed in. The file is trusted as far as
-        whoever wrote it: evidence cannot be proven by a file that carries it.
+        whoever wrote it: what was measured cannot be proven by a file that carries it.
 
         Raises:
-            DataError: A line is not one of an export, or a unit's id does not follow from its content; names
-                the line.
+            DataError: A line is not one of an export, an id does not follow from its content, or a test's
+                evidence cannot be what such a test finds; names the line.
         """
 
         def look() -> tuple[list[tuple[int, Line]], dict[int, Finding | None]]:
@@ -211,6 +211,8 @@ def _parsed(lines: Iterable[str]) -> list[tuple[int, Line]]:
             raise DataError(f"line {number}: the first line, and no other, says what the file is")
         if isinstance(line, UnitLine):
             _check(line, number)
+        if isinstance(line, TestLine):
+            _check_test(line, number)
         parsed.append((number, line))
     if not parsed:
         raise DataError("there is no exported memory: no line says anything")
@@ -236,6 +238,17 @@ def _check(line: UnitLine, number: int) -> None:
         )
 
 
+def _check_test(line: TestLine, number: int) -> None:
+    if booking.test_id(line.test) != line.id:
+        raise DataError(
+            f"line {number}: the id of test {line.id} does not follow from its content; export it again"
+        )
+    try:
+        booking.check_evidence(line.test, line.test.evidence)
+    except DataError as error:
+        raise DataError(f"line {number}: {error}") from None
+
+
 SHARED = set(MemoryCard.model_fields) - {"id", "kind", "content", "pattern", "strategy"}
 
 
@@ -254,8 +267,6 @@ def _wanted(tables: Tables, unit: Unit) -> bool:
 def _bring_test(tables: Tables, line: TestLine) -> int:
     if tables.execute("SELECT 1 FROM memory_tests WHERE id = ?", (line.id,)).fetchone():
         return 0
-    if booking.test_id(line.test) != line.id:
-        raise DataError(f"test {line.id}: its id does not follow from its content; export it again")
     (last,) = tables.execute("SELECT coalesce(max(number), 0) FROM memory_tests").fetchone()
     booking.insert_test(tables, line.test.model_copy(update={"number": last + 1}))
     return 1
@@ -315,7 +326,7 @@ def _proven(tables: Tables, line: UnitLine, unit_id: str) -> bool:
     """Whether the test that a unit's promotion names is stored, is of it, and was passed."""
     number = _test_number(tables, line.history[-1].test)
     found = [] if number is None else booking.stored_tests(tables, number)
-    evidence = [test.evidence for test in found if test.evidence is not None]
+    evidence = [test.evidence for test in found if test.evidence is not None and test.use == "promote"]
     return any(one.promoted and unit_id in one.pair_ids for one in evidence)
 
 
