@@ -23,6 +23,7 @@ from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.comparing import JudgeReply
 from reflact.calibration.critic import CriticReply
+from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT,
     BatchTested,
@@ -389,6 +390,24 @@ async def test_awaited_work_raises() -> None:
         await calibrator.calibrate([recorded("t", claims=False)], heldout=[])
     with pytest.raises(ProviderDown, match="down"):
         [pair async for pair in calibrator.pairs(recorded("u", claims=False))]
+
+
+@pytest.mark.parametrize(
+    ("same", "needs", "said"),
+    [
+        (True, "reply", "no trace to learn from: all that were given are held out"),
+        (False, "none", "none of 2 candidates became a pair"),
+    ],
+)
+async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said: str) -> None:
+    """Held out and learned from alike, or without one valid reply: the report says what to change."""
+    llm = flattered() if needs == "reply" else raising(ReplyError("no reply fits"))
+    traces = [recorded("learned", claims=False)]
+    held_out = traces if same else [recorded("held out", 1)]
+    mistaken = settings().model_copy(update={"curriculum": CurriculumSettings(mistakes=("inflated_score",))})
+    report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(traces, heldout=held_out)
+    assert report.not_tested is not None
+    assert said in report.not_tested
 
 
 def test_one_judge_is_refused() -> None:

@@ -244,7 +244,7 @@ class Rounds:
         held = {trace.id for trace in parts.held_out}
         batch = [pair for pair in standing.waiting if pair.provenance.trace_id not in held]
         if not batch:
-            tally.not_tested = tally.not_tested or "there was no pair to test"
+            tally.not_tested = tally.not_tested or _no_batch(parts, tally)
             return False
         result = await self.test(batch, steps, standing=standing, name=parts.name)
         if isinstance(result, NotEnoughTraces):
@@ -252,6 +252,19 @@ class Rounds:
             return False
         tally.tests.append(result)
         return True
+
+
+def _no_batch(parts: Split, tally: Tally) -> str:
+    """Return in a sentence why there is nothing to test."""
+    if not parts.learn:
+        return (
+            "there was no trace to learn from: all that were given are held out; pass others, or more of them"
+        )
+    if not tally.pairs:
+        return f"none of {len(tally.drops)} candidates became a pair: the drops say why"
+    if tally.held == len(tally.pairs):
+        return f"the scan holds back all {tally.held} pairs: look at them, and release those that are sound"
+    return "all pairs were tested before, or wait for somebody to look at them"
 
 
 def _history(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:
