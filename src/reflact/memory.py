@@ -31,8 +31,8 @@ Construction = Literal[
     "asked",
     "written",
 ]
-"""How the wrong side came about: the critic's own mistake, a perturbed input, a mistake that a model was asked
-for, or one that a person or a program of the user's wrote."""
+"""How the wrong side came about: the critic's own mistake, a perturbed input, a mistake that a model
+was asked for, or one that a person or a program of the user's wrote."""
 
 GoldSource = Literal["program", "human", "agreement"]
 
@@ -148,6 +148,13 @@ class Scope(Frozen):
     user: str | None = None
 
 
+class Origin(Frozen):
+    """A step of a trace; without a number it may be any of them."""
+
+    trace_id: str
+    step: int | None = None
+
+
 class Provenance(Frozen):
     """Where a card comes from; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
 
@@ -155,6 +162,11 @@ class Provenance(Frozen):
     step: int | None = None
     prompt: str | None = None
     model: str | None = None
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """The step that it names, or nothing."""
+        return () if self.trace_id is None else (Origin(trace_id=self.trace_id, step=self.step),)
 
 
 class ContrastPair(Frozen):
