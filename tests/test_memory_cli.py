@@ -91,8 +91,8 @@ def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("list", "nowhere.db"), "no memory at nowhere.db"),
-        (("show", "STORE", "zzz"), "begins with 'zzz'"),
-        (("show", "STORE", ""), "2 or more units"),
+        (("show", "STORE", "zzzz"), "begins with 'zzzz'"),
+        (("show", "STORE", ""), "at least 4 characters"),
         (("list", "STORE", "--status", "lost"), "'lost'"),
         (("list", "STORE", "--kind", "lost"), "'lost'"),
         (("import", "STORE", "nowhere.jsonl"), "cannot read nowhere.jsonl"),

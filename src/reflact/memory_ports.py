@@ -138,6 +138,26 @@ class StoredTrace(Frozen):
     events: tuple[ScoreEvent, ...]
 
 
+class TraceSummary(Frozen):
+    """What a stored trace holds, in numbers.
+
+    Args:
+        id: The trace.
+        purpose: What the agent was to achieve.
+        events: Its steps.
+        scored: Those that a critic scored as they happened.
+        gold: Those of which a program or a person said what is right; what samples agree on is none.
+        pairs: Stored contrast pairs that were made of it; a trace that has any tests no batch.
+    """
+
+    id: str
+    purpose: str
+    events: int
+    scored: int
+    gold: int
+    pairs: int
+
+
 class CardStore(Protocol):
     """Pairs and cards, from submission to promotion and back."""
 

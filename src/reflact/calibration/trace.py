@@ -8,6 +8,7 @@ a line, or is damaged somewhere, is read up to there.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -168,6 +169,26 @@ class Trace:
             StoreError: The file cannot be read.
         """
         return cls._of(_read(Path(path)))
+
+    @classmethod
+    def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
+        """Read the ``.jsonl`` files of a folder, to any depth, in the order of their paths.
+
+        Raises:
+            DataError: It is no folder, holds none, holds one that is no trace, or two of one name.
+            StoreError: A file cannot be read.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise DataError(f"{folder} is not a folder of traces")
+        traces = tuple(cls.load(path) for path in sorted(folder.rglob("*.jsonl")))
+        if not traces:
+            raise DataError(f"{folder} holds no trace: a trace is a .jsonl file that Trace(path=...) wrote")
+        names = Counter(trace.id for trace in traces)
+        twice = next((name for name, count in sorted(names.items()) if count > 1), None)
+        if twice is not None:
+            raise DataError(f"{folder}: several files hold the trace {twice}; keep one of them")
+        return traces
 
     @classmethod
     def resume(cls, path: Path | str) -> Trace:

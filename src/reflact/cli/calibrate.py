@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -72,13 +71,14 @@ def calibrate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: 
 async def _calibrated(config: CalibrateConfig) -> CalibrationReport:
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
+    from reflact.calibration.trace import Trace
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_book
 
     prompts = load_book(config.prompts.versions, config.prompts.folder)
-    heldout = None if config.heldout is None else _read(config.heldout)
+    heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     async with MemoryStore(config.memory) as memory, _model(config) as llm:
-        traces = await _stored(memory) if config.traces is None else _read(config.traces)
+        traces = await _stored(memory) if config.traces is None else Trace.load_all(config.traces)
         if config.anchors is not None:
             await memory.keep_anchors(_pairs(config.anchors))
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
@@ -142,27 +142,6 @@ async def _transport(config: CalibrateConfig, stack: AsyncExitStack) -> httpx.As
     return await stack.enter_async_context(open_cassette(config.replay.cassette, mode=config.replay.mode))
 
 
-def _read(folder: Path) -> list[Trace]:
-    """Return the traces of a folder, in the order of their paths.
-
-    Raises:
-        DataError: It is no folder, holds none, or two of one name.
-    """
-    from reflact.calibration.trace import Trace
-    from reflact.errors import DataError
-
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder of traces")
-    traces = [Trace.load(path) for path in sorted(folder.rglob("*.jsonl"))]
-    if not traces:
-        raise DataError(f"{folder} holds no trace: a trace is a .jsonl file that Trace(path=...) wrote")
-    names = Counter(trace.id for trace in traces)
-    twice = sorted(name for name, count in names.items() if count > 1)
-    if twice:
-        raise DataError(f"{folder}: several files hold the trace {twice[0]}; keep one of them")
-    return traces
-
-
 def _pairs(path: Path) -> list[ContrastPair]:
     """Return the pairs of a file.
 
@@ -189,7 +168,7 @@ def _pairs(path: Path) -> list[ContrastPair]:
     return pairs
 
 
-async def _stored(memory: MemoryStore) -> list[Trace]:
+async def _stored(memory: MemoryStore) -> tuple[Trace, ...]:
     """Return the traces of the memory, in the order of their names."""
     from reflact.calibration.trace import Trace
     from reflact.errors import DataError
@@ -197,4 +176,4 @@ async def _stored(memory: MemoryStore) -> list[Trace]:
     found = [await memory.trace(name) for name in await memory.trace_ids()]
     if not found:
         raise DataError("the memory holds no trace: name a folder as `traces`, or keep traces in the memory")
-    return [Trace.of(one) for one in found if one is not None]
+    return tuple(Trace.of(one) for one in found if one is not None)

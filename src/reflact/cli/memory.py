@@ -7,23 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reflact.cli.stored import Json, NewStore, Store, existing, line, only
+from reflact.cli.traces import LISTED, keep, list_traces, show_trace
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from reflact.memory import MemoryCard
     from reflact.memory_ports import Forgotten
-    from reflact.memory_store import MemoryStore
     from reflact.store.exchange import Imported
-    from reflact.types import Frozen
 
 SHOWN = 60
 """Characters of a card in a table."""
 
-Store = Annotated[
-    Path,
-    typer.Argument(metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 Status = Annotated[
     list[str] | None,
     typer.Option(
@@ -39,6 +35,9 @@ memory = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+memory.command("keep")(keep)
+memory.command("traces")(list_traces)
+memory.command("trace")(show_trace)
 
 
 @memory.command("list")
@@ -81,7 +80,9 @@ def show(
 @memory.command()
 def forget(
     store: Store,
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace's id.", show_default=False)],
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="A trace's id, or its beginning.", show_default=False)
+    ],
     json: Json = False,
 ) -> None:
     """Remove everything that came from a trace, and say what was removed; there is no way back."""
@@ -91,14 +92,16 @@ def forget(
 
     gone = anyio.run(_forget, store, trace)
     if json:
-        typer.echo(_line(gone))
+        typer.echo(line(gone))
         return
     if not gone.trace and not gone.unit_ids and not gone.anchors:
-        typer.echo(f"nothing in {store} came from a trace {visible(trace)}; a trace is named by its whole id")
+        typer.echo(
+            f"nothing in {store} came from a trace {visible(trace)}; list them with `{LISTED} {store}`"
+        )
         return
     typer.echo(
-        f"forgot trace {visible(trace)}: {gone.events} events, {len(gone.unit_ids)} units with {gone.cards} "
-        f"cards, {gone.anchors} anchors"
+        f"forgot trace {visible(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
+        f"{gone.cards} cards, {gone.anchors} anchors"
     )
 
 
@@ -120,10 +123,7 @@ def export_store(
 
 @memory.command("import")
 def import_store(
-    store: Annotated[
-        Path,
-        typer.Argument(metavar="STORE", help="The memory's file; made where missing.", show_default=False),
-    ],
+    store: NewStore,
     source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.", show_default=False)],
     json: Json = False,
 ) -> None:
@@ -138,21 +138,12 @@ def import_store(
         raise UsageError(f"cannot read {source}: {error}") from None
     done = anyio.run(_import, store, lines)
     if json:
-        typer.echo(_line(done))
+        typer.echo(line(done))
         return
     typer.echo(
         f"new: {done.units} units, {done.tests} tests, {done.traces} traces with {done.events} events, "
         f"{done.anchors} anchors; {done.held} of the units are held or rejected"
     )
-
-
-def _existing(path: Path) -> MemoryStore:
-    from reflact.errors import UsageError
-    from reflact.memory_store import MemoryStore
-
-    if not path.is_file():
-        raise UsageError(f"there is no memory at {path}; name its file")
-    return MemoryStore(path)
 
 
 async def _found(
@@ -169,33 +160,27 @@ async def _found(
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['input']!r} is none: {first['msg']}") from None
-    async with _existing(path) as store:
+    async with existing(path) as store:
         return await store.find(query)
 
 
 async def _show(path: Path, name: str, json: bool) -> None:
-    from reflact.errors import UsageError
     from reflact.report.visible import visible
 
-    async with _existing(path) as store:
+    async with existing(path) as store:
         ids = await store.units_named(name)
-        if len(ids) != 1:
-            number = "no unit" if not ids else f"{len(ids)} or more units"
-            begins = "begins" if not ids else "begin"
-            raise UsageError(
-                f"{number} in {path} {begins} with {name!r}; list them with `reflact memory list`"
-            )
-        cards, history = await store.cards(ids[0]), await store.history(ids[0])
+        unit = only(name, ids, what="unit", store=path, listed=f"reflact memory list {path}")
+        cards, history = await store.cards(unit), await store.history(unit)
     if json:
-        for line in (*map(_line, cards), *map(_line, history)):
-            typer.echo(line)
+        for text in (*map(line, cards), *map(line, history)):
+            typer.echo(text)
         return
     for card in cards:
         typer.echo(f"{card.kind} {card.id}")
         for field, value in _facts(card):
             typer.echo(f"  {field}: {visible(value)}")
         for text in filter(None, (card.content, card.pattern, card.strategy)):
-            typer.echo("\n" + "\n".join(f"    {line}" for line in visible(text).split("\n")))
+            typer.echo("\n" + "\n".join(f"    {one}" for one in visible(text).split("\n")))
         typer.echo()
     for change in history:
         why = f" ({visible(change.reason)})" if change.reason else ""
@@ -204,22 +189,25 @@ async def _show(path: Path, name: str, json: bool) -> None:
 
 
 async def _forget(path: Path, trace: str) -> Forgotten:
-    async with _existing(path) as store:
+    async with existing(path) as store:
+        found = await store.traces_named(trace)
+        if found:
+            trace = only(trace, found, what="trace", store=path, listed=f"{LISTED} {path}")
         return await store.forget(trace)
 
 
 async def _export(path: Path, target: Path | None) -> None:
     from reflact.errors import UsageError
 
-    async with _existing(path) as store:
+    async with existing(path) as store:
         if target is None:
-            async for line in store.export_lines():
-                typer.echo(line)
+            async for text in store.export_lines():
+                typer.echo(text)
             return
         try:
             with target.open("w", encoding="ascii") as file:
-                async for line in store.export_lines():
-                    file.write(f"{line}\n")
+                async for text in store.export_lines():
+                    file.write(f"{text}\n")
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
 
@@ -261,7 +249,7 @@ def _print_cards(cards: Iterable[MemoryCard], *, json: bool) -> None:
 
     if json:
         for card in cards:
-            typer.echo(_line(card))
+            typer.echo(line(card))
         return
     table = Table("card", "kind", "status", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("utility", justify="right", no_wrap=True)
@@ -272,9 +260,3 @@ def _print_cards(cards: Iterable[MemoryCard], *, json: bool) -> None:
         shown = visible(says if len(says) <= SHOWN else f"{says[: SHOWN - 1]}…")
         table.add_row(card.id[:12], card.kind, Text(visible(status)), f"{card.utility:.2f}", Text(shown))
     Console().print(table)
-
-
-def _line(value: Frozen) -> str:
-    from reflact.types import canonical
-
-    return canonical(value.model_dump(mode="json"))

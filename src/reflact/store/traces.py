@@ -6,10 +6,30 @@ import json
 
 from reflact.errors import DataError
 from reflact.memory import Gold, ScoreEvent
-from reflact.memory_ports import StoredTrace
+from reflact.memory_ports import StoredTrace, TraceSummary
 from reflact.store.database import Database, Tables
 from reflact.store.units import read, written
 from reflact.types import canonical, digest
+
+MATCHES = 10
+"""Ids that are returned at most where the beginning of one was asked for."""
+
+SUMMARIES = """
+SELECT traces.id, purpose,
+    (SELECT count(*) FROM memory_units WHERE memory_units.trace_id = traces.id AND pair IS NOT NULL),
+    count(step),
+    coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0),
+    coalesce(sum(json_extract(event, '$.gold.source') <> 'agreement'), 0)
+FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY traces.id ORDER BY traces.id
+"""
+
+NAMED = """
+SELECT id FROM (
+    SELECT id FROM traces
+    UNION SELECT trace_id FROM memory_units
+    UNION SELECT trace_id FROM memory_anchors
+) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT ?2
+"""
 
 
 class SQLiteTraces:
@@ -61,6 +81,19 @@ class SQLiteTraces:
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
         return tuple(trace for (trace,) in await self._database.rows("SELECT id FROM traces ORDER BY id"))
+
+    async def summaries(self) -> tuple[TraceSummary, ...]:
+        """Return what each trace holds, in numbers, in the order of their ids."""
+        return tuple(
+            TraceSummary(
+                id=trace, purpose=json.loads(purpose), pairs=pairs, events=events, scored=scored, gold=gold
+            )
+            for trace, purpose, pairs, events, scored, gold in await self._database.rows(SUMMARIES)
+        )
+
+    async def traces_named(self, name: str) -> tuple[str, ...]:
+        """Return up to ten ids that begin so, of traces or of what came from them; an equal one first."""
+        return tuple(trace for (trace,) in await self._database.rows(NAMED, (name, MATCHES)))
 
 
 def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:

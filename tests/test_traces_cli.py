@@ -1,0 +1,153 @@
+"""Traces in a memory, at a terminal: handed in from files, listed, shown, named by the beginning of an id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+from typer.testing import CliRunner, Result
+
+from memory_pairs import make_pair
+from reflact import Trace
+from reflact.cli.app import app
+from reflact.memory import Action, Evaluation, Gold, Transition
+from reflact.memory_store import MemoryStore
+
+SAID = Evaluation(phi_before=0, phi_after=7, reasoning="It says\x1b[2J so.", confidence=0.5)
+GOLD = Gold(phi_before=0, phi_after=2, source="human")
+AGREED = Gold(phi_before=0, phi_after=2, source="agreement")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["memory", *map(str, arguments)], terminal_width=200)
+
+
+def record(folder: Path, name: str) -> Path:
+    """Record a trace of three steps: scored and with gold, with gold alone, with what samples agreed on."""
+    path = folder / f"{name}.jsonl"
+    trace = Trace("Sort the mail.", id=name, path=path)
+    for number, (said, gold) in enumerate(((SAID, GOLD), (None, GOLD), (None, AGREED))):
+        step = Transition(
+            before={"sorted": number, "desk": "d" * 3000},
+            action=Action(name="sort", arguments={"letters": 1}),
+            after={"sorted": number + 1, "desk": "e" * 3000},
+        )
+        trace.record(step, said, gold=gold)
+    trace.finish()
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Return a memory with three traces, one of which pairs were made of."""
+    path = tmp_path / "memory.db"
+    for name in ("monday-1", "monday-2", "monday-22"):
+        record(tmp_path / "traces", name)
+    assert run("keep", path, tmp_path / "traces").exit_code == 0
+
+    async def learn() -> None:
+        async with MemoryStore(path) as memory:
+            await memory.submit(make_pair(1, trace="monday-1"))
+            await memory.submit(make_pair(2, trace="elsewhere"))
+
+    anyio.run(learn)
+    return path
+
+
+def test_files_and_folders_of_traces_are_handed_in(tmp_path: Path) -> None:
+    """Everything is counted; what is there already is not new, and what a trace has grown by is."""
+    path, file = tmp_path / "memory.db", record(tmp_path / "traces", "monday")
+    extra = record(tmp_path, "tuesday")
+    said = run("keep", path, tmp_path / "traces", extra).stdout
+    assert said == "2 traces with 6 steps, 6 of them with gold; 6 steps were new\n"
+    extra.write_bytes(extra.read_bytes()[:-3])
+    said = run("keep", path, extra).stdout
+    assert "trace tuesday: 10 bytes of its file are not whole" in said
+    assert said.endswith("0 steps were new\n")
+    file.write_text(file.read_text(encoding="ascii").replace("Sort the", "Burn the"), encoding="ascii")
+    refused = run("keep", path, file)
+    assert refused.exit_code == 2
+    assert "stored with another purpose" in refused.stderr
+
+
+def test_traces_are_listed_with_what_they_hold(store: Path) -> None:
+    """Steps, those that were scored, those with gold that counts, and the pairs made of them."""
+    found = [json.loads(line) for line in run("traces", store, "--json").stdout.splitlines()]
+    assert [one["id"] for one in found] == ["monday-1", "monday-2", "monday-22"]
+    assert found[0] == {
+        "id": "monday-1",
+        "purpose": "Sort the mail.",
+        "events": 3,
+        "scored": 1,
+        "gold": 2,
+        "pairs": 1,
+    }
+    assert found[1]["pairs"] == 0
+    table = run("traces", store).stdout
+    assert [word in table for word in ("monday-22", "Sort the mail.", "scored")] == [True] * 3
+
+
+def test_a_trace_is_shown_step_by_step(store: Path) -> None:
+    """What was done, what changed, what the critic said and what is right; long changes are cut, marked."""
+    shown = run("trace", store, "monday-1").stdout
+    assert "steps: 3, 1 scored, 2 with gold" in shown
+    assert "pairs made of it: 1" in shown
+    assert 'step 0: sort { "letters": 1 }' in shown
+    assert "critic: 0 to 7, confidence 0.5" in shown
+    assert "gold: 0 to 2, from human" in shown
+    assert "gold: 0 to 2, from agreement" in shown
+    assert "characters cut" in shown
+    assert "\x1b" not in shown
+    whole = json.loads(run("trace", store, "monday-1", "--json").stdout)
+    assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000}
+
+
+def test_the_beginning_of_an_id_is_enough_where_it_is_the_only_one(store: Path) -> None:
+    """A whole id stands for itself, whatever begins with it; what begins several is refused, with them."""
+    assert run("trace", store, "monday-2").stdout.startswith("trace monday-2\n")
+    assert run("trace", store, "monday-22").stdout.startswith("trace monday-22\n")
+    refused = run("forget", store, "mond")
+    assert refused.exit_code == 2
+    assert "monday-1, monday-2, monday-22" in refused.stderr
+    assert "forgot trace elsewhere: 0 events, 1 units with 2 cards" in run("forget", store, "else").stdout
+    assert "forgot trace monday-2:" in run("forget", store, "monday-2").stdout
+    assert run("trace", store, "monday-2").stdout.startswith("trace monday-22\n")
+
+
+def test_the_beginning_of_a_pairs_id_is_only_taken_for_one(tmp_path: Path) -> None:
+    """Two pairs whose ids begin alike are named, so that one can be chosen; no wildcard is one."""
+    pairs = sorted((make_pair(n) for n in range(2)), key=lambda pair: pair.id)
+
+    async def fill() -> None:
+        async with MemoryStore(tmp_path / "memory.db") as memory:
+            for pair in pairs:
+                await memory.submit(pair)
+
+    anyio.run(fill)
+    for pair in pairs:
+        assert run("show", tmp_path / "memory.db", pair.id[:4]).exit_code == 0
+    for name in ("%%%%", "____", "****"):
+        assert f"begins with '{name}'" in run("show", tmp_path / "memory.db", name).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("traces", "nowhere.db"), "no memory at nowhere.db"),
+        (("trace", "STORE", "mon"), "no trace in"),
+        (("trace", "STORE", "mon"), "at least 4 characters"),
+        (("trace", "STORE", "tuesday"), "reflact memory traces"),
+        (("trace", "STORE", "elsewhere"), "but not the trace itself"),
+        (("forget", "STORE", "mon"), "at least 4 characters"),
+        (("keep", "STORE", "nowhere"), "cannot read nowhere"),
+        (("keep", "STORE", "STORE"), "holds no trace"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(store: Path, arguments: tuple[str, ...], said: str) -> None:
+    """Unknown files and ids end with code 2 and a sentence that says what to do."""
+    result = run(*(str(store) if argument == "STORE" else argument for argument in arguments))
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
