@@ -30,6 +30,8 @@ Messages say what happened, where, and what to do. Nothing that was stored is lo
 
 from __future__ import annotations
 
+from reflact.results import Usage
+
 
 class ReflactError(Exception):
     """Base of all errors raised by reflact."""
@@ -60,7 +62,13 @@ class RunConflict(UsageError):
 
 
 class ModelError(ReflactError):
-    """A model call gave nothing usable."""
+    """A model call gave nothing usable.
+
+    Attributes:
+        usage: What its attempts consumed that were answered; none of the answers was valid.
+    """
+
+    usage = Usage()
 
 
 class ReplyError(ModelError):

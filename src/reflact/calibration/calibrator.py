@@ -7,7 +7,7 @@ effect store holds, since calls are named by what they are about.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Literal, Self
@@ -15,15 +15,16 @@ from typing import Literal, Self
 import anyio
 from pydantic import ValidationError
 
-from reflact.calibration.counted import CountedLLM
+from reflact.calibration.counted import Books, CountedLLM
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
     BatchTested,
+    Calibrated,
     CalibrationEvent,
     Failed,
     NotTested,
-    PairsMade,
     Stopped,
+    Tell,
     TraceLeftOut,
     TraceTaken,
 )
@@ -92,20 +93,26 @@ class Calibrator:
         judges: int | None = None,
         settings: CalibratorSettings = DEFAULTS,
         prompts: PromptBook | None = None,
-        tell: Callable[[CalibrationEvent], None] | None = None,
+        tell: Tell | None = None,
     ) -> None:
         settings = settings if judges is None else _judged(settings, judges)
         prompts = prompts or load_book()
-        self._llm = CountedLLM(llm)
-        limited = LimitedLLM(self._llm, anyio.Semaphore(settings.concurrency))
-        self._critic = critic or Critic(self._llm, memory=store, prompts=prompts)
+        self._books, places = Books(), anyio.Semaphore(settings.concurrency)
+        self._critic = critic or Critic(CountedLLM(llm, self._books), memory=store, prompts=prompts)
+
+        def door(model: LLM) -> LLM:
+            return LimitedLLM(CountedLLM(model, self._books), places)
+
+        at_work = critic or Critic(llm, memory=store, prompts=prompts)
         self._rounds = Rounds(
-            limited,
+            door(llm),
             store,
-            critic or Critic(limited, memory=store, prompts=prompts),
+            at_work.through(door),
             settings=settings,
             prompts=prompts,
             tested=self._tested,
+            tell=self._say,
+            books=self._books,
         )
         self._learning = Learning(store, self._rounds, settings=settings)
         self._queue: Waiting[Trace] = Waiting(settings.queue, settings.when_full)
@@ -128,8 +135,12 @@ class Calibrator:
 
     @property
     def usage(self) -> Usage:
-        """What the calls of its model consumed so far, replies found in a store included."""
-        return self._llm.usage
+        """What its calls consumed so far, and those of the critic that it made itself.
+
+        Replies that were refused and replies found in a store are included; what a critic that was passed in
+        is asked by others is not.
+        """
+        return self._books.usage
 
     # -------------------------------------------------------------------------------- beside an agent
 
@@ -198,7 +209,9 @@ class Calibrator:
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
-        return await self._rounds.run(traces, heldout, lambda: self.usage)
+        report = await self._rounds.run(traces, heldout)
+        self._say(Calibrated(report=report))
+        return report
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
         """Measure every promoted batch again on held-out traces, and demote what harms.
@@ -230,17 +243,22 @@ class Calibrator:
         held_out = await self._learning.keep(trace)
         self._say(TraceTaken(trace_id=trace.id, use="hold_out" if held_out else "learn"))
         if not held_out:
-            made = await self._learning.learn(trace)
-            self._say(
-                PairsMade(trace_id=trace.id, candidates=made.candidates, kept=len(made.pairs), held=made.held)
-            )
+            self._rounds.made(trace, await self._learning.learn(trace))
         await self._learning.test()
 
     def _tested(self, result: Promotion | NotEnoughTraces, pairs: int, use: Use) -> None:
         if isinstance(result, NotEnoughTraces):
-            self._say(NotTested(pairs=pairs, traces=result.traces, needed=result.needed, words=result.words))
+            self._say(
+                NotTested(
+                    pairs=pairs,
+                    traces=result.traces,
+                    needed=result.needed,
+                    words=result.words,
+                    usage=self.usage,
+                )
+            )
         else:
-            self._say(BatchTested(use=use, evidence=result))
+            self._say(BatchTested(use=use, evidence=result, usage=self.usage))
 
     def _offered(self, trace: Trace, offered: Offered[Trace]) -> bool:
         if offered.dropped is not None:

@@ -1,30 +1,64 @@
-"""A model whose consumption is counted."""
+"""What a calibration's calls consume, counted where they are made: at the door to each model.
+
+What a reply took that was refused counts like what a valid one took. Of a question that was cut off before
+its answer no more is known here than that: what it may have cost is in the books of the model's own store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import anyio
+
+from reflact.calibration.results import Consumed
 from reflact.calls import Rendered, Reply, Sample
+from reflact.errors import ModelError
 from reflact.ports import LLM, R
 from reflact.results import Usage
 
+COUNTS = ("questions", "unanswered", "cut_off", "refused")
+
+
+class Books:
+    """Sums up what was consumed, by role and purpose."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], Consumed] = {}
+
+    @property
+    def entries(self) -> tuple[Consumed, ...]:
+        """All that was booked, sorted by role and purpose."""
+        return tuple(self._entries[key] for key in sorted(self._entries))
+
+    @property
+    def usage(self) -> Usage:
+        """What all of it took."""
+        return total(self.entries)
+
+    def since(self, earlier: Iterable[Consumed]) -> tuple[Consumed, ...]:
+        """Return what was booked beyond earlier entries of these books."""
+        before = {(one.role, one.purpose): one for one in earlier}
+        found = [_beyond(one, before.get((one.role, one.purpose))) for one in self.entries]
+        return tuple(one for one in found if one.questions)
+
+    def book(self, one: Consumed) -> None:
+        """Add what a question took."""
+        key = (one.role, one.purpose)
+        sofar = self._entries.get(key)
+        self._entries[key] = one if sofar is None else _summed(sofar, one)
+
 
 class CountedLLM:
-    """Implements ``ports.LLM`` by another one and sums up what replies took; failed calls are not seen."""
+    """Implements ``ports.LLM`` by another one and books what its calls consume, also where they fail."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, books: Books) -> None:
         self._llm = llm
-        self._usage = Usage()
+        self._books = books
 
     @property
     def identity(self) -> str:
         """The other model's identity."""
         return self._llm.identity
-
-    @property
-    def usage(self) -> Usage:
-        """What all replies so far consumed, those that a store had included."""
-        return self._usage
 
     async def ask(
         self,
@@ -35,6 +69,40 @@ class CountedLLM:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the other model; see ``ports.LLM.ask``."""
-        reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
-        self._usage += reply.usage
+        one = Consumed(role=sample.role, purpose=sample.purpose, questions=1)
+        try:
+            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+        except ModelError as error:
+            refused = error.usage.calls
+            self._books.book(
+                one.model_copy(update={"usage": error.usage, "refused": refused, "unanswered": 1})
+            )
+            raise
+        except anyio.get_cancelled_exc_class():
+            self._books.book(one.model_copy(update={"cut_off": 1}))
+            raise
+        self._books.book(one.model_copy(update={"usage": reply.usage, "refused": reply.attempts - 1}))
         return reply
+
+
+def total(entries: Iterable[Consumed]) -> Usage:
+    """Return what several entries took together."""
+    return sum((one.usage for one in entries), Usage())
+
+
+def _summed(one: Consumed, other: Consumed) -> Consumed:
+    counts = {name: getattr(one, name) + getattr(other, name) for name in COUNTS}
+    return one.model_copy(update={**counts, "usage": one.usage + other.usage})
+
+
+def _beyond(later: Consumed, earlier: Consumed | None) -> Consumed:
+    if earlier is None:
+        return later
+    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNTS}
+    return later.model_copy(update={**counts, "usage": _difference(later.usage, earlier.usage)})
+
+
+def _difference(later: Usage, earlier: Usage) -> Usage:
+    usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
+    names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
+    return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})

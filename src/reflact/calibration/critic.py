@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -109,6 +110,11 @@ class Critic:
         self,
         llm: LLM,
         *,
+    @property
+    def settings(self) -> CriticSettings:
+        """What it shows, and how it takes what comes back."""
+        return self._settings
+
         memory: CardStore | None = None,
         settings: CriticSettings = DEFAULTS,
         prompts: PromptBook | None = None,
@@ -137,6 +143,13 @@ class Critic:
                 "snapshot": self.snapshot,
             }
         )
+
+    def through(self, door: Callable[[LLM], LLM]) -> Critic:
+        """Return an equal critic that asks its model through a door, and shares no scores with this one."""
+        critic = copy(self)
+        critic._llm = door(self._llm)
+        critic._scores = Memo(self._settings.cache)
+        return critic
 
     @property
     def prompt(self) -> str:

@@ -1,16 +1,75 @@
-"""The closed union of what can happen beside an agent: what a calibrator tells whoever listens.
+"""The closed union of what can happen in a calibration: what a calibrator tells whoever listens.
 
-A calibrator raises nothing into the agent's loop: what goes wrong is told here, like everything else.
+Beside an agent a calibrator raises nothing into the agent's loop: what goes wrong is told here, like
+everything else. ``usage``, where an event has it, is what all calls of the calibrator consumed until then,
+replies that were refused or found in a store included.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from reflact.calibration.metrics import Scored, measure_accuracy
+from reflact.calibration.results import CalibrationReport, DropCount
 from reflact.memory import Promotion
+from reflact.results import Usage
 from reflact.types import Frozen
+
+
+class Figures(Frozen):
+    """A critic's scores of some steps, in short; the report has all figures, with intervals.
+
+    Args:
+        steps: Steps that were scored.
+        unscored: Steps of which the model gave no valid score.
+        error: Mean absolute error of phi after, in 0..10; None where nothing was scored.
+        accuracy: Pairwise accuracy, 0..1; None where nothing can be ordered.
+    """
+
+    steps: int
+    unscored: int = 0
+    error: float | None = None
+    accuracy: float | None = None
+
+
+class Began(Frozen):
+    """A call of ``calibrate`` began: so many traces, and steps whose correct score is known."""
+
+    kind: Literal["began"] = "began"
+    learn: int
+    held_out: int
+    steps: int
+    anchors: int
+
+
+class RoundBegan(Frozen):
+    """A round of contrast pairs began, over so many traces."""
+
+    kind: Literal["round_began"] = "round_began"
+    number: int
+    traces: int
+    usage: Usage = Usage()
+
+
+class CriticMeasured(Frozen):
+    """The critic was measured, before the first round or after the last."""
+
+    kind: Literal["critic_measured"] = "critic_measured"
+    when: Literal["before", "after"]
+    held_out: Figures
+    anchors: Figures
+    usage: Usage = Usage()
+
+
+class Calibrated(Frozen):
+    """A call of ``calibrate`` ended; the last of its events."""
+
+    kind: Literal["calibrated"] = "calibrated"
+    report: CalibrationReport
 
 
 class TraceTaken(Frozen):
@@ -35,7 +94,7 @@ class TraceLeftOut(Frozen):
 class PairsMade(Frozen):
     """The contrast pairs of a trace are in the store.
 
-    ``held`` of them the scan keeps back or rejected.
+    ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none.
     """
 
     kind: Literal["pairs_made"] = "pairs_made"
@@ -43,6 +102,8 @@ class PairsMade(Frozen):
     candidates: int
     kept: int
     held: int
+    drops: tuple[DropCount, ...] = ()
+    usage: Usage = Usage()
 
 
 class BatchTested(Frozen):
@@ -51,6 +112,7 @@ class BatchTested(Frozen):
     kind: Literal["batch_tested"] = "batch_tested"
     use: Literal["promote", "demote"] = "promote"
     evidence: Promotion
+    usage: Usage = Usage()
 
 
 class NotTested(Frozen):
@@ -61,6 +123,7 @@ class NotTested(Frozen):
     traces: int
     needed: int
     words: str
+    usage: Usage = Usage()
 
 
 class Failed(Frozen):
@@ -80,9 +143,33 @@ class Stopped(Frozen):
 
 
 CalibrationEvent = Annotated[
-    TraceTaken | TraceLeftOut | PairsMade | BatchTested | NotTested | Failed | Stopped,
+    Began
+    | RoundBegan
+    | CriticMeasured
+    | Calibrated
+    | TraceTaken
+    | TraceLeftOut
+    | PairsMade
+    | BatchTested
+    | NotTested
+    | Failed
+    | Stopped,
     Field(discriminator="kind"),
 ]
 
+Tell = Callable[[CalibrationEvent], None]
+"""Is told of an event; must not block."""
+
 CALIBRATION_EVENT: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
 """Reads such an event from JSON."""
+
+
+def figures_of(scored: Sequence[Scored | None]) -> Figures:
+    """Return the figures of scores, of which None stands for a step without a valid one."""
+    found = [one for one in scored if one is not None]
+    return Figures(
+        steps=len(found),
+        unscored=len(scored) - len(found),
+        error=math.fsum(abs(one.error) for one in found) / len(found) if found else None,
+        accuracy=measure_accuracy(found),
+    )

@@ -27,6 +27,29 @@ class DropCount(Frozen):
     candidates: int
 
 
+class Consumed(Frozen):
+    """What the questions of one role for one purpose took, replies found in a store included.
+
+    Args:
+        role: Who asked, such as ``critic``.
+        purpose: What for: ``score``, ``mistake``, ``other_purpose`` or ``compare``.
+        questions: How many were asked; a reply that is sent back belongs to its question.
+        unanswered: Questions that got no valid reply.
+        cut_off: Questions that were given up before their answer, such as a comparison that no longer
+            mattered; what these may have cost stands in the books of the model's store.
+        refused: Replies that were not valid.
+        usage: What all replies took, valid or not.
+    """
+
+    role: str
+    purpose: str
+    questions: int = 0
+    unanswered: int = 0
+    cut_off: int = 0
+    refused: int = 0
+    usage: Usage = Usage()
+
+
 class Change(Frozen):
     """A critic measured before and after on the same steps; None where there were none.
 
@@ -56,7 +79,9 @@ class CalibrationReport(Frozen):
         held_out: The change on held-out traces, which chose what was promoted.
         anchors: The change on anchors, which chose nothing.
         outlook: What the held-out traces can show, in words.
-        usage: What the calls consumed; replies found in a store included.
+        usage: What the calls consumed, those of the critic and those whose replies were refused included,
+            and those whose replies were found in a store.
+        consumed: The same by role and purpose.
     """
 
     rounds: int
@@ -72,6 +97,7 @@ class CalibrationReport(Frozen):
     anchors: Change
     outlook: str
     usage: Usage
+    consumed: tuple[Consumed, ...] = ()
 
     @property
     def promoted(self) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from reflact.calibration.contrast import contrast
+from reflact.calibration.counted import Books, total
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import KindMeasured, Measured, Round, measured, next_round
+from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
 from reflact.calibration.holding import GIVEN, Split, known, split
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop, Made
@@ -22,12 +24,11 @@ from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
 from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
-from reflact.memory import ContrastPair, Promotion
-from reflact.memory_cards import subject, subject_of
+from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
+from reflact.memory_cards import Anchored
 from reflact.memory_ports import CardStore, Submission, TraceStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
-from reflact.results import Usage
 from reflact.tasks import fan_out
 
 CREATED_BY = "calibrator"
@@ -72,6 +73,8 @@ class Rounds:
         settings: How.
         prompts: The prompts.
         tested: Is told of each test.
+        tell: Is told of what else happens.
+        books: Where the calls of ``llm`` and ``critic`` are counted.
     """
 
     def __init__(
@@ -83,12 +86,16 @@ class Rounds:
         settings: CalibratorSettings,
         prompts: PromptBook,
         tested: Tested,
+        tell: Tell,
+        books: Books,
     ) -> None:
         self._llm = llm
         self._store = store
         self._sampled = LimitedCritic(critic, anyio.Semaphore(settings.concurrency))
         self._settings = settings
         self._prompts = prompts
+        self._tell = tell
+        self._books = books
         self.tested = tested
         self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
 
@@ -110,7 +117,11 @@ class Rounds:
     ) -> Stored:
         """Make a trace's pairs and store each as it comes about; steps that are anchors teach nothing."""
         submissions: list[Submission] = []
-        anchored = {subject(pair) for pair in await self._store.anchors()}
+        anchored = Anchored.of(await self._store.anchors())
+
+        def free(event: ScoreEvent) -> bool:
+            origin = Origin(trace_id=trace.id, step=event.step)
+            return not anchored.holds(trace.purpose, event.transition, origin)
 
         async def report(one: ContrastPair | Drop) -> None:
             if isinstance(one, Drop):
@@ -121,7 +132,7 @@ class Rounds:
                 await also(one)
 
         made = await contrast(
-            [e for e in trace.events if subject_of(trace.purpose, e.transition) not in anchored],
+            [event for event in trace.events if free(event)],
             purpose=trace.purpose,
             trace_id=trace.id,
             plan=plan,
@@ -137,6 +148,19 @@ class Rounds:
         held = [one for one in submissions if one.reason is not None or one.status == "rejected"]
         fresh = [one for one in submissions if one.new and one not in held]
         return Stored(**dict(made), held=len(held), new=len(fresh))
+
+    def made(self, trace: Trace, made: Stored) -> None:
+        """Tell of a trace's pairs."""
+        self._tell(
+            PairsMade(
+                trace_id=trace.id,
+                candidates=made.candidates,
+                kept=len(made.pairs),
+                held=made.held,
+                drops=count_drops(made.drops),
+                usage=self._books.usage,
+            )
+        )
 
     async def test(
         self, batch: Sequence[ContrastPair], steps: Sequence[Step], *, standing: Standing, name: str
@@ -177,20 +201,23 @@ class Rounds:
             name=GIVEN,
         )
 
-    async def run(
-        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, usage: Callable[[], Usage]
-    ) -> CalibrationReport:
+    async def run(self, traces: Sequence[Trace], heldout: Sequence[Trace] | None) -> CalibrationReport:
         """Calibrate on traces, round by round, and measure before and after."""
-        began = usage()
+        began = self._books.entries
         standing = await self.reviewer.standing()
         parts = self.split(traces, heldout, standing)
         steps, anchors = steps_of(parts.held_out), steps_in(await self._store.anchors())
+        held = len({step.trace_id for step in steps})
+        self._tell(Began(learn=len(parts.learn), held_out=held, steps=len(steps), anchors=len(anchors)))
         before = await self.reviewer.score(steps, standing.promoted)
         anchors_before = await self.reviewer.score(anchors, standing.promoted)
+        self._measured("before", before, anchors_before)
         tally = await self._rounds(parts, steps, before)
         promoted = (await self.reviewer.standing()).promoted
         after = await self.reviewer.score(steps, promoted)
         anchors_after = await self.reviewer.score(anchors, promoted)
+        self._measured("after", after, anchors_after)
+        consumed = self._books.since(began)
         tests = [test for test in standing.tests if test.held_out == parts.name]
         return CalibrationReport(
             rounds=tally.rounds,
@@ -204,14 +231,31 @@ class Rounds:
             not_tested=tally.not_tested,
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
-            outlook=outlook(len({step.trace_id for step in steps}), before=len(tests)),
-            usage=_difference(usage(), began),
+            outlook=outlook(held, before=len(tests)),
+            usage=total(consumed),
+            consumed=consumed,
+        )
+
+    def _measured(
+        self,
+        when: Literal["before", "after"],
+        held_out: Sequence[Scored | None],
+        anchors: Sequence[Scored | None],
+    ) -> None:
+        self._tell(
+            CriticMeasured(
+                when=when,
+                held_out=figures_of(held_out),
+                anchors=figures_of(anchors),
+                usage=self._books.usage,
+            )
         )
 
     async def _rounds(self, parts: Split, steps: Sequence[Step], before: Sequence[Scored | None]) -> Tally:
         tally, history = Tally(), _history(before, ())
         while (plan := next_round(history, self._settings.curriculum)) is not None:
             tally.rounds = plan.number
+            self._tell(RoundBegan(number=plan.number, traces=len(parts.learn), usage=self._books.usage))
             pairs = await self._round(parts, plan, tally)
             if not await self._tested(parts, steps, tally) or not history:
                 break
@@ -229,7 +273,9 @@ class Rounds:
         purposes = sorted({trace.purpose for trace in parts.learn})
 
         async def one(trace: Trace) -> Stored:
-            return await self.make(trace, plan, known_ids=ids, others=purposes)
+            made = await self.make(trace, plan, known_ids=ids, others=purposes)
+            self.made(trace, made)
+            return made
 
         made = await fan_out(one, parts.learn, limit=self._settings.concurrency)
         pairs = [pair for one in made for pair in one.pairs]
@@ -241,8 +287,7 @@ class Rounds:
     async def _tested(self, parts: Split, steps: Sequence[Step], tally: Tally) -> bool:
         """Test all pairs that wait and do not come from the held-out traces; say whether there was a test."""
         standing = await self.reviewer.standing()
-        held = {trace.id for trace in parts.held_out}
-        batch = [pair for pair in standing.waiting if pair.provenance.trace_id not in held]
+        batch = standing.testable(parts.held_out)
         if not batch:
             tally.not_tested = tally.not_tested or _no_batch(parts, tally)
             return False
@@ -279,9 +324,3 @@ def _history(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]
     learned = measured([one for one in invited if one is not None])
     kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
     return [Measured(accuracy=accuracy, kinds=kinds)]
-
-
-def _difference(later: Usage, earlier: Usage) -> Usage:
-    usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
-    names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
-    return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})

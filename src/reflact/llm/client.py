@@ -24,7 +24,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 
 from reflact.calls import Draft, Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.config import BudgetConfig
-from reflact.errors import ConfigError, ProviderError, ReflactError, ReplyError
+from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import Event
 from reflact.llm.budget import Budget
 from reflact.llm.drafting import Audience, shown
@@ -200,6 +200,8 @@ class Client:
             work = partial(self._ask, prompt, reply_type, sample, check, call)
             reply = await shown(sketch, work, audience)
         except ReflactError as error:
+            if isinstance(error, ModelError):
+                error.usage = call.usage
             await self._told(call.over(self._run_id, sample, error))
             raise
         finally:

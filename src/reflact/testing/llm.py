@@ -84,11 +84,13 @@ class ScriptedLLM:
                 reasons.append(_reason(error))
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
-        raise ReplyError(
+        failure = ReplyError(
             f"{sample.label}: no valid {reply_type.__name__} in {len(reasons)} attempts; the last reason: "
             f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
+        failure.usage = Usage(calls=len(reasons))
+        raise failure
 
     async def _answer(self, call: Call) -> ReplyModel | JsonValue:
         self.calls.append(call)

@@ -1,0 +1,156 @@
+"""What a calibration consumed: every reply counts, whoever asked and whatever became of it."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+from calibration_memory import ListMemory
+from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
+from flattered_world import PURPOSE, answer, steps
+from reflact import Critic
+from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.comparing import JudgeReply
+from reflact.calibration.counted import Books, CountedLLM, total
+from reflact.calibration.critic import CriticReply
+from reflact.calibration.results import Consumed
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.trace import Trace
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.errors import ContextOverflow, ReplyError
+from reflact.memory import Evaluation
+from reflact.results import Usage
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Answer
+
+pytestmark = pytest.mark.anyio
+
+PLACE = Sample(role="judge", purpose="compare")
+GOOD = json.dumps({"reasoning": "By the states.", "better": "first"})
+ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
+
+
+def booked(usage: Usage = Usage(), **counts: int) -> Consumed:  # noqa: B008 - frozen
+    """Return an entry of comparisons."""
+    return Consumed.model_validate({"role": "judge", "purpose": "compare", "usage": usage, **counts})
+
+
+async def test_replies_that_were_refused_count() -> None:
+    """A valid reply after a refused one took two calls; a question without any took all its attempts."""
+    endpoint, books = Endpoint(completion("?"), completion(GOOD), *[completion("?")] * 3), Books()
+    async with connected(endpoint) as client:
+        counted = CountedLLM(client, books)
+        await counted.ask(PROMPT, JudgeReply, sample=PLACE)
+        with pytest.raises(ReplyError):
+            await counted.ask(PROMPT, JudgeReply, sample=PLACE.model_copy(update={"trial": 1}))
+    (entry,) = books.entries
+    assert (entry.questions, entry.unanswered, entry.refused) == (2, 1, 4)
+    assert entry.usage == books.usage == ONE + ONE + ONE + ONE + ONE
+
+
+async def test_what_was_answered_counts_where_a_later_attempt_fails() -> None:
+    """A refused reply was paid for, also where the question does not fit the model's context after it."""
+    store, books = await opened(), Books()
+    full = {"error": {"code": "context_length_exceeded", "message": "too long"}}
+    async with connected(Endpoint(completion("?"), httpx.Response(400, json=full)), store=store) as client:
+        with pytest.raises(ContextOverflow):
+            await CountedLLM(client, books).ask(PROMPT, JudgeReply, sample=PLACE)
+    (spent,) = await store.spend(RUN)
+    assert books.usage == spent.usage
+    assert (books.usage.calls, books.entries[0].refused, books.entries[0].unanswered) == (1, 1, 1)
+
+
+async def test_a_question_that_is_cut_off_is_counted_as_such() -> None:
+    """Nobody knows what it took, but that it was asked is said."""
+    books = Books()
+
+    async def hang(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        await anyio.sleep_forever()
+        return None
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                lambda: CountedLLM(ScriptedLLM(hang), books).ask(PROMPT, JudgeReply, sample=PLACE)
+            )
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    assert books.entries == (booked(questions=1, cut_off=1),)
+
+
+def test_later_books_say_what_came_since() -> None:
+    """What is booked between two looks is the difference, by role and purpose."""
+    books = Books()
+    books.book(booked(ONE, questions=2, refused=1))
+    earlier = books.entries
+    assert books.since(earlier) == ()
+    books.book(booked(ONE, questions=1, unanswered=1))
+    books.book(Consumed(role="critic", purpose="score", questions=1, usage=ONE))
+    assert books.since(earlier) == (
+        Consumed(role="critic", purpose="score", questions=1, usage=ONE),
+        booked(ONE, questions=1, unanswered=1),
+    )
+    assert books.since(()) == books.entries
+    assert total(books.entries) == ONE + ONE + ONE
+
+
+def recorded(name: str, number: int) -> Trace:
+    """Return a trace of one step."""
+    trace = Trace(PURPOSE, id=name)
+    ((step, gold),) = steps(name, number, count=1, claims=[True])
+    said = Evaluation(
+        phi_before=0, phi_after=gold.phi_after + 3, reasoning="It says so.", evidence=("filed",)
+    )
+    trace.record(step, said, gold=gold)
+    return trace
+
+
+async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
+    """Its calls are in the report by purpose, refused replies too; what others ask it is not."""
+    refused = 0
+
+    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        nonlocal refused
+        if reply_type is CriticReply and sample.attempt == 0:
+            refused += 1
+            return "?"
+        return answer(prompt, reply_type)
+
+    llm = ScriptedLLM(script)
+    critic = Critic(llm)
+    settings = CalibratorSettings(contrast=PairSettings(judges=2, per_event=2))
+    calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings)
+    learn, held_out = [recorded(f"t{n}", n) for n in range(3)], [recorded(f"h{n}", n) for n in range(20)]
+    await critic.score(learn[0].events[0].transition, purpose=PURPOSE)
+    assert calibrator.usage == Usage()
+    outside, refused = len(llm.calls), 0
+    report = await calibrator.calibrate(learn, heldout=held_out)
+    entries = {(one.role, one.purpose): one for one in report.consumed}
+    assert entries["critic", "score"].questions >= 20
+    assert entries["critic", "score"].refused == refused > 0
+    cut_off = sum(one.cut_off for one in report.consumed)
+    assert report.usage == calibrator.usage
+    assert report.usage.calls + cut_off >= len(llm.calls) - outside >= report.usage.calls
+
+
+async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> None:
+    """No more calls are in flight than the calibrator may have, those of the critic included."""
+    flying = most = 0
+
+    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        nonlocal flying, most
+        flying += 1
+        most = max(most, flying)
+        await anyio.lowlevel.checkpoint()
+        flying -= 1
+        return answer(prompt, reply_type)
+
+    llm = ScriptedLLM(script)
+    settings = CalibratorSettings(contrast=PairSettings(judges=2), concurrency=2)
+    calibrator = Calibrator(llm, ListMemory(), critic=Critic(llm), settings=settings)
+    await calibrator.calibrate([recorded(f"t{n}", n) for n in range(4)], heldout=[recorded("h", 1)])
+    assert most == 2
