@@ -63,6 +63,8 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
             d.candidates for d in report.drops
         )
         assert report.promoted > 0
+        assert len(report.by_round) == 1 + report.rounds
+        assert (report.by_round[0].error, report.by_round[-1].error) == (before.error, after.error)
         first = report.tests[0]
         assert (first.traces, first.transitions, first.batches_before) == (100, 200, 0)
         assert (first.outcome, first.prompt) == ("better", "critic@1")

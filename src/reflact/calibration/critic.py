@@ -110,11 +110,6 @@ class Critic:
         self,
         llm: LLM,
         *,
-    @property
-    def settings(self) -> CriticSettings:
-        """What it shows, and how it takes what comes back."""
-        return self._settings
-
         memory: CardStore | None = None,
         settings: CriticSettings = DEFAULTS,
         prompts: PromptBook | None = None,
@@ -150,6 +145,11 @@ class Critic:
         critic._llm = door(self._llm)
         critic._scores = Memo(self._settings.cache)
         return critic
+
+    @property
+    def settings(self) -> CriticSettings:
+        """What it shows, and how it takes what comes back."""
+        return self._settings
 
     @property
     def prompt(self) -> str:

@@ -78,6 +78,7 @@ class CalibrationReport(Frozen):
         not_tested: Why a batch was not tested, in words; None where all were.
         held_out: The change on held-out traces, which chose what was promoted.
         anchors: The change on anchors, which chose nothing.
+        by_round: The critic on the held-out traces before the first round and after each that was tested.
         outlook: What the held-out traces can show, in words.
         usage: What the calls consumed, those of the critic and those whose replies were refused included,
             and those whose replies were found in a store.
@@ -95,6 +96,7 @@ class CalibrationReport(Frozen):
     not_tested: str | None
     held_out: Change
     anchors: Change
+    by_round: tuple[Measures, ...] = ()
     outlook: str
     usage: Usage
     consumed: tuple[Consumed, ...] = ()

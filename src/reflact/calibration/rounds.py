@@ -17,11 +17,12 @@ from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBe
 from reflact.calibration.holding import GIVEN, Split, known, split
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop, Made
-from reflact.calibration.metrics import Scored, measure_accuracy
+from reflact.calibration.metrics import Measures, Scored, measure_accuracy
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
+from reflact.calibration.reviewing import measured as measures
 from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
@@ -54,6 +55,7 @@ class Tally:
     held: int = 0
     tests: list[Promotion] = field(default_factory=list)
     not_tested: str | None = None
+    by_round: list[Measures] = field(default_factory=list)
 
 
 class Stored(Made):
@@ -231,6 +233,7 @@ class Rounds:
             not_tested=tally.not_tested,
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
+            by_round=tuple(tally.by_round),
             outlook=outlook(held, before=len(tests)),
             usage=total(consumed),
             consumed=consumed,
@@ -252,7 +255,7 @@ class Rounds:
         )
 
     async def _rounds(self, parts: Split, steps: Sequence[Step], before: Sequence[Scored | None]) -> Tally:
-        tally, history = Tally(), _history(before, ())
+        tally, history = Tally(by_round=await _measures(before)), _history(before, ())
         while (plan := next_round(history, self._settings.curriculum)) is not None:
             tally.rounds = plan.number
             self._tell(RoundBegan(number=plan.number, traces=len(parts.learn), usage=self._books.usage))
@@ -261,6 +264,7 @@ class Rounds:
                 break
             standing = await self.reviewer.standing()
             after = await self.reviewer.score(steps, standing.promoted)
+            tally.by_round += await _measures(after)
             if next_round([*history, *_history(after, ())], self._settings.curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
             invited = await self.reviewer.score(steps_in(pairs), standing.promoted)
@@ -297,6 +301,11 @@ class Rounds:
             return False
         tally.tests.append(result)
         return True
+
+
+async def _measures(scored: Sequence[Scored | None]) -> list[Measures]:
+    found = await measures([one for one in scored if one is not None])
+    return [] if found is None else [found]
 
 
 def _no_batch(parts: Split, tally: Tally) -> str:
