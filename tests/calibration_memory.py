@@ -33,6 +33,11 @@ class ListMemory:
         new = pair.id not in self.stored
         if new:
             self.stored[pair.id] = StoredPair(pair=pair, status="quarantined", created=NOW, changed=NOW)
+        origins = sorted(
+            {*self.stored[pair.id].origins, *pair.provenance.origins},
+            key=lambda one: (one.trace_id, one.step),
+        )
+        self.stored[pair.id] = self.stored[pair.id].model_copy(update={"origins": tuple(origins)})
         return Submission(unit_id=pair.id, new=new, status=self.stored[pair.id].status)
 
     async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:

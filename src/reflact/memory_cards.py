@@ -21,6 +21,7 @@ from reflact.memory import (
     ContrastPair,
     Evaluation,
     MemoryCard,
+    Origin,
     Promotion,
     Provenance,
     Scope,
@@ -247,6 +248,25 @@ def subject(pair: ContrastPair) -> str:
 def subject_of(purpose: str, transition: Transition) -> str:
     """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
     return digest({"purpose": purpose, "transition": transition.model_dump(mode="json")})
+
+
+class Anchored(NamedTuple):
+    """What is never learned from: what anchors speak of, and the steps that they were made of."""
+
+    subjects: frozenset[str]
+    origins: frozenset[Origin]
+
+    @classmethod
+    def of(cls, anchors: Iterable[ContrastPair]) -> Anchored:
+        """Return what anchors keep from being learned from."""
+        kept = tuple(anchors)
+        origins = (origin for pair in kept for origin in pair.provenance.origins)
+        return cls(frozenset(map(subject, kept)), frozenset(origins))
+
+    def holds(self, purpose: str, transition: Transition, origin: Origin) -> bool:
+        """Whether a step is an anchor's."""
+        whole = Origin(trace_id=origin.trace_id)
+        return subject_of(purpose, transition) in self.subjects or bool(self.origins & {origin, whole})
 
 
 def texts_of(value: JsonValue) -> Iterator[str]:

@@ -19,6 +19,7 @@ from reflact.memory import (
     ContrastPair,
     Gold,
     MemoryCard,
+    Origin,
     Promotion,
     Scope,
     ScoreEvent,
@@ -35,7 +36,8 @@ class Submission(Frozen):
         new: False where the store had it already; it is then as it was.
         status: Where it stands now: quarantined, rejected, or whatever it was.
         reason: The rule that held or rejected it, ``anchor`` where its transition is one that is never
-            learned from; None where nothing was found.
+            learned from, ``anchor_step`` where it was made of a step that an anchor was made of; None where
+            nothing was found.
     """
 
     unit_id: str
@@ -45,7 +47,10 @@ class Submission(Frozen):
 
 
 class StoredPair(Frozen):
-    """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested."""
+    """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested.
+
+    ``origins`` are all steps that it was made of, sorted; the pair's own provenance is that of the first one.
+    """
 
     pair: ContrastPair
     status: CardStatus
@@ -56,6 +61,7 @@ class StoredPair(Frozen):
     created_by: str = ""
     created: datetime
     changed: datetime
+    origins: tuple[Origin, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -162,7 +168,10 @@ class CardStore(Protocol):
     """Pairs and cards, from submission to promotion and back."""
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Store a pair with its two cards, scanned; on disk when this returns. The same pair twice is one."""
+        """Store a pair with its two cards, scanned; on disk when this returns.
+
+        The same pair twice is one; made of another step, it has that origin as well.
+        """
         ...
 
     async def submit_card(self, card: MemoryCard) -> Submission:
@@ -253,7 +262,7 @@ class CardStore(Protocol):
         """Keep gold pairs that are never learned from; returns how many were new.
 
         Raises:
-            DataError: A stored pair speaks of the same transition.
+            DataError: A stored pair speaks of the same transition, or was made of the same step.
         """
         ...
 
@@ -264,6 +273,7 @@ class CardStore(Protocol):
     async def forget(self, trace_id: str) -> Forgotten:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
 
+        A unit that also came from another trace goes as well.
         The evidence of tests stays: it holds hashes and numbers, and tests have to be counted.
         """
         ...

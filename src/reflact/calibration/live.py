@@ -67,8 +67,7 @@ class Learning:
         self._told = False
         standing = await self._rounds.reviewer.standing()
         traces = await self._held_out(standing)
-        held = {trace.id for trace in traces}
-        batch = [pair for pair in standing.waiting if pair.provenance.trace_id not in held]
+        batch = standing.testable(traces)
         self._due = self._settings.batch
         if batch:
             name = slice_name(self._slice, self._settings.slices)

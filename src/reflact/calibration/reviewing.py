@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from anyio import to_thread
@@ -13,10 +13,11 @@ from reflact.calibration.metrics import Measures, Scored, interval_of_mean, meas
 from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change
 from reflact.calibration.review import COVERAGE, NotEnoughTraces, Replay, Use, enough, replayed, trace_effects
+from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Promotion
 from reflact.memory_cards import visible_to
-from reflact.memory_ports import BatchTest, CardStore
+from reflact.memory_ports import BatchTest, CardStore, StoredPair
 
 
 class Standing(NamedTuple):
@@ -27,15 +28,22 @@ class Standing(NamedTuple):
             are, so that a round which was cut off before its test is made again as it was.
         learned: Traces that pairs were made from, whatever became of these.
         promoted: What the critic is shown now.
-        waiting: Pairs that may be tested and never were.
+        waiting: Pairs that may be tested and never were; see ``testable``.
         tests: All tests.
     """
 
     known: frozenset[str]
     learned: frozenset[str]
     promoted: tuple[ContrastPair, ...]
-    waiting: tuple[ContrastPair, ...]
+    waiting: tuple[StoredPair, ...]
     tests: tuple[BatchTest, ...]
+
+    def testable(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
+        """Return the pairs that wait and were made of none of these traces."""
+        held = {trace.id for trace in held_out}
+        return tuple(
+            one.pair for one in self.waiting if held.isdisjoint(origin.trace_id for origin in one.origins)
+        )
 
 
 class Reviewer:
@@ -64,10 +72,10 @@ class Reviewer:
                 for one in stored
                 if one.pair.id in tested or one.status in {"promoted", "archived"}
             ),
-            learned=frozenset(t for one in stored if (t := one.pair.provenance.trace_id) is not None),
+            learned=frozenset(origin.trace_id for one in stored for origin in one.origins),
             promoted=tuple(one.pair for one in ours if one.status == "promoted"),
             waiting=tuple(
-                one.pair
+                one
                 for one in ours
                 if one.status == "quarantined" and not one.held and one.pair.id not in tested
             ),

@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Literal
 
 from reflact.errors import DataError
-from reflact.memory import ContrastPair, Promotion
+from reflact.memory import ContrastPair, Origin, Promotion
 from reflact.memory_cards import misfit, subject
 from reflact.memory_ports import BatchTest, Forgotten
-from reflact.store import changing, units
+from reflact.store import changing, origins, units
 from reflact.store.database import Tables
-from reflact.store.units import Row, read, stamp, time_of, written
+from reflact.store.units import Row, Unit, read, stamp, time_of, written
 from reflact.types import canonical, digest
 
 HELD_BY_TEST = "measured harm"
@@ -134,26 +134,54 @@ def stored_tests(tables: Tables, number: int | None = None) -> list[BatchTest]:
 # ------------------------------------------------------------------------------------------- anchors
 
 
-def is_anchor(tables: Tables, spoken_of: str) -> bool:
-    """Whether a transition is one that is never learned from."""
-    return bool(tables.execute("SELECT 1 FROM memory_anchors WHERE subject = ?", (spoken_of,)).fetchone())
+def barred(tables: Tables, unit: Unit, made_of: Sequence[Origin]) -> str | None:
+    """Return why a unit is never learned from, None where it may be.
+
+    ``anchor``: it speaks of an anchor's transition. ``anchor_step``: it was made of a step that an anchor was
+    made of, such as that step with another purpose.
+    """
+    if unit.pair is None:
+        return None
+    where = "SELECT 1 FROM memory_anchors WHERE subject = ?"
+    if tables.execute(where, (subject(unit.pair),)).fetchone():
+        return "anchor"
+    shared = any(origins.sharing(tables, origins.ANCHORS, origin) for origin in made_of)
+    return "anchor_step" if shared else None
 
 
 def keep_anchors(tables: Tables, pairs: Sequence[ContrastPair]) -> int:
     """Keep anchors; see ``SQLiteCards.keep_anchors``."""
-    new = 0
-    for pair in pairs:
-        spoken_of = subject(pair)
-        if tables.execute("SELECT 1 FROM memory_units WHERE subject = ?", (spoken_of,)).fetchone():
+    return sum(keep_anchor(tables, pair, pair.provenance.origins) for pair in pairs)
+
+
+def keep_anchor(tables: Tables, pair: ContrastPair, made_of: Sequence[Origin]) -> bool:
+    """Keep an anchor that was made of these steps; returns whether it is new."""
+    spoken_of = subject(pair)
+    taken = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (spoken_of,)).fetchone()
+    if taken:
+        raise DataError(
+            f"anchor {pair.id} speaks of the transition of stored pair {taken[0]}; anchors are never learned "
+            "from, so take another one"
+        )
+    for origin in made_of:
+        for row in _pairs_of(tables, origin):
+            step = "a step" if origin.step is None else f"step {origin.step}"
             raise DataError(
-                f"anchor {pair.id} speaks of a transition that a stored pair was made from; anchors are "
-                "never learned from, so take another one"
+                f"anchor {pair.id} was made of {step} of trace {origin.trace_id}, and so was stored pair "
+                f"{row.id}; anchors are never learned from, so take another one"
             )
-        new += tables.execute(
-            "INSERT OR IGNORE INTO memory_anchors (id, subject, trace_id, pair) VALUES (?, ?, ?, ?)",
-            (pair.id, spoken_of, pair.provenance.trace_id, written(pair)),
-        ).rowcount
-    return new
+    new = tables.execute(
+        "INSERT OR IGNORE INTO memory_anchors (id, subject, pair) VALUES (?, ?, ?)",
+        (pair.id, spoken_of, written(pair)),
+    ).rowcount
+    origins.add(tables, origins.ANCHORS, pair.id, made_of)
+    return new > 0
+
+
+def _pairs_of(tables: Tables, origin: Origin) -> list[Row]:
+    numbers = json.dumps(origins.sharing(tables, origins.UNITS, origin))
+    where = "pair IS NOT NULL AND number IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT 1"
+    return units.rows(tables, where, (numbers,))
 
 
 def anchors(tables: Tables) -> list[ContrastPair]:
@@ -165,17 +193,24 @@ def anchors(tables: Tables) -> list[ContrastPair]:
 # ----------------------------------------------------------------------------------------- forgetting
 
 
+OWN = "number IN (SELECT unit FROM memory_origins WHERE trace_id = ?1)"
+"""Units that came from a trace."""
+
+ONLY_OWN = "number IN (SELECT unit FROM memory_origins GROUP BY unit HAVING min(trace_id = ?1))"
+"""Units that came from it alone."""
+
 PURPOSES = """
-SELECT json_extract(purpose, '$') AS purpose FROM traces WHERE (id = ?1) = {its} UNION
-SELECT json_extract(pair, '$.purpose') FROM memory_units WHERE pair IS NOT NULL AND (trace_id IS ?1) = {its}
+SELECT json_extract(purpose, '$') AS purpose FROM traces WHERE {traces} UNION
+SELECT json_extract(pair, '$.purpose') FROM memory_units WHERE pair IS NOT NULL AND {units}
 AND json_extract(pair, '$.construction') <> 'other_purpose'
 """
-"""The purposes of a trace (1) or of all others (0), as far as they are stored."""
+"""The purposes of traces, as far as they are stored."""
 
 ELSEWHERE = f"""
-trace_id IS NOT ?1 AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
+NOT {OWN} AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
 AND json_extract(pair, '$.purpose') IN (
-    SELECT purpose FROM ({PURPOSES.format(its=1)}) EXCEPT SELECT purpose FROM ({PURPOSES.format(its=0)})
+    SELECT purpose FROM ({PURPOSES.format(traces="id = ?1", units=OWN)})
+    EXCEPT SELECT purpose FROM ({PURPOSES.format(traces="id <> ?1", units=f"NOT {ONLY_OWN}")})
 ) ORDER BY id
 """  # noqa: S608 - constants of this module
 """Pairs of other traces that look at their step under a purpose that one trace alone has."""
@@ -183,12 +218,14 @@ AND json_extract(pair, '$.purpose') IN (
 
 def forget(tables: Tables, trace_id: str) -> Forgotten:
     """Remove what came from a trace; see ``SQLiteCards.forget``."""
-    tables.execute("PRAGMA secure_delete = ON")
-    rows = units.rows(tables, "trace_id = ? ORDER BY id", (trace_id,))
+    rows = units.rows(tables, f"{OWN} ORDER BY id", (trace_id,))
     rows += units.rows(tables, ELSEWHERE, (trace_id,))
     cards = sum(len(units.cards(tables, row)) for row in rows)
     changing.remove(tables, [row.number for row in rows])
-    anchored = tables.execute("DELETE FROM memory_anchors WHERE trace_id = ?", (trace_id,)).rowcount
+    anchored = origins.owners(tables, origins.ANCHORS, trace_id)
+    tables.execute(
+        "DELETE FROM memory_anchors WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(anchored),)
+    )
     events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
     known = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
     if rows:
@@ -199,5 +236,5 @@ def forget(tables: Tables, trace_id: str) -> Forgotten:
         events=events,
         unit_ids=tuple(row.id for row in rows),
         cards=cards,
-        anchors=anchored,
+        anchors=len(anchored),
     )

@@ -11,9 +11,9 @@ import anyio.to_thread
 
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
-from reflact.memory_cards import Finding, Scan, content_id, subject
+from reflact.memory_cards import Finding, Scan, content_id
 from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
-from reflact.store import booking, changing, units
+from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
 from reflact.store.units import Row, Text, Unit, written
 from reflact.store.words import indexed
@@ -53,7 +53,10 @@ class SQLiteCards:
     # --------------------------------------------------------------------------------------- handing in
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Store a pair with its two cards, scanned; on disk when this returns. The same pair twice is one."""
+        """Store a pair with its two cards, scanned; on disk when this returns.
+
+        The same pair twice is one; made of another step, it has that origin as well.
+        """
         return await self._submit(Unit.of(pair, created_by))
 
     async def submit_card(self, card: MemoryCard) -> Submission:
@@ -72,14 +75,16 @@ class SQLiteCards:
 
     async def _submit(self, unit: Unit) -> Submission:
         finding = await self._look(unit.texts)
-        spoken_of = None if unit.pair is None else subject(unit.pair)
+        made_of = unit.cards[0].provenance.origins
 
         def add(tables: Tables) -> Submission:
+            barred = booking.barred(tables, unit, made_of)
+            if barred is not None:
+                return Submission(unit_id=unit.id, new=False, status="rejected", reason=barred)
             known = units.rows(tables, "id = ?", (unit.id,))
             if known:
+                origins.add(tables, origins.UNITS, known[0].number, made_of)
                 return _submission(known[0], new=False)
-            if spoken_of is not None and booking.is_anchor(tables, spoken_of):
-                return Submission(unit_id=unit.id, new=False, status="rejected", reason="anchor")
             now = self._clock()
             status, reason = changing.judged(finding)
             number = changing.add(tables, unit, status, now, reason)
@@ -126,7 +131,7 @@ class SQLiteCards:
         return await self._database.write(change)
 
     def _rewrite(self, tables: Tables, row: Row, cards: Sequence[MemoryCard]) -> None:
-        pair = None if row.pair is None else units.stored_pair(row).pair
+        pair = None if row.pair is None else units.pair_of(row)
         unit, now, version = Unit(row.id, tuple(cards), pair), self._clock(), row.version + 1
         for card in cards:
             tables.execute("UPDATE memory_cards SET text = ? WHERE id = ?", (written(Text.of(card)), card.id))
@@ -155,7 +160,7 @@ class SQLiteCards:
         """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
 
         def look(tables: Tables) -> list[StoredPair]:
-            return [units.stored_pair(row) for row in units.found(tables, query, pairs=True)]
+            return units.stored_pairs(tables, units.found(tables, query, pairs=True))
 
         return tuple(await self._database.read(look))
 
@@ -197,7 +202,7 @@ class SQLiteCards:
         )
 
         def look(tables: Tables) -> list[StoredPair]:
-            return [units.stored_pair(row) for row in units.rows(tables, where, (status, chosen))]
+            return units.stored_pairs(tables, units.rows(tables, where, (status, chosen)))
 
         return tuple(await self._database.read(look))
 
@@ -313,7 +318,7 @@ class SQLiteCards:
         """Keep gold pairs that are never learned from; returns how many were new.
 
         Raises:
-            DataError: A stored pair speaks of the same transition.
+            DataError: A stored pair speaks of the same transition, or was made of the same step.
         """
         return await self._database.write(lambda tables: booking.keep_anchors(tables, pairs))
 
@@ -324,8 +329,8 @@ class SQLiteCards:
     async def forget(self, trace_id: str) -> Forgotten:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
 
-        Pairs of other traces that look at their step under this one's purpose go as well, unless another
-        trace that is stored has the same purpose.
+        A unit that also came from another trace goes as well. So do pairs of other traces that look at their
+        step under this one's purpose, unless another trace that is stored has the same purpose.
         The evidence of tests stays: it holds hashes and numbers, and tests have to be counted. What is
         removed is overwritten in the file and leaves its log when the last process closes it.
         """

@@ -8,6 +8,7 @@ from datetime import datetime
 from reflact.errors import DataError
 from reflact.memory import CardStatus, Promotion
 from reflact.memory_cards import ACTIVE, PAIR_KINDS, Finding, moved, subject
+from reflact.store import origins
 from reflact.store.database import Tables
 from reflact.store.units import PAIR, Row, Text, Unit, rows, scope_of, stamp, written
 from reflact.store.words import indexed, tags
@@ -17,9 +18,8 @@ def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime, reason: s
     """Write a unit in a state, with its index row, and return its number."""
     first, at = unit.cards[0], stamp(now)
     cursor = tables.execute(
-        "INSERT INTO memory_units (id, kind, pair, subject, scope, provenance, trace_id, status, reason, "
-        "version, trust, utility, created_by, created, changed) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO memory_units (id, kind, pair, subject, scope, provenance, status, reason, version, "
+        "trust, utility, created_by, created, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             unit.id,
             unit.kind,
@@ -27,7 +27,6 @@ def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime, reason: s
             None if unit.pair is None else subject(unit.pair),
             written(first.scope),
             written(first.provenance),
-            first.provenance.trace_id,
             status,
             reason,
             first.version,
@@ -39,6 +38,7 @@ def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime, reason: s
         ),
     )
     number = int(cursor.lastrowid or 0)
+    origins.add(tables, origins.UNITS, number, first.provenance.origins)
     for card in unit.cards:
         tables.execute(
             "INSERT INTO memory_cards (id, unit, kind, text) VALUES (?, ?, ?, ?)",

@@ -192,6 +192,7 @@ class Database:
         self._tables.execute("PRAGMA journal_mode = WAL")
         self._tables.execute("PRAGMA synchronous = FULL")
         self._tables.execute("PRAGMA foreign_keys = ON")
+        self._tables.execute("PRAGMA secure_delete = ON")
         self._migrate()
 
     def _connect(self, mode: str, patience: float) -> Tables:

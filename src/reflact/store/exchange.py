@@ -17,10 +17,10 @@ import anyio.to_thread
 from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
-from reflact.memory import CardStatus, ContrastPair, MemoryCard
-from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id, subject
+from reflact.memory import CardStatus, ContrastPair, MemoryCard, Origin
+from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id
 from reflact.memory_ports import BatchTest, StatusChange, StoredTrace
-from reflact.store import booking, changing, traces, units
+from reflact.store import booking, changing, origins, traces, units
 from reflact.store.cards import SQLiteCards
 from reflact.store.database import Tables
 from reflact.store.units import Unit, stamp, written
@@ -51,6 +51,12 @@ class AnchorLine(Frozen):
 
     type: Literal["anchor"] = "anchor"
     pair: ContrastPair
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def made_of(self) -> tuple[Origin, ...]:
+        """All steps that it was made of; a line without origins has that of its pair."""
+        return self.origins or self.pair.provenance.origins
 
 
 class TestLine(Frozen):
@@ -75,6 +81,12 @@ class UnitLine(Frozen):
     cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
     pair: ContrastPair | None = None
     history: tuple[ChangeLine, ...] = Field(min_length=1)
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def made_of(self) -> tuple[Origin, ...]:
+        """All steps that it was made of; a line without origins has that of its cards."""
+        return self.origins or self.cards[0].provenance.origins
 
 
 Line = HeaderLine | TraceLine | AnchorLine | TestLine | UnitLine
@@ -110,8 +122,8 @@ class SQLiteExchange(SQLiteCards):
             trace = await self._database.read(partial(traces.find_trace, trace_id=trace_id))
             if trace is not None:
                 yield written(TraceLine(trace=trace))
-        for pair in await self.anchors():
-            yield written(AnchorLine(pair=pair))
+        for anchor in await self._database.read(_anchor_lines):
+            yield written(anchor)
         tests = {test.number: booking.test_id(test) for test in await self.tests()}
         for test in await self.tests():
             if test.number in tests:
@@ -125,10 +137,11 @@ class SQLiteExchange(SQLiteCards):
     async def import_lines(self, lines: Iterable[str]) -> Imported:
         """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
 
-        What is stored already stays as it is. Every new unit is scanned. A promoted one stays promoted only
-        where the file holds the test that promoted it; else it is quarantined and held. A pair of a
-        transition that is an anchor here is left out, as it is when handed in. The file is trusted as far as
-        whoever wrote it: what was measured cannot be proven by a file that carries it.
+        What is stored already stays as it is, but for steps that it was made of as well. Every new unit is
+        scanned. A promoted one stays promoted only where the file holds the test that promoted it; else it
+        is quarantined and held. A pair of a transition that is an anchor here, or of a step that an anchor
+        was made of, is left out, as it is when handed in. The file is trusted as far as whoever wrote it:
+        what was measured cannot be proven by a file that carries it.
 
         Raises:
             DataError: A line is not one of an export, an id does not follow from its content, or a test's
@@ -163,10 +176,10 @@ class SQLiteExchange(SQLiteCards):
                         traces.append(tables, line.trace.id, event) for event in line.trace.events
                     )
                 case AnchorLine():
-                    done["anchors"] += booking.keep_anchors(tables, [line.pair])
+                    done["anchors"] += booking.keep_anchor(tables, line.pair, line.made_of)
                 case TestLine():
                     done["tests"] += _bring_test(tables, line)
-                case UnitLine() if _wanted(tables, _unit(line)):
+                case UnitLine() if _wanted(tables, line):
                     done["units"] += 1
                     done["held"] += _bring_unit(tables, line, findings[number], now)
                     changing.make_room(tables, _unit(line).kind, self._bound, now)
@@ -183,7 +196,8 @@ def _unit_lines(tables: Tables, ids: list[str], tests: dict[int, str]) -> list[U
             lines.append(
                 UnitLine(
                     cards=tuple(units.cards(tables, row)),
-                    pair=None if row.pair is None else units.stored_pair(row).pair,
+                    pair=None if row.pair is None else units.pair_of(row),
+                    origins=origins.of(tables, origins.UNITS, [row.number])[row.number],
                     history=tuple(
                         ChangeLine(
                             change=change,
@@ -194,6 +208,12 @@ def _unit_lines(tables: Tables, ids: list[str], tests: dict[int, str]) -> list[U
                 )
             )
     return lines
+
+
+def _anchor_lines(tables: Tables) -> list[AnchorLine]:
+    pairs = booking.anchors(tables)
+    found = origins.of(tables, origins.ANCHORS, [pair.id for pair in pairs])
+    return [AnchorLine(pair=pair, origins=found[pair.id]) for pair in pairs]
 
 
 def _parsed(lines: Iterable[str]) -> list[tuple[int, Line]]:
@@ -257,11 +277,15 @@ def _unit(line: UnitLine) -> Unit:
     return Unit(first.id if line.pair is None else line.pair.id, line.cards, line.pair)
 
 
-def _wanted(tables: Tables, unit: Unit) -> bool:
-    """Whether a unit is new and does not speak of an anchor."""
-    if units.rows(tables, "id = ?", (unit.id,)):
+def _wanted(tables: Tables, line: UnitLine) -> bool:
+    """Whether a unit is new and no anchor's; one that is there gets the steps that it was made of as well."""
+    unit = _unit(line)
+    if booking.barred(tables, unit, line.made_of) is not None:
         return False
-    return unit.pair is None or not booking.is_anchor(tables, subject(unit.pair))
+    known = units.rows(tables, "id = ?", (unit.id,))
+    for row in known:
+        origins.add(tables, origins.UNITS, row.number, line.made_of)
+    return not known
 
 
 def _bring_test(tables: Tables, line: TestLine) -> int:
@@ -276,6 +300,7 @@ def _bring_unit(tables: Tables, line: UnitLine, finding: Finding | None, now: da
     """Write a unit with its history; returns whether it stands lower than where it came from."""
     unit, first = _unit(line), line.cards[0]
     number = changing.add(tables, unit, first.status, now)
+    origins.add(tables, origins.UNITS, number, line.made_of)
     tables.execute(
         "UPDATE memory_units SET reason = ?, created = ?, changed = ? WHERE number = ?",
         (first.reason, stamp(first.created or now), stamp(first.changed or now), number),

@@ -267,10 +267,42 @@ CREATE TABLE trace_events (
 );
 """
 
+ORIGINS = """
+CREATE TABLE memory_origins (
+    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
+    trace_id TEXT NOT NULL,
+    step INTEGER
+);
+
+CREATE INDEX memory_origins_by_unit ON memory_origins (unit);
+CREATE INDEX memory_origins_by_trace ON memory_origins (trace_id, step);
+
+INSERT INTO memory_origins (unit, trace_id, step)
+SELECT number, trace_id, json_extract(provenance, '$.step') FROM memory_units WHERE trace_id IS NOT NULL;
+
+DROP INDEX memory_units_by_trace;
+ALTER TABLE memory_units DROP COLUMN trace_id;
+
+CREATE TABLE memory_anchor_origins (
+    anchor TEXT NOT NULL REFERENCES memory_anchors (id) ON DELETE CASCADE,
+    trace_id TEXT NOT NULL,
+    step INTEGER
+);
+
+CREATE INDEX memory_anchor_origins_by_anchor ON memory_anchor_origins (anchor);
+CREATE INDEX memory_anchor_origins_by_trace ON memory_anchor_origins (trace_id, step);
+
+INSERT INTO memory_anchor_origins (anchor, trace_id, step)
+SELECT id, trace_id, json_extract(pair, '$.provenance.step') FROM memory_anchors WHERE trace_id IS NOT NULL;
+
+ALTER TABLE memory_anchors DROP COLUMN trace_id;
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
     Migration("0003_worst_cases", WORST_CASES),
     Migration("0004_faults", FAULTS),
     Migration("0005_memory", MEMORY),
+    Migration("0006_origins", ORIGINS),
 )

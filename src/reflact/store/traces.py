@@ -16,7 +16,10 @@ MATCHES = 10
 
 SUMMARIES = """
 SELECT traces.id, purpose,
-    (SELECT count(*) FROM memory_units WHERE memory_units.trace_id = traces.id AND pair IS NOT NULL),
+    (
+        SELECT count(DISTINCT unit) FROM memory_origins JOIN memory_units ON number = unit
+        WHERE memory_origins.trace_id = traces.id AND pair IS NOT NULL
+    ),
     count(step),
     coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0),
     coalesce(sum(json_extract(event, '$.gold.source') <> 'agreement'), 0)
@@ -26,8 +29,8 @@ FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY
 NAMED = """
 SELECT id FROM (
     SELECT id FROM traces
-    UNION SELECT trace_id FROM memory_units
-    UNION SELECT trace_id FROM memory_anchors
+    UNION SELECT trace_id FROM memory_origins
+    UNION SELECT trace_id FROM memory_anchor_origins
 ) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT ?2
 """
 

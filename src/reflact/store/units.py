@@ -21,6 +21,7 @@ from reflact.memory import (
     ContrastPair,
     Evaluation,
     MemoryCard,
+    Origin,
     Provenance,
     Scope,
     Transition,
@@ -32,6 +33,7 @@ from reflact.memory_cards import (
     texts_of,
 )
 from reflact.memory_ports import Query, StatusChange, StoredPair
+from reflact.store import origins
 from reflact.store.database import Tables
 from reflact.store.reading import read_back
 from reflact.store.words import relevances
@@ -168,10 +170,20 @@ def of_card(tables: Tables, card_id: str) -> Row:
     return found[0]
 
 
-def stored_pair(row: Row) -> StoredPair:
-    """Return a unit as the pair that it is."""
+def pair_of(row: Row) -> ContrastPair:
+    """Return the pair that a unit is."""
+    return read(ContrastPair, row.pair or "null", f"pair {row.id}")
+
+
+def stored_pairs(tables: Tables, rows: Sequence[Row]) -> list[StoredPair]:
+    """Return units as the pairs that they are."""
+    found = origins.of(tables, origins.UNITS, [row.number for row in rows])
+    return [_stored_pair(row, found[row.number]) for row in rows]
+
+
+def _stored_pair(row: Row, made_of: tuple[Origin, ...]) -> StoredPair:
     return StoredPair(
-        pair=read(ContrastPair, row.pair or "null", f"pair {row.id}"),
+        pair=pair_of(row),
         status=row.status,
         reason=row.reason,
         version=row.version,
@@ -180,6 +192,7 @@ def stored_pair(row: Row) -> StoredPair:
         created_by=row.created_by,
         created=time_of(row.created),
         changed=time_of(row.changed),
+        origins=made_of,
     )
 
 

@@ -1,0 +1,233 @@
+"""Which steps pairs and anchors were made of: all count, for anchors, held-out traces and forgetting."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from memory_pairs import evidence_for, make_pair
+from reflact import Critic, MemoryStore
+from reflact.calibration.reviewing import Reviewer
+from reflact.calibration.trace import Trace
+from reflact.errors import DataError
+from reflact.memory import ContrastPair, Origin, Provenance, Transition
+from reflact.memory_cards import Anchored, subject
+from reflact.store.database import Database
+from reflact.store.exchange import Imported
+from reflact.store.migrations import MIGRATIONS
+from reflact.store.units import written
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
+    async with MemoryStore(tmp_path / "memory.db") as opened:
+        yield opened
+
+
+def of_step(pair: ContrastPair, trace: str, step: int | None) -> ContrastPair:
+    """Return an equal pair that was made of another step."""
+    return pair.model_copy(update={"provenance": Provenance(trace_id=trace, step=step)})
+
+
+def perturbed(pair: ContrastPair) -> ContrastPair:
+    """Return a pair of the same step whose transition is another one."""
+    moved = Transition(
+        before=pair.transition.before, action=pair.transition.action, after="Nothing came of it."
+    )
+    return pair.model_copy(update={"transition": moved, "construction": "no_effect"})
+
+
+def reviewer(memory: MemoryStore) -> Reviewer:
+    return Reviewer(Critic(ScriptedLLM(lambda *_: {})), memory, limit=1)
+
+
+# ------------------------------------------------------------------------------------------- anchors
+
+
+async def test_a_step_that_is_an_anchors_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
+    """A perturbed pair of an anchor's step is turned away, though it speaks of another transition."""
+    anchor = make_pair(1)
+    await memory.keep_anchors([anchor])
+    pair = perturbed(anchor)
+    assert subject(pair) != subject(anchor)
+    submitted = await memory.submit(pair)
+    assert (submitted.new, submitted.status, submitted.reason) == (False, "rejected", "anchor_step")
+    assert await memory.pairs() == ()
+    assert (await memory.submit(of_step(pair, "trace", 2))).new
+    again = await memory.submit(pair)
+    assert (again.new, again.reason) == (False, "anchor_step")
+    (stored,) = await memory.pairs()
+    assert stored.origins == (Origin(trace_id="trace", step=2),)
+
+
+async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
+    """An anchor of a step that any stored pair was made of is refused, with the step and the pair."""
+    pair = perturbed(make_pair(1))
+    await memory.submit(pair)
+    await memory.submit(of_step(pair, "second", 7))
+    with pytest.raises(DataError, match=f"made of step 1 of trace trace, and so was stored pair {pair.id}"):
+        await memory.keep_anchors([make_pair(1)])
+    with pytest.raises(DataError, match="made of step 7 of trace second"):
+        await memory.keep_anchors([of_step(make_pair(5), "second", 7)])
+    with pytest.raises(DataError, match=f"speaks of the transition of stored pair {pair.id}"):
+        await memory.keep_anchors([of_step(pair, "third", 0)])
+    assert await memory.anchors() == ()
+
+
+async def test_a_step_without_a_number_may_be_any(memory: MemoryStore) -> None:
+    """Where an anchor or a pair names only its trace, no step of that trace is the other's."""
+    await memory.keep_anchors([of_step(make_pair(1), "whole", None)])
+    assert (await memory.submit(of_step(make_pair(2), "whole", 3))).reason == "anchor_step"
+    await memory.submit(of_step(make_pair(3), "unknown", None))
+    with pytest.raises(DataError, match="made of step 4 of trace unknown"):
+        await memory.keep_anchors([of_step(make_pair(4), "unknown", 4)])
+
+
+async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> None:
+    """Kept again from another trace it is no new anchor, and that step teaches nothing either."""
+    anchor = make_pair(1)
+    assert await memory.keep_anchors([anchor]) == 1
+    assert await memory.keep_anchors([of_step(anchor, "second", 7)]) == 0
+    assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_step"
+    lines = [line async for line in memory.export_lines()]
+    assert (await memory.forget("second")).anchors == 1
+    assert (await memory.import_lines(lines)).anchors == 1
+    assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_step"
+
+
+def test_what_anchors_hold_is_known_before_pairs_are_made() -> None:
+    """A step is an anchor's by what it is and by where it stands."""
+    anchor = make_pair(1)
+    held, other = Anchored.of([anchor]), make_pair(2)
+    assert held.holds(anchor.purpose, anchor.transition, Origin(trace_id="elsewhere", step=0))
+    assert held.holds(other.purpose, other.transition, Origin(trace_id="trace", step=1))
+    assert not held.holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+    whole = Anchored.of([of_step(anchor, "trace", None)])
+    assert whole.holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+
+
+# ------------------------------------------------------------------------------------------ learning
+
+
+async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> None:
+    """A pair made of two traces is one unit, both traces taught it, and neither tests it."""
+    pair, other = make_pair(1, trace="first"), make_pair(2, trace="first")
+    for one in (pair, of_step(pair, "second", 4), of_step(pair, "second", 4), other):
+        await memory.submit(one)
+    stored = {one.pair.id: one.origins for one in await memory.pairs()}
+    assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
+    standing = await reviewer(memory).standing()
+    assert standing.learned == {"first", "second"}
+    assert {one.id for one in standing.testable([])} == {pair.id, other.id}
+    assert standing.testable([Trace("p", id="second")]) == (other,)
+    assert standing.testable([Trace("p", id="first")]) == ()
+
+
+# ---------------------------------------------------------------------------------------- forgetting
+
+
+async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryStore) -> None:
+    """Whichever of its traces is forgotten, the pair goes; the other trace may give it anew."""
+    pair, kept = make_pair(1, trace="first"), make_pair(2, trace="first")
+    for one in (pair, of_step(pair, "second", 4), kept):
+        await memory.submit(one)
+    assert (await memory.forget("second")).unit_ids == (pair.id,)
+    assert [one.pair.id for one in await memory.pairs()] == [kept.id]
+    assert (await reviewer(memory).standing()).learned == {"first"}
+    assert (await memory.submit(pair)).new
+    assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
+
+
+# ------------------------------------------------------------------------------------------ exchange
+
+
+async def test_origins_come_back_from_an_export(memory: MemoryStore, tmp_path: Path) -> None:
+    """All of them, for a pair that is there already as well; a step that is an anchor's there stays out."""
+    pair = make_pair(1, trace="first")
+    for one in (pair, of_step(pair, "second", 4)):
+        await memory.submit(one)
+    lines = [line async for line in memory.export_lines()]
+    async with MemoryStore(tmp_path / "new.db") as other:
+        await other.import_lines(lines)
+        assert await other.pairs() == await memory.pairs()
+        assert [line async for line in other.export_lines()] == lines
+    async with MemoryStore(tmp_path / "known.db") as other:
+        await other.submit(of_step(pair, "third", 0))
+        assert await other.import_lines(lines) == Imported()
+        assert {one.trace_id for one in (await other.pairs())[0].origins} == {"first", "second", "third"}
+    async with MemoryStore(tmp_path / "anchored.db") as other:
+        await other.keep_anchors([of_step(make_pair(9), "second", 4)])
+        assert (await other.import_lines(lines)).units == 0
+
+
+async def test_an_older_export_has_the_origins_of_its_pairs(memory: MemoryStore, tmp_path: Path) -> None:
+    """Lines without origins are those of units and anchors with one each, which their pairs name."""
+    await memory.submit(make_pair(1))
+    await memory.keep_anchors([make_pair(2)])
+    lines = [json.loads(line) async for line in memory.export_lines()]
+    for line in lines:
+        line.pop("origins", None)
+    async with MemoryStore(tmp_path / "new.db") as other:
+        await other.import_lines(map(json.dumps, lines))
+        assert [one.origins for one in await other.pairs()] == [(Origin(trace_id="trace", step=1),)]
+        assert (await other.submit(perturbed(make_pair(2)))).reason == "anchor_step"
+
+
+# ------------------------------------------------------------------------------------- older files
+
+
+async def test_an_older_file_keeps_the_origins_that_it_knew(tmp_path: Path) -> None:
+    """Units and anchors of a file that named one trace each have that origin, and are forgotten by it."""
+    path, pair, anchor = tmp_path / "old.db", make_pair(1), make_pair(2)
+    async with Database(path, [step for step in MIGRATIONS if step.name < "0006"]):
+        pass
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "INSERT INTO memory_units (id, kind, pair, subject, scope, provenance, trace_id, status, trust, "
+        "created_by, created, changed) "
+        "VALUES (?, 'pair', ?, ?, '{}', ?, 'trace', 'quarantined', 0.5, '', ?, ?)",
+        (
+            pair.id,
+            written(pair),
+            subject(pair),
+            written(pair.provenance),
+            *["2026-01-01T00:00:00.000000Z"] * 2,
+        ),
+    )
+    connection.execute(
+        "INSERT INTO memory_anchors (id, subject, trace_id, pair) VALUES (?, ?, 'trace', ?)",
+        (anchor.id, subject(anchor), written(anchor)),
+    )
+    connection.commit()
+    connection.close()
+    async with MemoryStore(path) as memory:
+        assert [one.origins for one in await memory.pairs()] == [(Origin(trace_id="trace", step=1),)]
+        assert (await memory.submit(perturbed(anchor))).reason == "anchor_step"
+        gone = await memory.forget("trace")
+        assert (gone.unit_ids, gone.anchors) == ((pair.id,), 1)
+
+
+async def test_what_is_removed_is_overwritten_wherever_it_was(memory: MemoryStore, tmp_path: Path) -> None:
+    """Pages that edits and labels give free are wiped as they are, not only those of the last removal."""
+    ((wiped,),) = await memory._database.write(
+        lambda tables: tables.execute("PRAGMA secure_delete").fetchall()
+    )
+    assert wiped == 1
+
+
+async def test_promotion_and_origins_do_not_touch(memory: MemoryStore) -> None:
+    """Another origin of a promoted pair changes nothing of where it stands."""
+    pair = make_pair(1)
+    await memory.submit(pair)
+    test = await memory.open_test([pair.id], held_out="h")
+    await memory.submit(of_step(pair, "second", 4))
+    await memory.close_test(test.number, evidence_for(test))
+    (stored,) = await memory.pairs()
+    assert (stored.status, stored.pair, len(stored.origins)) == ("promoted", pair, 2)
