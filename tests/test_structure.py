@@ -40,6 +40,7 @@ RANKS = (
         "exports",
         "folding",
         "summing",
+        "estimates",
         "forecast",
     },
     {"ports", "memory_ports", "conventions", "telemetry", "traced"},

@@ -93,7 +93,7 @@ async def contrast(
     chosen = selected(events, settings)
     hands = deal(plan, trace_id=trace_id, events=len(chosen), each=settings.per_event, seed=settings.seed)
     places = range(0, len(chosen) * settings.per_event, settings.per_event)
-    jobs = [Job(*job) for job in zip(chosen, hands, places, _repeated(chosen), strict=True)]
+    jobs = [Job(*job) for job in zip(chosen, hands, places, repeated(chosen), strict=True)]
     results = await fan_out(maker.make, jobs, limit=settings.concurrency)
     return _folded([one for each in results for one in each], skipped=len(events) - len(chosen))
 
@@ -137,7 +137,7 @@ def _deltas(event: ScoreEvent) -> list[float]:
     return found if gold is None else [*found, gold.phi_after - gold.phi_before]
 
 
-def _repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
+def repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
     """Say for each event whether an earlier one equals it but for its place in the trace."""
     hashes = [digest(event.model_dump(mode="json", exclude={"step"})) for event in events]
     first = {one: n for n, one in reversed(list(enumerate(hashes)))}

@@ -86,7 +86,7 @@ class Maker:
         self._trace_id = trace_id
         self._plan = plan
         self._band = Band(plan.nearest, plan.farthest)
-        self._mistakes = _described(plan, settings)
+        self._mistakes = described(plan, settings)
         self._llm = LimitedLLM(llm, gate)
         self._judge = None if judge is None else LimitedLLM(judge, gate)
         self._critic = None if critic is None else LimitedCritic(critic, gate)
@@ -316,7 +316,12 @@ def duplicate(pair: ContrastPair) -> Drop:
     )
 
 
-def _described(plan: Round, settings: ContrastSettings) -> Mapping[str, Mistake]:
+def described(plan: Round, settings: ContrastSettings) -> Mapping[str, Mistake]:
+    """Return all kinds of mistakes by name.
+
+    Raises:
+        ConfigError: The round asks for one that nobody described.
+    """
     known = {mistake.name: mistake for mistake in (*KNOWN_MISTAKES, *settings.mistakes)}
     missing = sorted(kind.mistake for kind in plan.shares if kind.mistake not in known)
     if missing:

@@ -1,4 +1,4 @@
-"""``reflact train --dry-run``."""
+"""``reflact train --dry-run``, and the table that ``reflact calibrate --dry-run`` shares with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.table import Table
+
     from reflact.config import TrainerConfig
-    from reflact.forecast import Amount, Forecast
+    from reflact.estimates import Amount, Estimates
     from reflact.results import Spend
     from reflact.wiring import Plan
 
@@ -32,7 +34,7 @@ def print_forecast(config: TrainerConfig) -> None:
     predicted = planned.forecast(done=done, skill=text, spent=spent)
     console = Console()
     console.print(f"run {planned.run_id}: {predicted.steps} steps to take, {done} taken", highlight=False)
-    console.print(_table(predicted))
+    console.print(estimate_table(predicted))
     for line in predicted.assumptions:
         typer.echo(line)
     _print_outlook(planned)
@@ -47,7 +49,8 @@ async def _left(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, 
         return len(records), text, await store.spend(run_id)
 
 
-def _table(predicted: Forecast) -> object:
+def estimate_table(predicted: Estimates) -> Table:
+    """Return rows of calls as a table: the least, the expected and the most, tokens and money beside them."""
     from rich import box
     from rich.table import Table
 

@@ -1,0 +1,118 @@
+"""Numbers that are not known yet: low, expected and high, of calls, tokens and money. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from reflact.results import Usage
+from reflact.types import Frozen
+
+BYTES_PER_TOKEN = 3.5
+"""Of English text and code in current tokenizers, about; a byte a token is the most there can be."""
+
+MESSAGE_TOKENS = 16
+"""What a request adds to its texts, about."""
+
+UNCAPPED = 1000
+"""Tokens of a reply that has no cap, as far as can be expected."""
+
+
+class Amount(Frozen):
+    """A number that is not known yet."""
+
+    low: float = 0.0
+    expected: float = 0.0
+    high: float = 0.0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            low=self.low + other.low, expected=self.expected + other.expected, high=self.high + other.high
+        )
+
+    def __mul__(self, other: Amount) -> Amount:
+        return Amount(
+            low=self.low * other.low, expected=self.expected * other.expected, high=self.high * other.high
+        )
+
+
+def exactly(value: float) -> Amount:
+    """Return an amount that is known."""
+    return Amount(low=value, expected=value, high=value)
+
+
+class Row(Frozen):
+    """What one role does for one purpose; ``usd`` is None where no price is known."""
+
+    role: str
+    purpose: str
+    calls: Amount
+    input_tokens: Amount
+    output_tokens: Amount
+    usd: Amount | None = None
+
+    def priced(self, price: Callable[[Usage], float | None]) -> Row:
+        """Return the row with money, by a function that prices one call: every call is of the mean length."""
+        bounds = {bound: self._usd(bound, price) for bound in ("low", "expected", "high")}
+        if None in bounds.values():
+            return self
+        return self.model_copy(update={"usd": Amount.model_validate(bounds)})
+
+    def _usd(self, bound: str, price: Callable[[Usage], float | None]) -> float | None:
+        calls, given, written = (
+            getattr(amount, bound) for amount in (self.calls, self.input_tokens, self.output_tokens)
+        )
+        if not calls:
+            return 0.0
+        mean = Usage(calls=1, input_tokens=math.ceil(given / calls), output_tokens=math.ceil(written / calls))
+        usd = price(mean)
+        return None if usd is None else usd * calls
+
+
+class Estimates(Frozen):
+    """Rows of calls, and what the numbers rest on."""
+
+    rows: tuple[Row, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def calls(self) -> Amount:
+        """All calls."""
+        return sum((row.calls for row in self.rows), Amount())
+
+    def tokens(self, role: str | None = None) -> Amount:
+        """All tokens, of one role or of all."""
+        rows = [row for row in self.rows if role is None or row.role == role]
+        return sum((row.input_tokens + row.output_tokens for row in rows), Amount())
+
+    @property
+    def usd(self) -> Amount | None:
+        """All money, in dollars; None where a row that may have calls has no price."""
+        if any(row.usd is None and row.calls.high for row in self.rows):
+            return None
+        return sum((row.usd for row in self.rows if row.usd is not None), Amount())
+
+
+class Length(Frozen):
+    """Tokens of one call: of its texts, and of its reply."""
+
+    given: Amount
+    written: Amount
+
+    @classmethod
+    def of(cls, size: float, *, cap: int | None, usage: Usage | None = None) -> Length:
+        """Return the tokens of a call.
+
+        Args:
+            size: Bytes of its texts.
+            cap: The most tokens of its reply; None: it has no cap.
+            usage: What earlier calls of its kind consumed; None where there were none.
+        """
+        most = cap or UNCAPPED
+        given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4
+        if usage is not None:
+            given, written = usage.input_tokens / usage.calls, usage.output_tokens / usage.calls
+        return cls(
+            given=Amount(low=0, expected=given, high=max(given, 4 * size + 40 * MESSAGE_TOKENS)),
+            written=Amount(low=0, expected=written, high=max(written, most)),
+        )
