@@ -50,6 +50,8 @@ def configuration() -> str:
         "",
         "`models.optimizer` takes the target's connection (model, endpoint, key and mode) where it names",
         "none of its own; at the same endpoint its limits, and for the same model its prices, too.",
+        "So does `models.critic`, but for the model, which it has to name. Its keys and those of",
+        "`critic` count only where a critic is used.",
     ]
     table = list(keys())
     for name, field in TrainerConfig.model_fields.items():

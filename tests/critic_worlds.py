@@ -15,8 +15,9 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
-from reflact.calibration.critic import CRITIC, Critic, CriticSettings
+from reflact.calibration.critic import CRITIC, Critic
 from reflact.calls import Rendered
+from reflact.critic_config import CriticSettings
 from reflact.memory import (
     MISTAKES,
     Action,

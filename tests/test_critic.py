@@ -13,8 +13,9 @@ import pytest
 from critic_worlds import pair, store_of
 from doubles import Endpoint, completion, config, connected
 from reflact import Critic
-from reflact.calibration.critic import CRITIC, CriticReply, CriticSettings
+from reflact.calibration.critic import CRITIC, CriticReply
 from reflact.calibration.tokens import estimate
+from reflact.critic_config import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
 from reflact.memory import Action, Evaluation, Scope, Transition
 from reflact.testing import ScriptedLLM

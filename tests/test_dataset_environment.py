@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.config import DataConfig, EnvironmentConfig, TrainerConfig
+from reflact.config import DataConfig, TrainerConfig
 from reflact.data import DataSet
+from reflact.environment_config import EnvironmentConfig
 from reflact.environments.dataset import DatasetEnvironment, from_config
 from reflact.environments.graders import Exact, Grader, Numeric
 from reflact.errors import ConfigError, DataError, ProviderDown

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.config import EnvironmentConfig
+from reflact.environment_config import EnvironmentConfig
 from reflact.environments.answers import normalized, number, tokens
 from reflact.environments.graders import (
     Exact,

@@ -18,12 +18,13 @@ from pydantic import JsonValue
 
 from doubles import PROMPT, Endpoint, completion, config, connected, sample
 from reflact.calibration.contrast import ContrastSettings, contrast
-from reflact.calibration.critic import Critic, CriticSettings
+from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import KindShare, Round
 from reflact.calibration.meta_judge import MetaSettings, meta_judge
 from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
 from reflact.cards import RejectedEdit
 from reflact.config import AggregateConfig, UpdateConfig
+from reflact.critic_config import CriticSettings
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import Exact

@@ -18,6 +18,8 @@ RANKS = (
     {
         "calls",
         "roles",
+        "critic_config",
+        "environment_config",
         "config",
         "telemetry_config",
         "loading",
@@ -45,7 +47,7 @@ RANKS = (
     },
     {"ports", "memory_ports", "conventions", "telemetry", "traced"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
-    {"wiring", "importing", "memory_store"},
+    {"wiring", "critics", "importing", "memory_store"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
     {"cli", "testing"},
 )

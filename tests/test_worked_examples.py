@@ -14,10 +14,11 @@ import pytest
 
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
-from reflact.calibration.critic import CRITIC, Critic, CriticSettings
+from reflact.calibration.critic import CRITIC, Critic
 from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import ABOVE, Renderer, show_examples
 from reflact.calibration.tokens import estimate
+from reflact.critic_config import CriticSettings
 from reflact.memory import MISTAKES, Action, ContrastPair, Promotion, Scope, Transition
 from reflact.memory_cards import level, visible_to
 from reflact.memory_ports import Query, StoredPair
@@ -212,7 +213,7 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
         for submitted in (promoted, waiting):
             await mine.submit(submitted)
         assert (await critic.score(asked, purpose="Send it.")).pair_ids == ()
-        test = await mine.open_test([promoted.id], held_out="h")
+        test = await mine.open_test([promoted.id], held_out="h", traces=[f"h{n}" for n in range(20)])
         await mine.close_test(test.number, evidence_of(promoted, test.before))
         assert (await critic.score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
         assert (await (await critic.pin()).score(asked, purpose="Send it.")).pair_ids == (promoted.id,)

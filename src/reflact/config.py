@@ -12,6 +12,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from reflact.critic_config import CriticConfig
+from reflact.environment_config import EnvironmentConfig
 from reflact.roles import CHANGEABLE, ModelsConfig, Section
 from reflact.telemetry_config import TelemetryConfig
 from reflact.types import Operation
@@ -30,42 +32,6 @@ class DataConfig(Section):
     )
     split_seed: int = Field(42, description="Seed of the split of a single file.")
     train_size: int | None = Field(None, ge=1, description="If given, the train split must have this size.")
-
-
-class EnvironmentConfig(Section):
-    """The environment that runs and grades items."""
-
-    name: Literal["dataset"] = Field(
-        "dataset", description="Which environment; `dataset` asks one question an item."
-    )
-    grader: Literal["exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql", "python"] = (
-        Field("normalized", description="How an answer is compared with the item's reference.")
-    )
-    tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
-    threshold: float = Field(1.0, gt=0, le=1, description="F1 from which `token_f1` counts as solved.")
-    tables: Path | None = Field(
-        None,
-        description="Folder of .csv tables that the `sql` grader runs queries on.",
-        json_schema_extra=CHANGEABLE,
-    )
-    time_limit: int = Field(
-        5,
-        ge=1,
-        description="Seconds of processor time that an answer may take with the `python` grader; ten times "
-        "as long on the clock.",
-    )
-    memory_limit: int = Field(
-        1024, ge=64, description="MiB of memory that an answer may take with the `python` grader."
-    )
-    allow_unconfined: bool = Field(
-        False,
-        description="Let the `python` grader run answers even where this system cannot lock them in.",
-        json_schema_extra=CHANGEABLE,
-    )
-    template: str = Field(
-        "{input}", description="The message to the target; `{input}` is the only hole.", pattern=r"\{input\}"
-    )
 
 
 class TargetConfig(Section):
@@ -385,6 +351,11 @@ class TrainerConfig(Section):
     slow_update: SlowUpdateConfig = Field(default_factory=SlowUpdateConfig, description="Slow update.")
     meta_skill: MetaSkillConfig = Field(default_factory=MetaSkillConfig, description="Meta skill.")
     appendix: AppendixConfig = Field(default_factory=AppendixConfig, description="Skill-aware reflection.")
+    critic: CriticConfig = Field(
+        default_factory=CriticConfig,
+        description="A critic, by `models.critic`: it grades where `environment.grader` is `critic`, and "
+        "advises failure analysts where `notes` is on.",
+    )
     test: TestConfig = Field(default_factory=TestConfig, description="Sealed test.")
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig,
@@ -394,3 +365,8 @@ class TrainerConfig(Section):
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and MLflow.")
+
+    @property
+    def asks_critic(self) -> bool:
+        """Whether a critic grades, or says its opinion to the failure analyst."""
+        return self.environment.grader == "critic" or self.critic.notes

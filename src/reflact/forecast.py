@@ -75,7 +75,10 @@ class _Forecaster:
         self._left = max(0, self._total - done)
 
     def forecast(self) -> Forecast:
-        calls = {("target", "rollout"): self._rollouts(), **self._optimizer_calls()}
+        rollouts = self._rollouts()
+        calls = {("target", "rollout"): rollouts, **self._optimizer_calls()}
+        if self._config.asks_critic:
+            calls["critic", "score"] = self._scores(rollouts)
         rows = tuple(
             self._row(role, purpose, amount) for (role, purpose), amount in calls.items() if amount.high
         )
@@ -228,6 +231,24 @@ class _Forecaster:
         if self._config.appendix.enabled and self._config.appendix.consolidate_threshold is not None:
             add("consolidate", Amount(high=1))
 
+    # ----------------------------------------------------------------------------------------- critic
+
+    def _scores(self, rollouts: Amount) -> Amount:
+        """Calls of the critic: anchors, answers that it grades, and notes on failed ones that it did not.
+
+        Equal answers to an item are scored once.
+        """
+        own, grades = self._config.critic, self._config.environment.grader == "critic"
+        anchors = own.anchors if own.memory is not None and not self._done else 0
+        scores = Amount(expected=anchors, high=anchors)
+        if grades:
+            scores += rollouts.model_copy(update={"low": 0 if self._done else len(self._data.val)})
+        if own.notes:
+            dealt = sum(len(batch) for step in self._steps() for batch in step)
+            scores += Amount(expected=0 if grades else dealt / 2, high=dealt)
+        tries = Amount(low=1, expected=1, high=1 + self._config.models.critic.reasks)
+        return scores * tries * exactly(own.samples)
+
     # ------------------------------------------------------------------------------------------ tokens
 
     def _row(self, role: str, purpose: str, calls: Amount) -> Row:
@@ -249,9 +270,12 @@ class _Forecaster:
 
     def _bytes(self, role: str, purpose: str) -> float:
         """Bytes of a call's texts."""
+        item = _mean([_size(item) for item in (*self._data.train, *self._data.val, *self._data.test)])
         if role == "target":
-            items = (*self._data.train, *self._data.val, *self._data.test)
-            return self._skill + _mean([_size(item) for item in items])
+            return self._skill + item
+        if role == "critic":
+            examples = 0 if self._config.critic.memory is None else self._config.critic.example_tokens
+            return self._prompts["critic"] + 3 * item + examples * BYTES_PER_TOKEN
         own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
         if purpose.startswith(("analyst", "lapse")):
             shown = _mean([_size(item) for item in self._data.train]) * self._config.reflect.minibatch_size

@@ -11,9 +11,10 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from reflact.calls import Rendered, Reply, ReplyModel, Sample
-from reflact.ports import LLM, Approve, Environment, Session
+from reflact.ports import LLM, Annotator, Approve, Environment, ScoredByCritic, Session
 from reflact.records import Review
-from reflact.types import Graded, Item, Split
+from reflact.results import CriticUsed
+from reflact.types import Graded, Item, Rollout, Split
 from reflact.wiring import House
 
 R = TypeVar("R", bound=ReplyModel)
@@ -113,8 +114,13 @@ def patient(approve: Approve, brake: Brake) -> Approve:
 
 
 def braked(house: House, brake: Brake) -> House:
-    """Return a house in which rollouts and calls of the optimizer stop at the brake."""
-    plan = replace(house.plan, environment=_Rollouts(house.plan.environment, brake))
+    """Return a house in which rollouts, notes and calls of the optimizer stop at the brake."""
+    notes = house.plan.annotator
+    plan = replace(
+        house.plan,
+        environment=_Rollouts(house.plan.environment, brake),
+        annotator=None if notes is None else _Notes(notes, brake),
+    )
     return replace(house, plan=plan, optimizer=_Calls(house.optimizer, brake))
 
 
@@ -135,6 +141,26 @@ class _Rollouts:
     async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
         async with self._brake.piece():
             return await self._inner.run(item, session, seed=seed)
+
+
+class _Notes:
+    """An annotator whose notes on a rollout are a piece of work."""
+
+    def __init__(self, inner: Annotator, brake: Brake) -> None:
+        self._inner = inner
+        self._brake = brake
+
+    @property
+    def identity(self) -> str:
+        return self._inner.identity
+
+    @property
+    def scored_by(self) -> CriticUsed | None:
+        return self._inner.scored_by if isinstance(self._inner, ScoredByCritic) else None
+
+    async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
+        async with self._brake.piece():
+            return await self._inner.annotate(item, rollout)
 
 
 class _Calls:

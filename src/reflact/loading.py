@@ -23,6 +23,9 @@ from reflact.types import digest
 
 S = TypeVar("S", bound=Section)
 
+CRITICS = ("critic.", "models.critic.")
+"""What the keys of a critic begin with."""
+
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "skillopt": {
@@ -85,8 +88,14 @@ def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) ->
 
 
 def identity(config: TrainerConfig) -> dict[str, JsonValue]:
-    """Return the keys, dotted, that make up a run's identity: all that are not changeable."""
-    return {key: value for key, value, changeable in _leaves(config) if not changeable}
+    """Return the keys, dotted, that make up a run's identity: all that are not changeable.
+
+    A critic's count only where one is used.
+    """
+    unused = () if config.asks_critic else CRITICS
+    return {
+        key: value for key, value, changeable in _leaves(config) if not (changeable or key.startswith(unused))
+    }
 
 
 def keys(kind: type[Section] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
@@ -227,6 +236,7 @@ def _anchored(config: TrainerConfig, base: Path) -> TrainerConfig:
             "skill": at(config.skill),
             "data": config.data.model_copy(update={"path": at(config.data.path)}),
             "environment": config.environment.model_copy(update={"tables": at(config.environment.tables)}),
+            "critic": config.critic.model_copy(update={"memory": at(config.critic.memory)}),
             "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
             "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
         }

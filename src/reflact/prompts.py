@@ -18,6 +18,7 @@ import yaml
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.calls import Message, Rendered
+from reflact.config import TrainerConfig
 from reflact.errors import PromptError
 from reflact.types import Frozen
 
@@ -164,6 +165,28 @@ def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = N
         raise PromptError(f"prompts.folder: {folder} is not a folder")
     places = [p for p in (folder, data_folder("prompts")) if p is not None]
     return PromptBook(prompts={name: _find(name, pinned.get(name), places) for name in NAMES})
+
+
+def prompts_of(config: TrainerConfig) -> frozenset[str]:
+    """Return the names of the prompts whose text can influence what a run learns."""
+    sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
+    draft = config.update.mode == "full_rewrite"
+    analyst = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}[config.update.mode]
+    names = {f"{analyst}_{source}" for source in sources}
+    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
+    if config.select.lr_control != "none" and not draft:
+        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
+    if config.update.mode == "rewrite":
+        names.add("rewrite")
+    if config.slow_update.enabled:
+        names.add("slow_update")
+    if config.meta_skill.enabled:
+        names.add("meta_skill")
+    if config.appendix.enabled:
+        names |= {f"lapse_{source}" for source in sources} | {"consolidate"}
+    if config.asks_critic:
+        names.add("critic")
+    return frozenset(names)
 
 
 def data_folder(name: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -198,9 +198,10 @@ LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
 
 
 class ModelsConfig(Section):
-    """The models by role; the optimizer takes the target's connection where it names none of its own.
+    """The models by role; optimizer and critic take the target's connection where they name none.
 
-    At the target's endpoint it takes its limits too, and for the target's model its prices.
+    At the target's endpoint they take its limits too, and for the target's model its prices. Only the
+    critic's model is its own to name: nobody should judge himself by default.
     """
 
     target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
@@ -208,15 +209,25 @@ class ModelsConfig(Section):
         default_factory=ModelConfig, description="The model that analyses and edits."
     )
 
+    critic: ModelConfig = Field(
+        default_factory=ModelConfig, description="The model that scores, where a critic is used."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
             return value
-        own = value.get("optimizer")
-        if own is not None and not isinstance(own, Mapping):
-            return value
-        given, own = value["target"], own or {}
-        there, asked = (own.get(k, given.get(k)) == given.get(k) for k in ("base_url", "model"))
-        names = (*CONNECTION, *(LIMITS if there else ()), *(PRICING if there and asked else ()))
-        return {**value, "optimizer": {**{k: v for k, v in given.items() if k in names}, **own}}
+        target, heirs = value["target"], {}
+        for role, names in (("optimizer", CONNECTION), ("critic", CONNECTION[1:])):
+            own = value.get(role)
+            if own is None or isinstance(own, Mapping):
+                heirs[role] = {**_inherited(target, own or {}, names), **(own or {})}
+        return {**value, **heirs}
+
+
+def _inherited(target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return what a role takes from the target beside what is its own."""
+    there, same = (own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model"))
+    names = (*names, *(LIMITS if there else ()), *(PRICING if there and same else ()))
+    return {key: value for key, value in target.items() if key in names}

@@ -28,7 +28,7 @@ from reflact.halting import Brake
 from reflact.judging import Judge
 from reflact.ports import Approve, Committed, Emit
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord
-from reflact.results import RunSummary, Status
+from reflact.results import CriticUsed, RunSummary, Status
 from reflact.rolling import Rolls
 from reflact.steps import Steps
 from reflact.summing import counted
@@ -67,6 +67,7 @@ class Run:
         self._measured = Measured()
         self.id = plan.run_id
         self.state: RunState | None = None
+        self._critic: CriticUsed | None = None
         train = self._config.train
         self._per_epoch = steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
         self._total = self._per_epoch * train.num_epochs
@@ -119,6 +120,7 @@ class Run:
 
     async def _advance(self) -> None:
         await self._announce()
+        await self._appraise()
         state = self.state or await self._baseline()
         records = list(await self._store.records(self.id))
         await self._tell_again(state, records)
@@ -157,8 +159,8 @@ class Run:
             test_openings=self.ending.openings,
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
-            critic=self._plan.critic,
-            noted_by=self._plan.noted_by,
+            critic=self._measured_critic(self._plan.critic),
+            noted_by=self._measured_critic(self._plan.noted_by),
         )
         summary = counted(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
@@ -179,6 +181,17 @@ class Run:
             )
         )
         await self._emit(events.Outlook(run_id=self.id, **self._judge.outlook(self.state).model_dump()))
+
+    async def _appraise(self) -> None:
+        """Learn what the scores of the run's own critic are worth, where it has one."""
+        if self._house.critic is not None:
+            step = 0 if self.state is None else self.state.step
+            async with self._clock.stage("evaluate", step=step, name="critic"):
+                self._critic = await self._house.critic.appraise()
+
+    def _measured_critic(self, used: CriticUsed | None) -> CriticUsed | None:
+        own = self._critic
+        return own if own is not None and used is not None and used.identity == own.identity else used
 
     async def _baseline(self) -> RunState:
         """Measure the initial skill, twice where the gate has to find out whether repeats agree."""
@@ -283,7 +296,7 @@ class Run:
             return ()
         noted = await self._journal.recall(0, "pinned_cards")
         if noted is None:
-            others = await self._store.histories(self._plan.environment.identity, but=self.id)
+            others = await self._store.histories(str(self._plan.identity["environment"]), but=self.id)
             cards = [card for run_id, steps in others.items() for card in rejected(steps, run_id=run_id)]
             noted = CARDS.dump_python(distinct(cards), mode="json")
             await self._journal.note(0, "pinned_cards", noted)

@@ -23,7 +23,7 @@ from reflact.llm.news import News
 from reflact.llm.prices import usd_of
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Annotator, Emit, Environment, RunStore, ScoredByCritic, Target
-from reflact.prompts import PromptBook, load_book
+from reflact.prompts import PromptBook, load_book, prompts_of
 from reflact.results import CriticUsed, Spend
 from reflact.roles import ModelConfig
 from reflact.skill import check_document
@@ -33,7 +33,12 @@ from reflact.types import Skill, Split, digest
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.critics import RunCritic
     from reflact.telemetry import Telemetry, Tracing
+
+
+ROLES = ("target", "optimizer")
+"""The roles of every run."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class House:
     optimizer: LLM
     budget: Budget
     tracing: Tracing
+    critic: RunCritic | None = None
 
 
 def plan(config: TrainerConfig, passed: Passed) -> Plan:
@@ -109,6 +115,7 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
     for role, given in (("target", passed.target), ("optimizer", passed.optimizer)):
         if given is None and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
+    _require_critic(config, passed)
     require_caps(config, passed=passed.roles)
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
@@ -134,6 +141,8 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
         identity["optimizer"] = passed.optimizer.identity
     if passed.annotator is not None:
         identity["annotator"] = passed.annotator.identity
+    if config.asks_critic:
+        identity["critic.memory"] = config.critic.memory is not None
     return Plan(
         config,
         environment,
@@ -147,28 +156,23 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
     )
 
 
+def _require_critic(config: TrainerConfig, passed: Passed) -> None:
+    if not config.asks_critic:
+        return
+    reason = "critic.notes" if config.critic.notes else "environment.grader: critic"
+    if not config.models.critic.model:
+        raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
+    if config.environment.grader == "critic" and passed.environment is not None:
+        raise ConfigError(
+            "environment.grader: critic grades the environment of the configuration, and another one is "
+            "passed in Python: give that one a CriticGrader"
+        )
+    if config.critic.notes and passed.annotator is not None:
+        raise ConfigError("critic.notes is on, and an annotator is passed in Python: choose one of them")
+
+
 def _critic_of(collaborator: object) -> CriticUsed | None:
     return collaborator.scored_by if isinstance(collaborator, ScoredByCritic) else None
-
-
-def prompts_of(config: TrainerConfig) -> frozenset[str]:
-    """Return the names of the prompts whose text can influence what a run learns."""
-    sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
-    draft = config.update.mode == "full_rewrite"
-    analyst = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}[config.update.mode]
-    names = {f"{analyst}_{source}" for source in sources}
-    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
-    if config.select.lr_control != "none" and not draft:
-        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
-    if config.update.mode == "rewrite":
-        names.add("rewrite")
-    if config.slow_update.enabled:
-        names.add("slow_update")
-    if config.meta_skill.enabled:
-        names.add("meta_skill")
-    if config.appendix.enabled:
-        names |= {f"lapse_{source}" for source in sources} | {"consolidate"}
-    return frozenset(names)
 
 
 async def unheard(event: Event) -> None:
@@ -213,7 +217,8 @@ async def compose(planned: Plan, passed: Passed, emit: Emit = unheard) -> AsyncI
     async with AsyncExitStack() as stack:
         lease = stack.enter_context(run_lock(config.out_dir))
         transport = passed.transport
-        if config.replay.cassette is not None and (passed.target is None or passed.optimizer is None):
+        seen = config.asks_critic or len(passed.roles) < len(ROLES)
+        if config.replay.cassette is not None and seen:
             from reflact.llm.cassette import open_cassette
 
             transport = await stack.enter_async_context(
@@ -255,6 +260,10 @@ async def furnished(
         client = partial(
             _client, planned, store, transport, budget=budget, emit=emit, news=news, tracing=tracing
         )
+        critic = None
+        if config.asks_critic:
+            critic = await _pinned(planned, store, await stack.enter_async_context(client("critic")))
+            planned = _with_critic(planned, critic)
         environment: Environment = SeenRollouts(planned.environment, budget=budget)
         target = passed.target
         if target is None:
@@ -272,7 +281,33 @@ async def furnished(
         else:
             optimizer = TracedLLM(optimizer, tracing)
         planned = replace(planned, environment=TracedEnvironment(environment, tracing))
-        yield House(planned, store, target, optimizer, budget, tracing)
+        yield House(planned, store, target, optimizer, budget, tracing, critic)
+
+
+async def _pinned(planned: Plan, store: RunStore, llm: LLM) -> RunCritic:
+    from reflact.critics import RunCritic, pinned
+
+    config, journal = planned.config, store.journal(planned.run_id)
+    plain = config.model_dump(mode="json")
+    critic = await pinned(
+        llm,
+        config.critic,
+        prompts=planned.prompts,
+        journal=journal,
+        begin=lambda: store.open_run(planned.run_id, planned.identity, plain, goes_on=False),
+    )
+    return RunCritic(critic, config.critic, journal=journal, limit=config.models.critic.concurrency)
+
+
+def _with_critic(planned: Plan, own: RunCritic) -> Plan:
+    """Return a plan in which the run's own critic does what the configuration asks it for."""
+    from reflact.environments.dataset import DatasetEnvironment
+
+    config, environment = planned.config, planned.environment
+    if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
+        environment = environment.graded_by(own.grader)
+    annotator = own.notes if config.critic.notes else planned.annotator
+    return replace(planned, environment=environment, critic=_critic_of(environment), annotator=annotator)
 
 
 @asynccontextmanager
@@ -318,7 +353,7 @@ async def _hider(planned: Plan, passed: Passed) -> Callable[[str], str]:
     """Return what takes the keys of all roles out of a text."""
     from reflact.llm.secrets import is_key, key_for, without
 
-    roles = sorted({"target", "optimizer"} - passed.roles)
+    roles = sorted({*ROLES, *(["critic"] if planned.config.asks_critic else [])} - passed.roles)
     keys = [await key_for(_settings(planned, role), role) for role in roles]
     return partial(without, [key for key in keys if key is not None and is_key(key)])
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from reflact.calibration.critic import CriticSettings
 from reflact.calibration.settings import CalibratorSettings
 from reflact.config import BudgetConfig, PromptsConfig, ReplayConfig
+from reflact.critic_config import CriticSettings
 from reflact.roles import ModelConfig, Section
 
 

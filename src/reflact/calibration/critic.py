@@ -13,13 +13,13 @@ from reflact.calibration.selection import Reader, ranked, search_text
 from reflact.calibration.showing import Renderer, Shown, show_examples, show_transition
 from reflact.calibration.tokens import Count, estimate
 from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.critic_config import CriticSettings
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
 from reflact.memory_cards import visible_to
 from reflact.memory_ports import CardStore, Query
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_book
-from reflact.roles import Section
 from reflact.tasks import fan_out
 from reflact.types import canonical, digest
 
@@ -33,35 +33,6 @@ _FOUND = 64
 
 _SNAPSHOT = 1000
 """Pairs that a critic is pinned to at most."""
-
-
-class CriticSettings(Section):
-    """What a critic shows, and how it takes what comes back."""
-
-    samples: int = Field(1, ge=1, le=25, description="Evaluations of each transition; the median one counts.")
-    example_tokens: int = Field(
-        3000, ge=0, description="Room for all worked examples and the line above them; 0 shows none."
-    )
-    examples: int = Field(8, ge=0, le=100, description="Worked examples at most.")
-    state_tokens: int = Field(
-        2000,
-        ge=32,
-        description="Room for each of purpose, state before, action, state after and change; what is longer "
-        "is cut, and the cut marked.",
-    )
-    example_state_tokens: int = Field(300, ge=32, description="The same, for each in a worked example.")
-    jump: float = Field(
-        4.0, ge=0, le=10, description="Largest |delta phi| with confidence taken as it comes."
-    )
-    jump_confidence: float = Field(0.5, ge=0, le=1, description="Most confidence for a larger one.")
-    unsupported_confidence: float = Field(
-        0.2, ge=0, le=1, description="Most confidence without evidence, or with evidence that is not there."
-    )
-    show_same: bool = Field(
-        False, description="Show pairs of the very transition that is scored, under the same purpose."
-    )
-    cache: int = Field(1024, ge=0, description="Scores that are kept in memory.")
-
 
 DEFAULTS = CriticSettings()
 
@@ -139,13 +110,6 @@ class Critic:
             }
         )
 
-    def through(self, door: Callable[[LLM], LLM]) -> Critic:
-        """Return an equal critic that asks its model through a door, and shares no scores with this one."""
-        critic = copy(self)
-        critic._llm = door(self._llm)
-        critic._scores = Memo(self._settings.cache)
-        return critic
-
     @property
     def settings(self) -> CriticSettings:
         """What it shows, and how it takes what comes back."""
@@ -164,6 +128,11 @@ class Critic:
         return digest([self.prompt, *(pair.id for pair in self._pinned)])
 
     @property
+    def pairs(self) -> tuple[ContrastPair, ...] | None:
+        """The pairs that it is pinned to, by id; None where it reads the memory."""
+        return self._pinned
+
+    @property
     def pair_ids(self) -> tuple[str, ...] | None:
         """The pairs that it is pinned to, sorted; None where it reads the memory."""
         return None if self._pinned is None else tuple(pair.id for pair in self._pinned)
@@ -173,6 +142,13 @@ class Critic:
         critic = Critic(self._llm, settings=self._settings, prompts=self._prompts, count=self._count)
         by_id = {pair.id: pair for pair in pairs}
         critic._pinned = tuple(by_id[pair_id] for pair_id in sorted(by_id))
+        return critic
+
+    def through(self, door: Callable[[LLM], LLM]) -> Critic:
+        """Return an equal critic that asks its model through a door, and shares no scores with this one."""
+        critic = copy(self)
+        critic._llm = door(self._llm)
+        critic._scores = Memo(self._settings.cache)
         return critic
 
     async def pin(self, *, scope: Scope = CRITIC) -> Critic:

@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from reflact.calibration.critic import Critic
 from reflact.calibration.metrics import Measures, measure
-from reflact.calibration.replay import score_steps, steps_of
+from reflact.calibration.replay import Step, score_steps, steps_of
 from reflact.calibration.rollouts import REPLY
 from reflact.calibration.trace import Trace
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
@@ -123,7 +123,12 @@ async def measure_critic(critic: Critic, traces: Sequence[Trace], *, limit: int 
         ProviderError: The endpoint refused, failed or could not be reached.
         StoreError: The memory cannot be read.
     """
-    scored = await score_steps(critic, steps_of(traces), None, limit=limit)
+    return await measure_on(critic, steps_of(traces), limit=limit)
+
+
+async def measure_on(critic: Critic, steps: Sequence[Step], *, limit: int) -> Measures | None:
+    """Return what a critic's scores are worth on steps; see ``measure_critic``."""
+    scored = await score_steps(critic, steps, None, limit=limit)
     return measure([step for step in scored if step is not None])
 
 

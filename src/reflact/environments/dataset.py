@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from reflact.config import EnvironmentConfig, TrainerConfig
+from reflact.config import TrainerConfig
+from reflact.critic_config import CriticConfig
 from reflact.data import DataSet, check, load
+from reflact.environment_config import EnvironmentConfig
 from reflact.environments.graders import CheckedGrader, Grader, grader_from, grader_identity, judge
 from reflact.environments.programs import python_grader
 from reflact.environments.sql import SQL, read_tables
@@ -54,6 +56,8 @@ class DatasetEnvironment:
         self._data = data
         self._grade = grade
         self._template = template
+        self._name = name
+        self._version = version
         self._identity = canonical(
             {
                 "environment": name,
@@ -76,6 +80,17 @@ class DatasetEnvironment:
     def scored_by(self) -> CriticUsed | None:
         """The critic that grades, where one does."""
         return self._grade.scored_by if isinstance(self._grade, ScoredByCritic) else None
+
+    def graded_by(self, grade: Grader) -> DatasetEnvironment:
+        """Return the environment with another grader, which is asked about no reference beforehand."""
+        return DatasetEnvironment(
+            self._data,
+            grade=grade,
+            template=self._template,
+            name=self._name,
+            version=self._version,
+            check_references=False,
+        )
 
     def items(self, split: Split) -> Sequence[Item]:
         """Return a split's items in the data set's order."""
@@ -107,9 +122,26 @@ def from_config(config: TrainerConfig) -> DatasetEnvironment:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
     dataset = load(config.data.path, config.data.ratio, config.data.split_seed)
     check(dataset, config.data.train_size)
-    return DatasetEnvironment(
-        dataset, grade=_grader(config.environment), template=config.environment.template
-    )
+    grade = _Awaited(config) if config.environment.grader == "critic" else _grader(config.environment)
+    return DatasetEnvironment(dataset, grade=grade, template=config.environment.template)
+
+
+class _Awaited:
+    """Stands for a configuration's critic until the run has pinned it: known by all but its pairs."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        own: CriticConfig = config.critic
+        self.identity: JsonValue = {
+            "grader": "critic",
+            "model": config.models.critic.model,
+            "passes_at": own.passes_at,
+            "settings": own.settings.model_dump(mode="json", exclude={"cache"}),
+        }
+
+    def __call__(self, item: Item, answer: str) -> Graded:
+        raise ConfigError(
+            "the critic of a configuration is pinned by a run: train, or pass a CriticGrader as `grade`"
+        )
 
 
 def _grader(config: EnvironmentConfig) -> Grader:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, T
 
 from pydantic import Field, JsonValue
 
-from reflact.config import EnvironmentConfig
+from reflact.environment_config import EnvironmentConfig
 from reflact.environments.answers import equal, finite, normalized, number, quoted, strict_json, tokens
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import Frozen, Graded, Item, Score
@@ -316,6 +316,8 @@ def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
             raise ConfigError("the sql grader needs tables: reflact.environments.sql.SQL holds them")
         case "python":
             raise ConfigError("the python grader is reflact.environments.programs.Python")
+        case "critic":
+            raise ConfigError("the critic grader is reflact.calibration.grading.CriticGrader")
 
 
 def grader_identity(grade: Grader) -> JsonValue:

@@ -43,7 +43,13 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
                     f"budget.{keys[0]} needs target.{name}: the calls of a target passed in Python are not "
                     "seen, so say the most that one rollout takes"
                 )
-    for role in ("target", "optimizer"):
+    if config.environment.grader == "critic" and "target" in passed and (by_tokens or by_calls):
+        raise ConfigError(
+            f"budget.{(by_tokens + by_calls)[0]} cannot hold where a critic grades a target passed in "
+            "Python: the critic's calls are seen within rollouts whose others are not; configure "
+            "models.target instead, or set it to null"
+        )
+    for role in ("target", "optimizer", *(["critic"] if config.asks_critic else [])):
         require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)
 
 

@@ -1,0 +1,123 @@
+"""The critic of a training run: pinned when the run first starts, whatever is promoted after that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+from pydantic import TypeAdapter
+
+from reflact.calibration.critic import Critic
+from reflact.calibration.grading import CriticGrader, measure_on, used
+from reflact.calibration.notes import CriticNotes
+from reflact.calibration.replay import steps_in
+from reflact.critic_config import CriticConfig
+from reflact.errors import ConfigError
+from reflact.memory import ContrastPair
+from reflact.memory_store import MemoryStore
+from reflact.ports import LLM, Journal
+from reflact.prompts import PromptBook
+from reflact.results import CriticAccuracy, CriticUsed
+from reflact.store.reading import read_back
+from reflact.types import canonical
+
+PAIRS: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
+
+PINNED = "critic_pairs"
+MEASURED = "critic_measured"
+
+
+class RunCritic:
+    """What a run asks its critic for, and what it says of it.
+
+    Args:
+        critic: The critic, pinned.
+        config: What it is asked for.
+        journal: Where it stands what it was measured to be worth.
+        limit: Steps that are scored at a time where it is measured.
+    """
+
+    def __init__(self, critic: Critic, config: CriticConfig, *, journal: Journal, limit: int) -> None:
+        self._critic = critic
+        self._config = config
+        self._journal = journal
+        self._limit = limit
+
+    @property
+    def grader(self) -> CriticGrader:
+        """The critic as grader."""
+        return CriticGrader(self._critic, passes_at=self._config.passes_at)
+
+    @property
+    def notes(self) -> CriticNotes:
+        """The critic beside the failure analyst."""
+        return CriticNotes(self._critic)
+
+    async def appraise(self) -> CriticUsed:
+        """Return the critic with its accuracy on anchors, which are scored where no earlier start did it.
+
+        Raises:
+            ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
+            StoreError: The memory cannot be read.
+        """
+        noted = await self._journal.recall(0, MEASURED)
+        if noted is not None:
+            measured = CriticAccuracy.model_validate(noted)
+            return used(self._critic, None).model_copy(update={"measured": measured})
+        anchors = await _anchors(self._config)
+        found = used(self._critic, await measure_on(self._critic, steps_in(anchors), limit=self._limit))
+        if found.measured is not None:
+            await self._journal.note(0, MEASURED, found.measured.model_dump(mode="json"))
+        return found
+
+
+async def pinned(
+    llm: LLM,
+    config: CriticConfig,
+    *,
+    prompts: PromptBook,
+    journal: Journal,
+    begin: Callable[[], Awaitable[object]],
+) -> Critic:
+    """Return a run's critic with the pairs that it began with; at the first start, with those promoted now.
+
+    Args:
+        llm: The model that scores.
+        config: Where its memory is, and how it works.
+        prompts: The run's prompts.
+        journal: Where the pairs are kept, whole, so that the memory is not needed again.
+        begin: Makes sure that the run is in its store, where something is about to be noted.
+
+    Raises:
+        ConfigError: There is no such memory.
+        StoreError: The memory cannot be read, or what was kept.
+    """
+    critic = Critic(llm, settings=config.settings, prompts=prompts)
+    noted = await journal.recall(0, PINNED)
+    if noted is None:
+        pairs = await _promoted(llm, config)
+        await begin()
+        await journal.note(0, PINNED, canonical(PAIRS.dump_python(pairs, mode="json")))
+        noted = await journal.recall(0, PINNED)
+    return critic.pinned(
+        read_back(lambda text: PAIRS.validate_python(json.loads(text)), str(noted), "critic of this run")
+    )
+
+
+async def _promoted(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
+    if config.memory is None:
+        return ()
+    if not config.memory.is_file():
+        raise ConfigError(
+            f"critic.memory: there is no file {config.memory}; null is a critic without examples"
+        )
+    async with MemoryStore(config.memory) as memory:
+        return (await Critic(llm, memory=memory).pin()).pairs or ()
+
+
+async def _anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
+    """Return the anchors to measure on; none where the memory is gone since the run began."""
+    if config.memory is None or not config.anchors or not config.memory.is_file():
+        return ()
+    async with MemoryStore(config.memory) as memory:
+        return (await memory.anchors())[: config.anchors]

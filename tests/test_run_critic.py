@@ -1,0 +1,440 @@
+"""A critic that a configuration names: in the run's budget and books, pinned when the run first starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from typer.testing import CliRunner, Result
+
+import pure_server
+from memory_pairs import HELD_OUT, evidence_for, make_pair
+from pure_world import differences, left_by, rows, settings, write_world
+from reflact import Critic, MemoryStore, Trainer
+from reflact.calibration.notes import CriticNotes
+from reflact.cli.app import app
+from reflact.config import BudgetConfig
+from reflact.environments.dataset import from_config
+from reflact.errors import ConfigError
+from reflact.halting import Brake, braked
+from reflact.llm.budget import Budget
+from reflact.loading import identity, load
+from reflact.results import RunSummary
+from reflact.telemetry import Tracing
+from reflact.testing import MemoryStore as FakeStore
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
+from reflact.types import Rollout, Skill, Split, Turn
+from reflact.wiring import House
+from served import HANGS, asked_of, reflact_process, send, serving
+from toll_world import planned
+
+AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
+URL = "http://127.0.0.1:9"
+NOTES = {"grader": "exact"}, {"notes": True}
+"""Graded by a program; failure analysts are shown what a critic makes of it."""
+
+
+class Model:
+    """Plays all roles as the pure server does, and a critic who believes whatever is not unknown.
+
+    Each worked example that the critic is shown makes it a tenth of a point stricter.
+
+    Attributes:
+        asked: Sample and text of each request, in order.
+        hold: The number of the critic's call that is answered only once ``go_on`` is set; None: no call.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+        self.hold: int | None = None
+
+    @property
+    def scored(self) -> list[str]:
+        """What the critic was asked."""
+        return [text for sample, text in self.asked if sample.startswith("critic/")]
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request."""
+        body, sample = asked_of(handler), handler.headers["x-sample"]
+        text = "\n".join(m["content"] for m in body["messages"])
+        self.asked.append((sample, text))
+        waits = sample.startswith("critic/") and len(self.scored) == self.hold
+        if waits:
+            self.held.set()
+            self.go_on.wait(HANGS)
+        said = criticised(text) if sample.startswith("critic/") else pure_server.answer(body, sample)
+        try:
+            send(handler, pure_server.completion(body, said))
+        except OSError:
+            assert waits, "only who is kept waiting hangs up"
+
+
+def criticised(text: str) -> str:
+    """Return what the critic says."""
+    after = AFTER.findall(text)[-1]
+    strict = text.count("<example") / 10
+    return json.dumps(
+        {
+            "reasoning": "It is answered." if after != "unknown" else "It says that it does not know.",
+            "evidence": re.findall(r"[\w:]+", after)[:1],
+            "phi_before": 0,
+            "phi_after": 0 if after == "unknown" else 9 - strict,
+            "confidence": 0.9,
+        }
+    )
+
+
+@contextmanager
+def playing() -> Iterator[tuple[Model, str]]:
+    """Serve the model, and give it with its address."""
+    model = Model()
+    with serving(model.answer) as url:
+        try:
+            yield model, url.removesuffix("/v1")
+        finally:
+            model.go_on.set()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    """Items, a memory with a promoted pair and two anchors."""
+    remember(tmp_path / "memory.db", 1, anchors=2)
+    return write_world(tmp_path / "world", train=3, val=3, test=2)
+
+
+def remember(path: Path, number: int, *, anchors: int = 0) -> None:
+    """Promote a pair, as another process may at any time, and keep anchors."""
+
+    async def promoted() -> None:
+        async with MemoryStore(path) as memory:
+            pair = make_pair(number, trace=f"t{number}")
+            await memory.submit(pair)
+            test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
+            await memory.close_test(test.number, evidence_for(test))
+            await memory.keep_anchors([make_pair(100 + n, trace=f"a{n}") for n in range(anchors)])
+
+    anyio.run(promoted)
+
+
+def configured(
+    world: Path,
+    url: str,
+    *,
+    name: str = "run",
+    environment: dict[str, Any] | None = None,
+    critic: dict[str, Any] | None = None,
+    **sections: Any,
+) -> Path:
+    """Write the configuration of a short run in order, one call after the other, and return its path."""
+    folder = world.parent
+    plain = settings(
+        world,
+        folder / name,
+        url=url,
+        environment=environment or {"grader": "critic"},
+        train={"num_epochs": 1, "accumulation": 1, "rollout_concurrency": 1},
+        reflect={"concurrency": 1, "overlap": False},
+        appendix={"enabled": False},
+        gate={"policy": "strict"},
+        test={"placebo": False},
+    )
+    plain["models"]["critic"] = {"model": "judge", "sample_header": "x-sample"}
+    plain["critic"] = {"memory": str(folder / "memory.db"), **(critic or {})}
+    plain |= sections
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(plain), encoding="utf-8")
+    return path
+
+
+def reflact(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, list(map(str, arguments)), terminal_width=200)
+
+
+def summary_of(folder: Path) -> RunSummary:
+    """Read a run's summary."""
+    return RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
+
+
+# ------------------------------------------------------------------------------------------------ a run
+
+
+def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) -> None:
+    """Scores are its opinion, its calls are in the run's books by role, its accuracy on anchors is told."""
+    with playing() as (model, url):
+        result = reflact("train", configured(world, url), "--show", "lines")
+    assert result.exit_code == 0, result.output
+    summary = summary_of(world.parent / "run")
+    assert summary.critic is not None
+    assert (summary.critic.prompt, summary.critic.pairs) == ("critic@1", 1)
+    assert summary.critic.measured is not None
+    assert (summary.critic.measured.traces, summary.critic.measured.transitions) == (2, 2)
+    assert summary.critic.measured.error.value == pytest.approx(5.9)
+    assert summary.noted_by is None
+    spend = {entry.role: entry.usage.calls for entry in summary.spend if entry.role == "critic"}
+    assert spend == {"critic": len(model.scored)}
+    assert len(set(model.scored)) == len(model.scored) > 5
+    assert "scores are the opinion of critic@1 pinned to 1 pairs" in result.stdout
+    assert "mean absolute error 5.90" in result.stdout
+    assert re.search(rf"^critic: {len(model.scored)} calls, ", result.stdout, re.MULTILINE)
+    rolled = [json.loads(text) for (text,) in rows(world.parent / "run", "SELECT rollout FROM rollouts")]
+    assert {r["score"]["soft"] for r in rolled} == {0.0, 0.89}
+    assert any("a critic scored it 0 of 10, 8 needed" in (r["feedback"] or "") for r in rolled)
+
+
+def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> None:
+    """With notes on, only they see it: no score changes, and the summary names who advised them."""
+    environment, critic = NOTES
+    with playing() as (model, url):
+        result = reflact("train", configured(world, url, environment=environment, critic=critic))
+    assert result.exit_code == 0, result.output
+    summary = summary_of(world.parent / "run")
+    assert summary.critic is None
+    assert summary.noted_by is not None
+    assert summary.noted_by.measured is not None
+    shown = [text for sample, text in model.asked if "/analyst_failure/" in sample]
+    assert shown
+    assert all("reply 1: a critic gave 0 before and 0 after, of 10" in text for text in shown)
+    assert "failure analysts were shown the opinion of critic@1 pinned to 1 pairs" in result.stdout
+
+
+def test_without_a_critic_nothing_is_different(world: Path) -> None:
+    """Keys of a critic that is not used are no part of the identity, and nothing is asked of it."""
+    with playing() as (model, url):
+        path = configured(world, url, environment={"grader": "exact"}, critic={"samples": 3})
+        assert reflact("train", path).exit_code == 0
+    assert model.scored == []
+    summary = json.loads((world.parent / "run" / "summary.json").read_text("utf-8"))
+    assert not {"critic", "noted_by"} & summary.keys()
+    assert [key for key in identity(load(path)) if "critic" in key] == []
+
+
+# ----------------------------------------------------------------------------------- budget, kill, resume
+
+
+def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(world: Path) -> None:
+    """The critic's call that does not fit is not sent; with more the run ends as one never stopped."""
+    with playing() as (model, url):
+        whole = configured(world, url, name="whole", critic={"anchors": 0})
+        assert reflact("train", whole).exit_code == 0
+        every, unbroken = Counter(model.asked), left_by(world.parent / "whole")
+        model.asked.clear()
+        path = configured(world, url, critic={"anchors": 0})
+        for limit in (3, 6):
+            result = reflact("train", path, "--set", f"budget.max_calls={limit}")
+            assert result.exit_code == 1, result.output
+            assert f"the run ended as budget: budget.max_calls is {limit}" in result.stderr
+            assert len(model.asked) <= limit
+        assert model.asked[2][0].startswith("target/")
+        assert reflact("train", path).exit_code == 0
+        assert Counter(model.asked) == every
+    assert differences(left_by(world.parent / "run"), unbroken) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("call", [1, 4, 6])
+def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> None:
+    """Killed while the critic thinks, the run repeats that one call; anchors and answers are paid once."""
+    with playing() as (model, url):
+        assert reflact("train", configured(world, url, name="whole")).exit_code == 0
+        every, unbroken = Counter(model.asked), left_by(world.parent / "whole")
+        model.asked.clear()
+        model.hold = call
+        path = configured(world, url)
+        with reflact_process("train", path) as process:
+            assert model.held.wait(HANGS)
+            process.send_signal(signal.SIGKILL)
+        in_flight = model.asked[-1]
+        model.hold = None
+        model.go_on.set()
+        assert reflact("train", path).exit_code == 0
+        assert Counter(model.asked) - every == Counter([in_flight])
+    assert differences(left_by(world.parent / "run"), unbroken, but=("spend",)) == []
+
+
+@pytest.mark.anyio
+async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(tmp_path: Path) -> None:
+    """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
+    judge = ScriptedLLM(lambda *_: "no score")
+    plan = replace(planned(tmp_path), annotator=CriticNotes(Critic(judge).pinned(())))
+    house = House(
+        plan, FakeStore(), ToyTarget(), ScriptedLLM(lambda *_: ""), Budget(BudgetConfig()), Tracing("r")
+    )
+    brake = Brake(grace=5)
+    notes = braked(house, brake).plan.annotator
+    assert notes is not None
+    item = plan.data.train[0]
+    rollout = Rollout(key="k", item_id=item.id, skill_hash="s", turns=(Turn(role="assistant", content="?"),))
+    assert await notes.annotate(item, rollout) == ("reply 1: a critic gave no score",)
+    asked = len(judge.calls)
+    brake.pull("enough")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(notes.annotate, plan.data.train[1], rollout)
+        await anyio.wait_all_tasks_blocked()
+        assert len(judge.calls) == asked
+        tasks.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------------------------------------- one snapshot
+
+
+def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -> None:
+    """A run keeps the pairs that it began with, its memory there or not; a new run takes the new ones."""
+    memory = world.parent / "memory.db"
+    with playing() as (_, url):
+        assert reflact("train", configured(world, url, name="whole")).exit_code == 0
+        unbroken, path = left_by(world.parent / "whole"), configured(world, url)
+        assert reflact("train", path, "--set", "budget.max_calls=6").exit_code == 1
+        remember(memory, 2)
+        assert reflact("train", path, "--set", "budget.max_calls=9").exit_code == 1
+        memory.rename(world.parent / "moved.db")
+        assert reflact("train", path).exit_code == 0
+        assert differences(left_by(world.parent / "run"), unbroken) == []
+        (world.parent / "moved.db").rename(memory)
+        assert reflact("train", configured(world, url, name="new")).exit_code == 0
+    before, after = (summary_of(world.parent / name).critic for name in ("run", "new"))
+    assert before is not None
+    assert after is not None
+    assert (before.pairs, after.pairs) == (1, 2)
+    assert before.snapshot != after.snapshot
+    keys = [set(rows(world.parent / name, "SELECT key FROM rollouts")) for name in ("run", "new")]
+    assert not keys[0] & keys[1]
+
+
+def test_a_skill_is_measured_by_the_critic_of_the_run(world: Path) -> None:
+    """`reflact eval` pins what the run then goes on with."""
+    with playing() as (_, url):
+        path = configured(world, url)
+        result = reflact("eval", path, "--skill", world / "skill.md")
+        assert result.exit_code == 0, result.output
+        remember(world.parent / "memory.db", 2)
+        assert reflact("train", path).exit_code == 0
+    critic = summary_of(world.parent / "run").critic
+    assert critic is not None
+    assert critic.pairs == 1
+
+
+def test_a_critic_without_its_memory_is_another_run(world: Path) -> None:
+    """A memory may move between two starts; to take it away, or to add one, is refused with the key."""
+    with playing() as (_, url):
+        path = configured(world, url)
+        assert reflact("train", path, "--set", "budget.max_calls=1").exit_code == 1
+        result = reflact("train", path, "--set", "critic.memory=null")
+    assert result.exit_code == 2
+    assert "critic.memory" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------ before a call
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["models.critic.model=''"], "models.critic.model is required for environment.grader: critic"),
+        (
+            ["models.critic.model=''", "environment.grader=exact", "critic.notes=true"],
+            "models.critic.model is required for critic.notes",
+        ),
+        (["critic.memory=nowhere.db"], "critic.memory: there is no file"),
+        (["critic.passes_at=11"], "critic.passes_at"),
+        (
+            ["budget.max_tokens=100", "models.target.max_tokens=9", "models.optimizer.max_tokens=9"],
+            "budget.max_tokens needs models.critic.max_tokens",
+        ),
+    ],
+    ids=["no model to grade", "no model for notes", "no memory", "off the scale", "no cap"],
+)
+def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words: str) -> None:
+    """A missing role, memory or cap ends with code 2 and names the key."""
+    options = [part for one in overrides for part in ("--set", one)]
+    result = reflact("train", configured(world, URL), *options)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_memory_that_is_not_there_is_not_made(world: Path) -> None:
+    """A mistyped path leaves neither a memory nor a run behind."""
+    missing = world.parent / "nowhere.db"
+    reflact("train", configured(world, URL), "--set", f"critic.memory={missing}")
+    assert not missing.exists()
+    assert rows(world.parent / "run", "SELECT run_id FROM runs") == ()
+
+
+def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
+    """Two graders, two annotators, or a limit over calls that are seen in part are refused."""
+    path = configured(world, URL)
+    with pytest.raises(ConfigError, match="give that one a CriticGrader"):
+        Trainer(path, environment=ToyEnvironment(train=2, val=2, test=2))
+    limited = load(path, overrides=["budget.max_calls=9", "target.max_calls_per_rollout=1"])
+    with pytest.raises(ConfigError, match=r"budget\.max_calls cannot hold where a critic grades"):
+        Trainer(limited, target=ToyTarget())
+    environment, critic = NOTES
+    notes = CriticNotes(Critic(ScriptedLLM(lambda *_: "")).pinned(()))
+    with pytest.raises(ConfigError, match=r"critic\.notes is on, and an annotator is passed"):
+        Trainer(configured(world, URL, environment=environment, critic=critic), annotate=notes)
+
+
+@pytest.mark.anyio
+async def test_the_critic_of_a_configuration_judges_only_in_a_run(world: Path) -> None:
+    """Its environment, taken by itself, has the items and says who is to judge them."""
+    environment = from_config(load(configured(world, URL)))
+    (item, *_) = environment.items(Split.val)
+    assert '"grader":"critic"' in environment.identity
+    assert environment.scored_by is None
+    with pytest.raises(ConfigError, match="pinned by a run"):
+        await environment.run(item, ToyTarget().session(Skill(text=""), rollout="r"), seed=1)
+
+
+def test_paths_of_the_memory_count_from_the_file(world: Path) -> None:
+    """The memory is an input, like the data."""
+    path = configured(world, URL, critic={"memory": "memory.db"})
+    assert load(path).critic.memory == world.parent / "memory.db"
+
+
+def test_the_critic_takes_the_connection_and_not_the_model_of_the_target() -> None:
+    """At the same endpoint limits are the target's too; the model has to be named."""
+    target = {"model": "small", "base_url": "http://here/v1", "concurrency": 3, "api_key_env": None}
+    models = load({"models": {"target": target}}).models
+    assert (models.critic.model, models.critic.base_url, models.critic.concurrency) == (
+        "",
+        "http://here/v1",
+        3,
+    )
+    elsewhere = load({"models": {"target": target, "critic": {"model": "m", "base_url": "http://there/v1"}}})
+    assert (elsewhere.models.critic.concurrency, elsewhere.models.critic.api_key_env) == (8, None)
+
+
+# ----------------------------------------------------------------------------------------------- forecast
+
+
+@pytest.mark.parametrize("part", [({"grader": "critic"}, {}), NOTES], ids=["grading", "notes"])
+def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str, Any], ...]) -> None:
+    """A dry run has a row for them that holds what the run then takes, and writes nothing."""
+    environment, critic = part
+    with playing() as (model, url):
+        path = configured(world, url, environment=environment, critic={**critic, "anchors": 2, "samples": 2})
+        shown = reflact("train", path, "--dry-run")
+        assert shown.exit_code == 0, shown.output
+        assert not (world.parent / "run").exists()
+        assert reflact("train", path).exit_code == 0
+    (row,) = (line.split() for line in shown.stdout.splitlines() if " critic " in line)
+    least, most = (int(row[n].replace(",", "")) for n in (2, 4))
+    assert row[1] == "score"
+    assert 0 < len(model.scored) <= most
+    assert least <= len(model.scored)
