@@ -14,9 +14,18 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from reflact import Calibrator, Critic, MemoryStore, Rendered, ReplyModel, Sample, Trace
-from reflact.calibration.settings import CalibratorSettings, PairSettings
-from reflact.memory import Gold, Transition
+from reflact import (
+    Calibrator,
+    CalibratorSettings,
+    Critic,
+    Gold,
+    MemoryStore,
+    Rendered,
+    ReplyModel,
+    Sample,
+    Trace,
+    Transition,
+)
 from reflact.targets.traced import recording
 from reflact.testing import ScriptedLLM
 
@@ -102,9 +111,11 @@ async def run(number: int, critic: Critic) -> Trace:
 async def main() -> None:
     """Work on ninety desks, and print what the critic said of the first and of the last one."""
     # One run in three is held out: the calibrator tests on these, and learns from the others.
-    settings = CalibratorSettings(contrast=PairSettings(judges=0), slices=3)
-    llm = ScriptedLLM(flattered)
-    async with MemoryStore("memory.db") as store, Calibrator(llm, store, settings=settings) as calibrator:
+    settings, llm = CalibratorSettings(slices=3), ScriptedLLM(flattered)
+    async with (
+        MemoryStore("memory.db") as store,
+        Calibrator(llm, store, judges=0, settings=settings) as calibrator,
+    ):
         for number in range(RUNS):
             trace = await run(number, calibrator.critic)
             calibrator.submit(trace)

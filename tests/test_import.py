@@ -52,6 +52,15 @@ def test_importing_loads_no_client_library(module: str) -> None:
     assert loaded == ""
 
 
+def test_exported_names_load_no_client_library() -> None:
+    """All names but the store load without any client, terminal or database library."""
+    names = ", ".join(sorted(set(reflact.__all__) - {"MemoryStore"}))
+    loaded = python(
+        f"import sys; from reflact import {names}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    )
+    assert loaded == ""
+
+
 def test_help_loads_no_client_library() -> None:
     """`reflact --help` does not wait for libraries that only a run needs."""
     code = (

@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
+    from reflact.calibration.results import CalibrationReport
+    from reflact.calibration.settings import CalibratorSettings
     from reflact.calibration.trace import Trace
     from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
     from reflact.config import TrainerConfig
+    from reflact.critic_config import CriticSettings
     from reflact.errors import ReflactError
+    from reflact.memory import (
+        Action,
+        ContrastPair,
+        Evaluation,
+        Gold,
+        ScoreEvent,
+        StateScore,
+        Transition,
+    )
     from reflact.memory_store import MemoryStore
     from reflact.ports import LLM, Environment, Session, Target
     from reflact.results import RunSummary
@@ -20,10 +32,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "Action",
+    "CalibrationReport",
     "Calibrator",
+    "CalibratorSettings",
+    "ContrastPair",
     "Critic",
+    "CriticSettings",
     "Edit",
     "Environment",
+    "Evaluation",
+    "Gold",
     "Graded",
     "Item",
     "MemoryStore",
@@ -37,22 +56,29 @@ __all__ = [
     "RunSummary",
     "Sample",
     "Score",
+    "ScoreEvent",
     "Session",
     "Skill",
     "Split",
+    "StateScore",
     "Target",
     "Trace",
     "Trainer",
     "TrainerConfig",
+    "Transition",
 ]
 
 _HOMES = {
     "calibration.calibrator": ("Calibrator",),
     "calibration.critic": ("Critic",),
+    "calibration.results": ("CalibrationReport",),
+    "calibration.settings": ("CalibratorSettings",),
     "calibration.trace": ("Trace",),
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
     "config": ("TrainerConfig",),
+    "critic_config": ("CriticSettings",),
     "errors": ("ReflactError",),
+    "memory": ("Action", "ContrastPair", "Evaluation", "Gold", "ScoreEvent", "StateScore", "Transition"),
     "memory_store": ("MemoryStore",),
     "ports": ("LLM", "Environment", "Session", "Target"),
     "results": ("RunSummary",),
