@@ -158,7 +158,9 @@ async def load(path: Path, texts: Texts, pairs: int) -> None:
             await fan_out(memory.submit, batch)
             if start // BATCH % 2:
                 continue
-            test = await memory.open_test([pair.id for pair in batch], held_out="benchmark")
+            test = await memory.open_test(
+                [pair.id for pair in batch], held_out="benchmark", traces=[f"held out {n}" for n in range(60)]
+            )
             await memory.close_test(
                 test.number,
                 Promotion(

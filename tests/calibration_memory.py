@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -15,6 +15,8 @@ from reflact.memory_ports import (
     StoredPair,
     StoredTrace,
     Submission,
+    count_tests,
+    mark_of,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,13 +51,19 @@ class ListMemory:
         return tuple(self.stored[one] for one in sorted(self.stored))
 
     async def open_test(
-        self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+        self,
+        unit_ids: Sequence[str],
+        *,
+        held_out: str,
+        traces: Collection[str],
+        use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         test = BatchTest(
             number=len(self.booked) + 1,
             held_out=held_out,
-            before=sum(test.held_out == held_out for test in self.booked),
+            before=count_tests(self.booked, traces),
             unit_ids=tuple(unit_ids),
+            traces=tuple(sorted(map(mark_of, traces))),
             use=use,
             at=NOW,
         )

@@ -16,6 +16,9 @@ from reflact.memory_ports import BatchTest
 
 CRITIC = Scope(roles=("critic",))
 
+HELD_OUT = tuple(f"held out {number}" for number in range(60))
+"""Traces that batches are tested on."""
+
 
 def make_pair(
     number: int = 0,

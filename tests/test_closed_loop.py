@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -174,10 +174,15 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
 
     class Overtaken(MemoryStore):
         async def open_test(
-            self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+            self,
+            unit_ids: Sequence[str],
+            *,
+            held_out: str,
+            traces: Collection[str],
+            use: Literal["promote", "demote"] = "promote",
         ) -> BatchTest:
             await faster.calibrate(learn, heldout=heldout)
-            return await super().open_test(unit_ids, held_out=held_out, use=use)
+            return await super().open_test(unit_ids, held_out=held_out, traces=traces, use=use)
 
     async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
         faster = Calibrator(flattered(), other, settings=SETTINGS)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
-from memory_pairs import evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact.cli.app import app
 from reflact.memory_store import MemoryStore
 
@@ -20,7 +20,7 @@ async def fill(path: Path) -> None:
     async with MemoryStore(path) as memory:
         for pair in (PAIR, make_pair(2, trace="t")):
             await memory.submit(pair)
-        test = await memory.open_test([PAIR.id], held_out="h")
+        test = await memory.open_test([PAIR.id], held_out="h", traces=HELD_OUT)
         await memory.close_test(test.number, evidence_for(test))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memory_pairs import evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory import Action, Evaluation, Gold, Scope, ScoreEvent, Transition
@@ -36,11 +36,11 @@ async def filled(memory: MemoryStore) -> list[str]:
     alone = new_card("user_preference", "Short answers.", scope=Scope(user="alice"))
     await memory.submit_card(alone)
     await memory.edit(alone.id, strategy="Be brief.")
-    test = await memory.open_test([PROMOTED.id, TAKEN_BACK.id], held_out="h")
+    test = await memory.open_test([PROMOTED.id, TAKEN_BACK.id], held_out="h", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test))
-    again = await memory.open_test([TAKEN_BACK.id], held_out="h", use="demote")
+    again = await memory.open_test([TAKEN_BACK.id], held_out="h", traces=HELD_OUT, use="demote")
     await memory.close_test(again.number, evidence_for(again, promoted=False))
-    await memory.open_test([PROMOTED.id], held_out="other", use="demote")
+    await memory.open_test([PROMOTED.id], held_out="other", traces=["other"], use="demote")
     await memory.measure(PROMOTED.id, utility=0.75)
     await memory.keep_anchors([make_pair(5)])
     await memory.open_trace("t", "Purpose \udfff.")
@@ -75,7 +75,7 @@ async def test_everything_comes_back(tmp_path: Path) -> None:
         assert await lines_of(other) == lines
         assert await other.pairs() == pairs
         assert await other.tests() == tests
-        test = await other.open_test([PROMOTED.id], held_out="h", use="demote")
+        test = await other.open_test([PROMOTED.id], held_out="h", traces=HELD_OUT, use="demote")
         assert (test.number, test.before) == (4, 2)
 
 
@@ -95,7 +95,7 @@ async def test_two_memories_become_one(tmp_path: Path) -> None:
         lines = await filled(memory)
         own = make_pair(9)
         await other.submit(own)
-        test = await other.open_test([own.id], held_out="h")
+        test = await other.open_test([own.id], held_out="h", traces=HELD_OUT)
         await other.close_test(test.number, evidence_for(test))
         await other.import_lines(lines)
         (promoted,) = await other.pairs([PROMOTED.id])
@@ -103,7 +103,7 @@ async def test_two_memories_become_one(tmp_path: Path) -> None:
         last = (await other.history(PROMOTED.id))[-1]
         evidence = next(test for test in await other.tests() if test.number == last.promotion)
         assert PROMOTED.id in evidence.unit_ids
-        assert (await other.open_test([own.id], held_out="h", use="demote")).before == 3
+        assert (await other.open_test([own.id], held_out="h", traces=HELD_OUT, use="demote")).before == 3
 
 
 def first_test(value: Any) -> bool:
@@ -140,7 +140,7 @@ async def test_a_later_test_proves_no_promotion(tmp_path: Path) -> None:
     """A unit whose promotion names a test that only let it stay comes in quarantined and held."""
     async with MemoryStore(tmp_path / "a.db") as memory:
         await filled(memory)
-        test = await memory.open_test([PROMOTED.id], held_out="h", use="demote")
+        test = await memory.open_test([PROMOTED.id], held_out="h", traces=HELD_OUT, use="demote")
         await memory.close_test(test.number, evidence_for(test))
         lines = await lines_of(memory)
     ids = [json.loads(line)["id"] for line in lines if json.loads(line)["type"] == "test"]

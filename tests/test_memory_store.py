@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memory_pairs import CRITIC, evidence_for, make_pair
+from memory_pairs import CRITIC, HELD_OUT, evidence_for, make_pair
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory import (
@@ -60,7 +60,7 @@ async def memory(path: Path) -> AsyncIterator[MemoryStore]:
 
 
 async def promote(memory: MemoryStore, *pairs: ContrastPair) -> None:
-    test = await memory.open_test([pair.id for pair in pairs], held_out="h")
+    test = await memory.open_test([pair.id for pair in pairs], held_out="h", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test))
 
 
@@ -122,7 +122,7 @@ async def test_a_held_pair_is_tested_once_somebody_released_it(memory: MemorySto
     pair = make_pair(1, note="j@doe.com")
     await memory.submit(pair)
     with pytest.raises(DataError, match=r"held \(personal_data\); release it first"):
-        await memory.open_test([pair.id], held_out="h")
+        await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
     await memory.release(pair.id, reason="it is our own address")
     await promote(memory, pair)
     assert await status(memory, pair) == "promoted"
@@ -156,7 +156,7 @@ async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> No
     """A batch is promoted whole on its evidence, which the history names, and not on one that failed."""
     pairs = [make_pair(n) for n in range(3)]
     await fan_out(memory.submit, pairs)
-    failed = await memory.open_test([pairs[0].id], held_out="h")
+    failed = await memory.open_test([pairs[0].id], held_out="h", traces=HELD_OUT)
     await memory.close_test(failed.number, evidence_for(failed, promoted=False))
     assert await status(memory, pairs[0]) == "quarantined"
     await promote(memory, *pairs)
@@ -176,7 +176,7 @@ async def test_evidence_of_another_batch_promotes_nothing(memory: MemoryStore) -
     """Evidence that names other pairs or another number of tests is refused; a test ends once."""
     pairs = [make_pair(n) for n in range(2)]
     await fan_out(memory.submit, pairs)
-    test = await memory.open_test([pairs[0].id], held_out="h")
+    test = await memory.open_test([pairs[0].id], held_out="h", traces=HELD_OUT)
     good = evidence_for(test)
     for wrong in ({"pair_ids": (pairs[1].id,)}, {"batches_before": 5}):
         with pytest.raises(DataError, match="evidence is not that of test 1"):
@@ -209,7 +209,7 @@ async def test_evidence_that_contradicts_itself_promotes_nothing(
     """That a batch passed is not taken on trust where its numbers say otherwise."""
     pair = make_pair(1)
     await memory.submit(pair)
-    test = await memory.open_test([pair.id], held_out="h")
+    test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
     with pytest.raises(DataError, match=f"does not fit test 1: .*{re.escape(said)}"):
         await memory.close_test(test.number, evidence_for(test).model_copy(update=wrong))
     assert await status(memory, pair) == "quarantined"
@@ -232,20 +232,21 @@ async def test_evidence_without_harm_takes_nothing_back(
     pair = make_pair(1)
     await memory.submit(pair)
     await promote(memory, pair)
-    test = await memory.open_test([pair.id], held_out="h", use="demote")
+    test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT, use="demote")
     with pytest.raises(DataError, match=said):
         await memory.close_test(test.number, evidence_for(test, promoted=False).model_copy(update=wrong))
     assert await status(memory, pair) == "promoted"
 
 
-async def test_tests_before_are_counted_by_set_across_stores(path: Path) -> None:
-    """Every test that is opened counts for its set, whoever opens it, however many do at once."""
+async def test_tests_before_are_counted_by_traces_across_stores(path: Path) -> None:
+    """Every test that is opened counts for its traces, whoever opens it, however many do at once."""
     async with MemoryStore(path) as one, MemoryStore(path) as two:
         pairs = [make_pair(n) for n in range(10)]
         await fan_out(one.submit, pairs)
 
         async def test(n: int) -> int:
-            return (await (one, two)[n % 2].open_test([pairs[n].id], held_out="ab"[n // 8])).before
+            store, traces = (one, two)[n % 2], ["shared", f"own {n}"] if n < 8 else ["another"]
+            return (await store.open_test([pairs[n].id], held_out=f"set {n}", traces=traces)).before
 
         before = await fan_out(test, range(10))
         assert sorted(before[:8]) == list(range(8))
@@ -259,13 +260,13 @@ async def test_harm_measured_later_takes_a_promotion_back(memory: MemoryStore) -
     await fan_out(memory.submit, [bad, good])
     await promote(memory, bad, good)
     for pair, stays in ((bad, False), (good, True)):
-        test = await memory.open_test([pair.id], held_out="h", use="demote")
+        test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT, use="demote")
         await memory.close_test(test.number, evidence_for(test, promoted=stays))
     (after,) = await memory.pairs([bad.id])
     assert (after.status, after.held) == ("quarantined", True)
     assert await status(memory, good) == "promoted"
     with pytest.raises(DataError, match="only what is promoted"):
-        await memory.open_test([bad.id], held_out="h", use="demote")
+        await memory.open_test([bad.id], held_out="h", traces=HELD_OUT, use="demote")
 
 
 async def test_illegal_changes_raise_and_change_nothing(memory: MemoryStore) -> None:
@@ -279,7 +280,7 @@ async def test_illegal_changes_raise_and_change_nothing(memory: MemoryStore) -> 
     with pytest.raises(DataError, match="holds no unit nowhere"):
         await memory.reject(["nowhere"], reason="no")
     with pytest.raises(DataError, match="names at least one unit"):
-        await memory.open_test([], held_out="h")
+        await memory.open_test([], held_out="h", traces=HELD_OUT)
 
 
 async def test_an_edited_card_is_scanned_again_and_leaves_its_promotion(memory: MemoryStore) -> None:
@@ -304,7 +305,7 @@ async def test_what_was_edited_during_a_test_is_not_promoted_by_it(memory: Memor
     """Evidence speaks of what was tested: a unit that changed since the test was opened stays as it is."""
     pair, other = make_pair(1), make_pair(2)
     await fan_out(memory.submit, [pair, other])
-    test = await memory.open_test([pair.id, other.id], held_out="h")
+    test = await memory.open_test([pair.id, other.id], held_out="h", traces=HELD_OUT)
     await memory.edit((await memory.cards(pair.id))[0].id, content="Something else.")
     await memory.close_test(test.number, evidence_for(test))
     assert (await status(memory, pair), await status(memory, other)) == ("quarantined", "promoted")

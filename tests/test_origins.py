@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memory_pairs import evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact import Critic, MemoryStore
 from reflact.calibration.reviewing import Reviewer
 from reflact.calibration.trace import Trace
@@ -226,7 +226,7 @@ async def test_promotion_and_origins_do_not_touch(memory: MemoryStore) -> None:
     """Another origin of a promoted pair changes nothing of where it stands."""
     pair = make_pair(1)
     await memory.submit(pair)
-    test = await memory.open_test([pair.id], held_out="h")
+    test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
     await memory.submit(of_step(pair, "second", 4))
     await memory.close_test(test.number, evidence_for(test))
     (stored,) = await memory.pairs()

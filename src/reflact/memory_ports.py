@@ -7,7 +7,7 @@ cannot be read or written, and DataError where an id names nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Literal, Protocol
 
@@ -25,7 +25,7 @@ from reflact.memory import (
     ScoreEvent,
     Share,
 )
-from reflact.types import Frozen
+from reflact.types import Frozen, digest
 
 
 class Submission(Frozen):
@@ -109,11 +109,13 @@ class BatchTest(Frozen):
 
     Args:
         number: Counts all batches of the store, from 1.
-        held_out: The set of traces on which it was tested.
-        before: Batches opened on that set before it.
+        held_out: What the held-out traces are called; nothing is counted by it but whose turn a slice is.
+        before: Batches opened before it on any of its traces.
         unit_ids: The batch.
         evidence: How it ended.
         use: Whether it was tested to promote, or measured again.
+        traces: What stands for the traces on which it was tested, sorted; see ``mark_of``. None for a test
+            from before they were stored.
     """
 
     number: int
@@ -122,7 +124,25 @@ class BatchTest(Frozen):
     unit_ids: tuple[str, ...]
     evidence: Promotion | None = None
     use: Literal["promote", "demote"] = "promote"
+    traces: tuple[str, ...] | None = None
     at: datetime
+
+
+def mark_of(trace_id: str) -> str:
+    """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of its id.
+
+    It outlasts the trace, since a test stays a test. Whoever guesses an id can see that it was held out.
+    """
+    return digest(trace_id)[:32]
+
+
+def count_tests(tests: Iterable[BatchTest], trace_ids: Collection[str]) -> int:
+    """Return how many tests were made on any of these traces.
+
+    One that does not say on which it was made counts always, so that error probability is never spent twice.
+    """
+    marks = {mark_of(trace_id) for trace_id in trace_ids}
+    return sum(test.traces is None or not marks.isdisjoint(test.traces) for test in tests)
 
 
 class Forgotten(Frozen):
@@ -212,14 +232,26 @@ class CardStore(Protocol):
         ...
 
     async def open_test(
-        self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+        self,
+        unit_ids: Sequence[str],
+        *,
+        held_out: str,
+        traces: Collection[str],
+        use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
 
         A test that never ends stays booked: it counts against the error probability.
 
+        Args:
+            unit_ids: The batch.
+            held_out: What the held-out traces are called.
+            traces: Their ids, by which tests are counted.
+            use: To promote the batch, or to measure it again.
+
         Raises:
-            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote).
+            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote), or was
+                made of one of the traces; or there is none.
         """
         ...
 

@@ -2,7 +2,8 @@
 
 A trace's slice follows from its id alone, so it is the same in every process and stays so while traces come
 and go. One slice is held out at a time. After ``ROTATE`` batches the next slice takes its place, if enough of
-its traces were never learned from; the batches tested on a slice share one error probability.
+its traces were never learned from. Batches that were tested on a trace share one error probability, whatever
+the held-out set was called.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ ROTATE = 8
 """Batches that are tested on a slice before another one is held out."""
 
 GIVEN = "given"
-"""The name of held-out traces that a caller chose; all of them count as one set."""
+"""The name of held-out traces that a caller chose."""
 
 
 class Split(NamedTuple):
-    """The traces of a round, and the name under which batches tested on the held-out ones are counted."""
+    """The traces of a round, and what the held-out ones are called."""
 
     learn: tuple[Trace, ...]
     held_out: tuple[Trace, ...]
@@ -63,7 +64,7 @@ def held_slice(
 
 
 def slice_name(number: int, slices: int) -> str:
-    """Return what tests on a slice are counted under."""
+    """Return what the traces of a slice are called, by which tests on it are counted for its turn."""
     return f"slice {number} of {slices}"
 
 

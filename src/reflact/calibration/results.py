@@ -69,7 +69,7 @@ class CalibrationReport(Frozen):
     Args:
         rounds: Rounds of contrast pairs that were made.
         learned_from: Traces that pairs were made from.
-        held_out_name: Under which name tests on the held-out traces are counted.
+        held_out_name: What the held-out traces are called: a slice, or given by the caller.
         candidates: Pairs that were tried: kept and dropped ones together.
         pairs: Kept pairs by kind of mistake, sorted.
         drops: Dropped candidates by reason, sorted.

@@ -135,7 +135,8 @@ class Reviewer:
             return few
         ids = tuple(sorted(pair.id for pair in batch))
         try:
-            test = await self._store.open_test(ids, held_out=name, use=use)
+            traces = {step.trace_id for step in steps}
+            test = await self._store.open_test(ids, held_out=name, traces=traces, use=use)
         except DataError:  # the batch was sound when it was read, so somebody was faster
             return NotEnoughTraces(traces=len({s.trace_id for s in sides.before}), overtaken=True)
         found = await to_thread.run_sync(

@@ -27,7 +27,7 @@ from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import Anchored
-from reflact.memory_ports import CardStore, Submission, TraceStore
+from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.tasks import fan_out
@@ -209,8 +209,8 @@ class Rounds:
         standing = await self.reviewer.standing()
         parts = self.split(traces, heldout, standing)
         steps, anchors = steps_of(parts.held_out), steps_in(await self._store.anchors())
-        held = len({step.trace_id for step in steps})
-        self._tell(Began(learn=len(parts.learn), held_out=held, steps=len(steps), anchors=len(anchors)))
+        held = {step.trace_id for step in steps}
+        self._tell(Began(learn=len(parts.learn), held_out=len(held), steps=len(steps), anchors=len(anchors)))
         before = await self.reviewer.score(steps, standing.promoted)
         anchors_before = await self.reviewer.score(anchors, standing.promoted)
         self._measured("before", before, anchors_before)
@@ -220,7 +220,6 @@ class Rounds:
         anchors_after = await self.reviewer.score(anchors, promoted)
         self._measured("after", after, anchors_after)
         consumed = self._books.since(began)
-        tests = [test for test in standing.tests if test.held_out == parts.name]
         return CalibrationReport(
             rounds=tally.rounds,
             learned_from=len(parts.learn),
@@ -234,7 +233,7 @@ class Rounds:
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
             by_round=tuple(tally.by_round),
-            outlook=outlook(held, before=len(tests)),
+            outlook=outlook(len(held), before=count_tests(standing.tests, held)),
             usage=total(consumed),
             consumed=consumed,
         )

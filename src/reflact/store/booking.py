@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion
 from reflact.memory_cards import misfit, subject
-from reflact.memory_ports import BatchTest, Forgotten
+from reflact.memory_ports import BatchTest, Forgotten, mark_of
 from reflact.store import changing, origins, units
 from reflact.store.database import Tables
 from reflact.store.units import Row, Unit, read, stamp, time_of, written
@@ -20,15 +20,25 @@ HELD_BY_TEST = "measured harm"
 """The reason of a unit that a later measurement took back."""
 
 
+TESTS_ON = """
+SELECT count(*) FROM memory_tests WHERE traces IS NULL
+OR EXISTS (SELECT 1 FROM json_each(traces) WHERE value IN (SELECT value FROM json_each(?)))
+"""
+"""How many tests were made on any of these traces; see ``memory_ports.count_tests``."""
+
+
 def open_test(
     tables: Tables,
     unit_ids: tuple[str, ...],
     *,
     held_out: str,
+    traces: Collection[str],
     use: Literal["promote", "demote"],
     now: datetime,
 ) -> BatchTest:
     """Book a test; see ``SQLiteCards.open_test``."""
+    if not traces:
+        raise DataError("a batch is tested on held-out traces; name them, since tests are counted by them")
     if not unit_ids or len(set(unit_ids)) < len(unit_ids):
         raise DataError("a batch to be tested names at least one unit, and none twice")
     for row in units.units(tables, unit_ids):
@@ -37,9 +47,24 @@ def open_test(
         if use == "promote" and (row.status != "quarantined" or row.reason is not None):
             held = f" and held ({row.reason}); release it first" if row.status == "quarantined" else ""
             raise DataError(f"unit {row.id} is {row.status}{held}; only what is quarantined can be tested")
-    (before,) = tables.execute("SELECT count(*) FROM memory_tests WHERE held_out = ?", (held_out,)).fetchone()
+        for origin in origins.of(tables, origins.UNITS, [row.number])[row.number]:
+            if origin.trace_id in traces:
+                raise DataError(
+                    f"unit {row.id} was made of trace {origin.trace_id}, which is held out; no trace tests "
+                    "what came from it"
+                )
+    marks = tuple(sorted(map(mark_of, traces)))
+    (before,) = tables.execute(TESTS_ON, (json.dumps(marks),)).fetchone()
     (last,) = tables.execute("SELECT coalesce(max(number), 0) FROM memory_tests").fetchone()
-    test = BatchTest(number=last + 1, held_out=held_out, before=before, unit_ids=unit_ids, use=use, at=now)
+    test = BatchTest(
+        number=last + 1,
+        held_out=held_out,
+        before=before,
+        unit_ids=unit_ids,
+        use=use,
+        traces=marks,
+        at=now,
+    )
     insert_test(tables, test)
     return test
 
@@ -48,8 +73,8 @@ def insert_test(tables: Tables, test: BatchTest) -> None:
     """Write a test with its number."""
     evidence = None if test.evidence is None else written(test.evidence)
     tables.execute(
-        'INSERT INTO memory_tests (number, id, held_out, before, unit_ids, "use", evidence, at, since) '
-        "SELECT ?, ?, ?, ?, ?, ?, ?, ?, coalesce(max(sequence), 0) FROM memory_history",
+        'INSERT INTO memory_tests (number, id, held_out, before, unit_ids, "use", traces, evidence, at, '
+        "since) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(max(sequence), 0) FROM memory_history",
         (
             test.number,
             test_id(test),
@@ -57,6 +82,7 @@ def insert_test(tables: Tables, test: BatchTest) -> None:
             test.before,
             canonical(list(test.unit_ids)),
             test.use,
+            None if test.traces is None else canonical(list(test.traces)),
             evidence,
             stamp(test.at),
         ),
@@ -65,7 +91,8 @@ def insert_test(tables: Tables, test: BatchTest) -> None:
 
 def test_id(test: BatchTest) -> str:
     """Return what names a test in any store that it is brought to."""
-    return digest(test.model_dump(mode="json", include={"held_out", "before", "unit_ids", "use", "at"}))
+    names = {"held_out", "before", "unit_ids", "use", "at"} | (set() if test.traces is None else {"traces"})
+    return digest(test.model_dump(mode="json", include=names))
 
 
 def close_test(tables: Tables, number: int, evidence: Promotion, *, now: datetime) -> None:
@@ -97,6 +124,8 @@ def check_evidence(test: BatchTest, evidence: Promotion | None) -> None:
             f"{test.before} others on its traces; test what was opened"
         )
     wrong = misfit(evidence, test.use)
+    if wrong is None and test.traces is not None and evidence.traces > len(test.traces):
+        wrong = f"it compares {evidence.traces} traces, and {len(test.traces)} were held out"
     if wrong is not None:
         raise DataError(f"the evidence does not fit test {test.number}: {wrong}; test the batch again")
 
@@ -113,7 +142,7 @@ def _untouched(tables: Tables, test: BatchTest) -> list[Row]:
 def stored_tests(tables: Tables, number: int | None = None) -> list[BatchTest]:
     """Return all tests in their order, or the one of a number."""
     found = tables.execute(
-        'SELECT number, held_out, before, unit_ids, "use", evidence, at FROM memory_tests '
+        'SELECT number, held_out, before, unit_ids, "use", traces, evidence, at FROM memory_tests '
         "WHERE ?1 IS NULL OR number = ?1 ORDER BY number",
         (number,),
     ).fetchall()
@@ -124,10 +153,11 @@ def stored_tests(tables: Tables, number: int | None = None) -> list[BatchTest]:
             before=before,
             unit_ids=tuple(json.loads(unit_ids)),
             use=use,
+            traces=None if traces is None else tuple(json.loads(traces)),
             evidence=None if evidence is None else read(Promotion, evidence, f"evidence of test {number}"),
             at=time_of(at),
         )
-        for number, held_out, before, unit_ids, use, evidence, at in found
+        for number, held_out, before, unit_ids, use, traces, evidence, at in found
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -228,19 +228,34 @@ class SQLiteCards:
     # ------------------------------------------------------------------------------------------ states
 
     async def open_test(
-        self, unit_ids: Sequence[str], *, held_out: str, use: Literal["promote", "demote"] = "promote"
+        self,
+        unit_ids: Sequence[str],
+        *,
+        held_out: str,
+        traces: Collection[str],
+        use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
 
         A test that never ends stays booked: it counts against the error probability.
 
+        Args:
+            unit_ids: The batch.
+            held_out: What the held-out traces are called.
+            traces: Their ids, by which tests are counted.
+            use: To promote the batch, or to measure it again.
+
         Raises:
-            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote).
+            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote), or was
+                made of one of the traces; or there is none.
         """
-        batch = tuple(unit_ids)
-        return await self._database.write(
-            lambda tables: booking.open_test(tables, batch, held_out=held_out, use=use, now=self._clock())
-        )
+        batch, ids = tuple(unit_ids), frozenset(traces)
+
+        def book(tables: Tables) -> BatchTest:
+            now = self._clock()
+            return booking.open_test(tables, batch, held_out=held_out, traces=ids, use=use, now=now)
+
+        return await self._database.write(book)
 
     async def close_test(self, number: int, evidence: Promotion) -> None:
         """Store how a test ended and do what follows, in one transaction.

@@ -298,6 +298,11 @@ SELECT id, trace_id, json_extract(pair, '$.provenance.step') FROM memory_anchors
 ALTER TABLE memory_anchors DROP COLUMN trace_id;
 """
 
+TESTED_TRACES = """
+ALTER TABLE memory_tests ADD COLUMN traces TEXT;
+DROP INDEX memory_tests_by_set;
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
@@ -305,4 +310,5 @@ MIGRATIONS = (
     Migration("0004_faults", FAULTS),
     Migration("0005_memory", MEMORY),
     Migration("0006_origins", ORIGINS),
+    Migration("0007_tested_traces", TESTED_TRACES),
 )

@@ -1,0 +1,142 @@
+"""Tests of batches are counted by the traces that they were made on, whatever these are called."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Collection, Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from memory_pairs import HELD_OUT, evidence_for, make_pair
+from reflact import MemoryStore
+from reflact.calibration.holding import slice_name
+from reflact.calibration.review import slice_of
+from reflact.errors import DataError
+from reflact.memory_cards import LEVEL, level
+from reflact.memory_ports import count_tests, mark_of
+from reflact.store.database import Database
+from reflact.store.migrations import MIGRATIONS
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
+    async with MemoryStore(tmp_path / "memory.db") as opened:
+        yield opened
+
+
+async def before(memory: MemoryStore, traces: Collection[str], *, name: str = "given") -> int:
+    """Open a test of a new pair on traces and return how many it counts before it."""
+    pair = make_pair(len(await memory.pairs()), trace="learned")
+    await memory.submit(pair)
+    return (await memory.open_test([pair.id], held_out=name, traces=traces)).before
+
+
+async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory: MemoryStore) -> None:
+    """The same traces in a slice of four, in one of three, or given by a folder: each test counts."""
+    ids = [f"trace {number}" for number in range(40)]
+    for already, slices in enumerate((4, 3, 5)):
+        number = slice_of(ids[0], slices=slices)
+        here = [one for one in ids if slice_of(one, slices=slices) == number]
+        assert await before(memory, here, name=slice_name(number, slices)) == already
+    assert await before(memory, ids[:1]) == 3
+    assert count_tests(await memory.tests(), ids) == 4
+
+
+async def test_sets_of_one_name_that_share_no_trace_pay_nothing_for_each_other(memory: MemoryStore) -> None:
+    """Two given sets are two sets; one that meets both counts the tests of both."""
+    assert await before(memory, ["a", "b"]) == 0
+    assert await before(memory, ["c", "d"]) == 0
+    assert await before(memory, ["b", "c"]) == 2
+    assert await before(memory, ["e"]) == 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), min_size=1, max_size=8))
+async def test_on_no_trace_is_more_than_the_level_spent(
+    tmp_path_factory: pytest.TempPathFactory, sets: Sequence[set[str]]
+) -> None:
+    """Whatever sets are held out, the levels of all tests that a trace took part in sum to at most 2.5%."""
+    async with MemoryStore(tmp_path_factory.mktemp("sets") / "m.db") as memory:
+        counted = [await before(memory, traces) for traces in sets]
+        tests = await memory.tests()
+    for trace in "abcdef":
+        levels = [level(n) for n, traces in zip(counted, sets, strict=True) if trace in traces]
+        assert sum(levels) <= LEVEL
+    for n, traces in enumerate(sets):
+        assert counted[n] == count_tests(tests[:n], traces) == sum(not traces.isdisjoint(s) for s in sets[:n])
+
+
+async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore) -> None:
+    """One origin among the held-out traces is enough, in whatever order traces and pairs came."""
+    pair = make_pair(1, trace="first")
+    await memory.submit(pair)
+    await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
+    for trace in ("first", "second"):
+        with pytest.raises(DataError, match=f"was made of trace {trace}"):
+            await memory.open_test([pair.id], held_out="h", traces=[*HELD_OUT, trace])
+    with pytest.raises(DataError, match="tested on held-out traces; name them"):
+        await memory.open_test([pair.id], held_out="h", traces=[])
+    assert await memory.tests() == ()
+
+
+async def test_evidence_compares_no_more_traces_than_were_held_out(memory: MemoryStore) -> None:
+    """Sixty traces are none of a test that was opened on thirty."""
+    pair = make_pair(1)
+    await memory.submit(pair)
+    test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT[:30])
+    with pytest.raises(DataError, match="compares 60 traces, and 30 were held out"):
+        await memory.close_test(test.number, evidence_for(test))
+
+
+async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path) -> None:
+    """What stays of it in a test is a hash, by which it is known when it comes back."""
+    path, name = tmp_path / "memory.db", "Ottilie Quandt 1961"
+    async with MemoryStore(path) as memory:
+        await memory.open_trace(name, "p")
+        assert await before(memory, [name]) == 0
+        await memory.forget(name)
+        assert [test.traces for test in await memory.tests()] == [(mark_of(name),)]
+        assert await before(memory, [name]) == 1
+    assert b"Ottilie" not in await anyio.Path(path).read_bytes()
+
+
+async def test_an_imported_test_counts_for_its_traces(memory: MemoryStore, tmp_path: Path) -> None:
+    """A test that was made elsewhere has spent error probability on the same traces here."""
+    await before(memory, ["a", "b"])
+    lines = [line async for line in memory.export_lines()]
+    async with MemoryStore(tmp_path / "other.db") as other:
+        await other.import_lines(lines)
+        assert await before(other, ["b", "c"]) == 1
+        assert await before(other, ["d"]) == 0
+
+
+async def test_a_test_that_names_no_traces_counts_against_all(memory: MemoryStore, tmp_path: Path) -> None:
+    """In an older file or export nobody knows on which traces a test was made, so it counts."""
+    path = tmp_path / "old.db"
+    async with Database(path, [step for step in MIGRATIONS if step.name < "0006"]):
+        pass
+    connection = sqlite3.connect(path)
+    connection.execute(
+        'INSERT INTO memory_tests (number, id, held_out, before, unit_ids, "use", since, at) '
+        "VALUES (1, 'x', 'slice 1 of 4', 0, '[\"u\"]', 'promote', 0, '2026-01-01T00:00:00.000000Z')"
+    )
+    connection.commit()
+    connection.close()
+    async with MemoryStore(path) as old:
+        assert [test.traces for test in await old.tests()] == [None]
+        assert count_tests(await old.tests(), ["anything"]) == 1
+        assert await before(old, ["a"]) == 1
+        assert await before(old, ["b"]) == 1
+        lines = [json.loads(line) async for line in old.export_lines()]
+    for line in lines:
+        if line["type"] == "test" and line["test"]["traces"] is None:
+            del line["test"]["traces"]
+    assert (await memory.import_lines(map(json.dumps, lines))).tests == 3
+    assert await before(memory, ["c"]) == 1
