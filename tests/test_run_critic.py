@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 import pure_server
@@ -221,6 +222,32 @@ def test_without_a_critic_nothing_is_different(world: Path) -> None:
     summary = json.loads((world.parent / "run" / "summary.json").read_text("utf-8"))
     assert not {"critic", "noted_by"} & summary.keys()
     assert [key for key in identity(load(path)) if "critic" in key] == []
+
+
+def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
+    """A recording holds the critic's replies, and a replay asks no endpoint."""
+    cassette = world.parent / "cassette.jsonl"
+    options = ("--set", f"replay.cassette={cassette}", "--set")
+    with playing() as (model, url):
+        assert (
+            reflact("train", configured(world, url, name="live"), *options, "replay.mode=record").exit_code
+            == 0
+        )
+        asked = len(model.asked)
+        result = reflact("train", configured(world, url, name="again"), *options, "replay.mode=replay")
+        assert result.exit_code == 0, result.output
+        assert len(model.asked) == asked
+    live, again = (left_by(world.parent / name) for name in ("live", "again"))
+    assert differences(again, live) == []
+
+
+def test_the_documented_configuration_is_one() -> None:
+    """The page's example has only known keys, and asks a critic."""
+    page = Path(__file__).parent.parent / "docs" / "calibration.md"
+    (example,) = re.findall(r"```yaml\n(environment:.*?)```", page.read_text("utf-8"), re.DOTALL)
+    config = load(yaml.safe_load(example))
+    assert config.asks_critic
+    assert config.models.critic.base_url == config.models.target.base_url
 
 
 # ----------------------------------------------------------------------------------- budget, kill, resume
