@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
 import anyio
+from anyio import to_thread
 from pydantic import ValidationError
 
 from reflact.calibration.counted import Books, CountedLLM
@@ -28,6 +30,7 @@ from reflact.calibration.events import (
     TraceLeftOut,
     TraceTaken,
 )
+from reflact.calibration.forecast import UNKNOWN, Asking, CalibrationForecast, foreseen
 from reflact.calibration.limited import LimitedLLM
 from reflact.calibration.live import Learning
 from reflact.calibration.results import CalibrationReport
@@ -114,6 +117,7 @@ class Calibrator:
             tell=self._say,
             books=self._books,
         )
+        self._store, self._settings, self._prompts = store, settings, prompts
         self._learning = Learning(store, self._rounds, settings=settings)
         self._queue: Waiting[Trace] = Waiting(settings.queue, settings.when_full)
         self._listener = tell
@@ -212,6 +216,40 @@ class Calibrator:
         report = await self._rounds.run(traces, heldout)
         self._say(Calibrated(report=report))
         return report
+
+    async def forecast(
+        self,
+        traces: Sequence[Trace],
+        *,
+        heldout: Sequence[Trace] | None = None,
+        anchors: Sequence[ContrastPair] = (),
+        asking: Asking = UNKNOWN,
+    ) -> CalibrationForecast:
+        """Return how many calls ``calibrate`` would take of the same traces; none is made.
+
+        Args:
+            traces: As for ``calibrate``.
+            heldout: As for ``calibrate``.
+            anchors: Gold pairs that are to be measured beside those that the store has.
+            asking: What is known of the model: how often it is asked again, how long its replies may be.
+
+        Raises:
+            ConfigError: A kind of mistake is asked for that nobody described.
+            StoreError: The store cannot be read.
+        """
+        standing = await self._rounds.reviewer.standing()
+        kept = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
+        work = partial(
+            foreseen,
+            self._rounds.split(traces, heldout, standing),
+            anchors=tuple(kept.values()),
+            standing=standing,
+            settings=self._settings,
+            critic=self._critic.settings,
+            prompts=self._prompts,
+            asking=asking,
+        )
+        return await to_thread.run_sync(work)
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
         """Measure every promoted batch again on held-out traces, and demote what harms.
