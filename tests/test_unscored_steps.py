@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import pytest
 from pydantic import JsonValue
 
 from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
-from reflact import Trace
+from reflact import Calibrator, Trace
 from reflact.calibration.constructions import Band, built, label_of
 from reflact.calibration.contrast import ContrastSettings, contrast, selected
+from reflact.calibration.critic import CriticReply
 from reflact.calibration.made import Made
 from reflact.calibration.meta_judge import meta_judge
+from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import DataError
-from reflact.memory import Gold, ScoreEvent, Transition
+from reflact.memory import Action, Gold, ScoreEvent, Transition
 from reflact.memory_ports import StoredTrace
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
@@ -179,3 +182,68 @@ def test_a_stored_trace_without_a_purpose_says_so() -> None:
     """What an older version stored is named by its id."""
     with pytest.raises(DataError, match="trace t is stored without a purpose"):
         Trace.of(StoredTrace(id="t", purpose="", events=()))
+
+
+# ---------------------------------------------------------------------------------------- whole rounds
+
+
+def letters(run: str, *, gold: bool) -> Trace:
+    """Return a run in which a letter is sorted at each of two steps, of which nobody scored any."""
+    trace = Trace("Sort all ten letters.", id=run)
+    for done in range(2):
+        states = (f"Desk of {run}: {n} of 10 are sorted." for n in (done, done + 1))
+        before, after = states
+        step = Transition(before=before, action=Action(name="sort"), after=after)
+        right = Gold(phi_before=done, phi_after=done + 1, source="human")
+        trace.record(step, gold=right if gold else None)
+    return trace
+
+
+def counted(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    """Score states by the number in them; write no mistakes."""
+    if reply_type is not CriticReply:
+        return None
+    question = prompt.messages[-1].content.rpartition("<purpose>")[2]
+    before, after = (int(n) for n in re.findall(r"(\d+) of 10", question)[:2])
+    return {
+        "reasoning": f"{after} are sorted.",
+        "evidence": ["are sorted"],
+        "phi_before": before,
+        "phi_after": after,
+        "confidence": 0.9,
+    }
+
+
+async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -> None:
+    """What is learned from needs no gold where samples agree, as long as the held-out traces have it."""
+    learn = [letters(f"learn {n}", gold=False) for n in range(3)]
+    labelled = [letters(f"held out {n}", gold=True) for n in range(20)]
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        report = await calibrator.calibrate(learn, heldout=labelled)
+        assert {one.pair.label for one in await memory.pairs()} == {"agreement"}
+    assert (len(report.tests), report.tests[0].traces) == (1, 20)
+
+
+async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
+    """Pairs are made of what samples agree on, and wait: no trace is there that could test them."""
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        report = await calibrator.calibrate([letters(f"run {n}", gold=False) for n in range(8)])
+        stored = await memory.pairs()
+    assert stored
+    assert {one.status for one in stored} == {"quarantined"}
+    assert (report.tests, report.promoted, report.held_out.before) == ((), 0, None)
+    assert report.not_tested is not None
+    assert "20" in report.not_tested
+
+
+async def test_gold_alone_calibrates_a_critic(tmp_path: Path) -> None:
+    """Logs with a program's score and no critic's are learned from and tested on."""
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        report = await calibrator.calibrate([letters(f"run {n}", gold=True) for n in range(110)])
+        assert {one.pair.label for one in await memory.pairs()} == {"human"}
+    assert len(report.tests) == 1
+    assert report.held_out.before is not None
+    assert report.held_out.before.error.value == 0
