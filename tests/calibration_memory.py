@@ -137,7 +137,7 @@ class ListMemory:
     async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
         raise AssertionError
 
-    async def forget(self, trace_id: str) -> Forgotten:
+    async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
         raise AssertionError
 
     async def label(self, trace_id: str, step: int, gold: Gold) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reflact.calls import Intent, Sample, StoredReply
 from reflact.memory import (
     Action,
     ContrastPair,
@@ -13,6 +14,8 @@ from reflact.memory import (
 )
 from reflact.memory_cards import level
 from reflact.memory_ports import BatchTest
+from reflact.ports import EffectStore
+from reflact.types import digest
 
 CRITIC = Scope(roles=("critic",))
 
@@ -44,6 +47,20 @@ def make_pair(
         scope=scope,
         provenance=Provenance(trace_id=trace, step=number, prompt="contrast@1", model="m"),
     )
+
+
+async def keep_reply(effects: EffectStore, asked: str, said: str) -> str:
+    """Store what a model said to a question of a role and purpose, and return its key."""
+    role, purpose = asked.split("/")
+    key = digest([asked, said])
+    sample = Sample(role=role, purpose=purpose, part="p").label
+    intent = Intent(
+        key=key, run_id="r", sample=sample, role="critic", purpose=purpose, endpoint="e", model="m"
+    )
+    await effects.intend(intent)
+    reply = StoredReply(key=key, status=200, content_type="application/json", chunks=(said,))
+    await effects.keep_reply(reply, intent)
+    return key
 
 
 def evidence_for(test: BatchTest, *, promoted: bool = True) -> Promotion:

@@ -9,9 +9,10 @@ import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
-from memory_pairs import HELD_OUT, evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair
 from reflact.cli.app import app
 from reflact.memory_store import MemoryStore
+from reflact.store.runs import open_store
 
 PAIR = make_pair(1, note="a zebra", trace="t").model_copy(update={"why": "It says \x1b]0;done\x07."})
 
@@ -75,6 +76,22 @@ def test_forgetting_says_what_went(store: Path) -> None:
     assert json.loads(run("forget", store, "t", "--json").stdout)["unit_ids"] == []
     assert "nothing in" in run("forget", store, "t").stdout
     assert run("list", store, "--json").stdout == ""
+
+
+def test_replies_go_where_they_are_asked_to(store: Path) -> None:
+    """Without the option it is said that replies stay and may quote the trace; with it they are removed."""
+
+    async def ask() -> None:
+        async with open_store(store) as calls:
+            await keep_reply(calls, "critic/score", "It quotes.")
+
+    anyio.run(ask)
+    assert (
+        "1 stored replies of models to calibration's questions may quote it"
+        in run("forget", store, "t").stdout
+    )
+    assert "removed 1 stored replies" in run("forget", store, "t", "--calls").stdout
+    assert "stored replies" not in run("forget", store, "t").stdout
 
 
 def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memory_pairs import CRITIC, HELD_OUT, evidence_for, make_pair
+from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory import (
@@ -28,6 +28,7 @@ from reflact.memory import (
 )
 from reflact.memory_cards import PAIR_KINDS, new_card, visible_to
 from reflact.memory_ports import CardStore, Query, TraceStore
+from reflact.store.runs import open_store
 from reflact.store.words import words
 from reflact.tasks import fan_out
 
@@ -519,6 +520,31 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
         ("pair", 1),
     ]
     connection.close()
+
+
+async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: Path) -> None:
+    """They may quote a trace in a file that runs share: all of them go, and those of the runs stay."""
+    asked = (
+        "critic/score",
+        "contrast/mistake",
+        "contrast/other_purpose",
+        "judge/compare",
+        "meta_judge/evaluation",
+    )
+    secret = "Xylophon-Kwijibo"
+    async with MemoryStore(path) as memory, open_store(path) as calls:
+        keys = [await keep_reply(calls, question, f"{secret} {question}") for question in asked]
+        kept = await keep_reply(calls, "target/rollout", "An answer of a run.")
+        await memory.open_trace("t", "p")
+        first = await memory.forget("t")
+        assert (first.trace, first.replies, first.replies_left) == (True, 0, len(asked))
+        assert await calls.find_reply(keys[0]) is not None
+        second = await memory.forget("t", calls=True)
+        assert (second.trace, second.replies, second.replies_left) == (False, len(asked), 0)
+        assert [await calls.find_reply(key) for key in keys] == [None] * len(asked)
+        assert await calls.find_reply(kept) is not None
+        assert sum(spend.usage.calls for spend in await calls.spend("r")) == 0
+    assert secret.encode() not in await anyio.Path(path).read_bytes()
 
 
 # -------------------------------------------------------------------------------------------- traces

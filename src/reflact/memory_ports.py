@@ -146,7 +146,11 @@ def count_tests(tests: Iterable[BatchTest], trace_ids: Collection[str]) -> int:
 
 
 class Forgotten(Frozen):
-    """What ``forget`` removed; the ids of units are hashes and hold nothing of their content."""
+    """What ``forget`` removed; the ids of units are hashes and hold nothing of their content.
+
+    ``replies`` are those of models to calibration's questions that were removed, ``replies_left`` those that
+    stay in the file and may quote the trace.
+    """
 
     trace_id: str
     trace: bool
@@ -154,6 +158,8 @@ class Forgotten(Frozen):
     unit_ids: tuple[str, ...]
     cards: int
     anchors: int
+    replies: int = 0
+    replies_left: int = 0
 
 
 class StoredTrace(Frozen):
@@ -302,10 +308,11 @@ class CardStore(Protocol):
         """Return the anchors in the order of their ids."""
         ...
 
-    async def forget(self, trace_id: str) -> Forgotten:
+    async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
 
-        A unit that also came from another trace goes as well.
+        A unit that also came from another trace goes as well. With ``calls``, all stored replies of models
+        to calibration's questions go too, of whatever trace: they would have to be asked anew.
         The evidence of tests stays: it holds hashes and numbers, and tests have to be counted.
         """
         ...

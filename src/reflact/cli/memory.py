@@ -83,6 +83,10 @@ def forget(
     trace: Annotated[
         str, typer.Argument(metavar="TRACE", help="A trace's id, or its beginning.", show_default=False)
     ],
+    calls: Annotated[
+        bool,
+        typer.Option("--calls", help="Also all replies of models to calibration's questions, of any trace."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Remove everything that came from a trace, and say what was removed; there is no way back."""
@@ -90,7 +94,7 @@ def forget(
 
     from reflact.report.visible import visible
 
-    gone = anyio.run(_forget, store, trace)
+    gone = anyio.run(_forget, store, trace, calls)
     if json:
         typer.echo(line(gone))
         return
@@ -98,11 +102,18 @@ def forget(
         typer.echo(
             f"nothing in {store} came from a trace {visible(trace)}; list them with `{LISTED} {store}`"
         )
-        return
-    typer.echo(
-        f"forgot trace {visible(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
-        f"{gone.cards} cards, {gone.anchors} anchors"
-    )
+    else:
+        typer.echo(
+            f"forgot trace {visible(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
+            f"{gone.cards} cards, {gone.anchors} anchors"
+        )
+    if calls:
+        typer.echo(f"removed {gone.replies} stored replies of models to calibration's questions")
+    elif gone.replies_left:
+        typer.echo(
+            f"{gone.replies_left} stored replies of models to calibration's questions may quote it; --calls "
+            "removes them all, and they would be asked anew"
+        )
 
 
 @memory.command("export")
@@ -188,12 +199,12 @@ async def _show(path: Path, name: str, json: bool) -> None:
         typer.echo(f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}")
 
 
-async def _forget(path: Path, trace: str) -> Forgotten:
+async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
     async with existing(path) as store:
         found = await store.traces_named(trace)
         if found:
             trace = only(trace, found, what="trace", store=path, listed=f"{LISTED} {path}")
-        return await store.forget(trace)
+        return await store.forget(trace, calls=calls)
 
 
 async def _export(path: Path, target: Path | None) -> None:

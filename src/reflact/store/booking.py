@@ -246,8 +246,19 @@ AND json_extract(pair, '$.purpose') IN (
 """Pairs of other traces that look at their step under a purpose that one trace alone has."""
 
 
-def forget(tables: Tables, trace_id: str) -> Forgotten:
-    """Remove what came from a trace; see ``SQLiteCards.forget``."""
+ASKED = """
+key IN (SELECT key FROM calls WHERE substr(sample, 1, instr(sample, '/')) IN
+('critic/', 'contrast/', 'judge/', 'meta_judge/'))
+"""
+"""Replies of models to calibration's questions, by who asked."""
+
+
+def forget(tables: Tables, trace_id: str, *, calls: bool) -> Forgotten:
+    """Remove what came from a trace; see ``SQLiteCards.forget``.
+
+    A reply does not say whose steps its question showed: worked examples and other purposes come from other
+    traces than the step that was judged. So either all replies go or none.
+    """
     rows = units.rows(tables, f"{OWN} ORDER BY id", (trace_id,))
     rows += units.rows(tables, ELSEWHERE, (trace_id,))
     cards = sum(len(units.cards(tables, row)) for row in rows)
@@ -260,6 +271,8 @@ def forget(tables: Tables, trace_id: str) -> Forgotten:
     known = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
     if rows:
         tables.execute("INSERT INTO memory_words (memory_words) VALUES ('optimize')")
+    replies = tables.execute(f"DELETE FROM replies WHERE {ASKED}").rowcount if calls else 0  # noqa: S608 - constant
+    (left,) = tables.execute(f"SELECT count(*) FROM replies WHERE {ASKED}").fetchone()  # noqa: S608 - constant
     return Forgotten(
         trace_id=trace_id,
         trace=known > 0,
@@ -267,4 +280,6 @@ def forget(tables: Tables, trace_id: str) -> Forgotten:
         unit_ids=tuple(row.id for row in rows),
         cards=cards,
         anchors=len(anchored),
+        replies=replies,
+        replies_left=left,
     )

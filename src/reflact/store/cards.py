@@ -341,15 +341,20 @@ class SQLiteCards:
         """Return the anchors in the order of their ids."""
         return tuple(await self._database.read(booking.anchors))
 
-    async def forget(self, trace_id: str) -> Forgotten:
+    async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
 
         A unit that also came from another trace goes as well. So do pairs of other traces that look at their
         step under this one's purpose, unless another trace that is stored has the same purpose.
         The evidence of tests stays: it holds hashes and numbers, and tests have to be counted. What is
         removed is overwritten in the file and leaves its log when the last process closes it.
+
+        Args:
+            trace_id: The trace.
+            calls: Whether all replies of models to calibration's questions that this file holds go too, of
+                whatever trace; they would have to be asked anew.
         """
-        return await self._database.write(lambda tables: booking.forget(tables, trace_id))
+        return await self._database.write(lambda tables: booking.forget(tables, trace_id, calls=calls))
 
 
 def _submission(row: Row, *, new: bool) -> Submission:
