@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import ABOVE, Renderer, show_examples
 from reflact.calibration.tokens import estimate
 from reflact.critic_config import CriticSettings
-from reflact.memory import MISTAKES, Action, ContrastPair, Promotion, Scope, Transition
+from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Promotion, Scope, Transition
 from reflact.memory_cards import level, visible_to
 from reflact.memory_ports import Query, StoredPair
 from reflact.memory_store import MemoryStore
@@ -136,6 +137,24 @@ def test_kinds_of_mistakes_take_turns() -> None:
     order = ranked(pairs, transition(random), purpose="p")
     assert {one.mistake for one in order[:4]} == set(kinds)
     assert len(order) == len(pairs)
+
+
+def test_credit_and_no_credit_balance_each_other() -> None:
+    """However few of the pairs give credit, every second one that is shown does, as far as they last."""
+    random = Random(6)
+
+    def one(number: int, *, credit: bool) -> ContrastPair:
+        right = Evaluation(phi_before=2, phi_after=5 if credit else 2, reasoning=f"Example {number}.")
+        return pair(random).model_copy(update={"mistake": MISTAKES[number % 4], "right": right})
+
+    pairs = [one(n, credit=n % 5 == 0) for n in range(40)]
+    order = ranked(pairs, transition(random), purpose="p")
+    gives = [pair.right.delta > 0 for pair in order]
+    assert [sum(gives[:n]) for n in (2, 4, 6, 8)] == [1, 2, 3, 4]
+    assert sorted(order, key=lambda pair: pair.id) == sorted(pairs, key=lambda pair: pair.id)
+    for n in range(4, 40, 4):
+        kinds = Counter(pair.mistake for pair in order[:n])
+        assert max(kinds.values()) - min(kinds.values()) <= 1
 
 
 def test_within_a_kind_the_more_relevant_comes_first() -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.changes import show_change
@@ -75,9 +74,11 @@ def ranked(
 ) -> tuple[ContrastPair, ...]:
     """Return pairs, each once, the best example first.
 
-    Kinds of mistakes take turns, the kind with the most relevant pair first, so that any beginning of the
-    result holds them in equal numbers, as far as there are as many. Within a kind the more relevant comes
-    first; ties go by id. Relevance is the cosine of the sets of words in purpose, action and change.
+    Kinds of mistakes take turns, so that any beginning of the result holds them in equal numbers, as far as
+    there are as many. Pairs whose right side gives credit and pairs whose right side gives none balance each
+    other where kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
+    more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action
+    and change.
 
     Args:
         pairs: The candidates.
@@ -93,11 +94,27 @@ def ranked(
         for pair_id, one in {one.id: one for one in map(read, pairs)}.items()
         if show_same or one.place != own
     )
-    kinds: dict[str, list[ContrastPair]] = defaultdict(list)
-    for _, _, pair in order:
-        kinds[pair.mistake].append(pair)
-    turns = zip_longest(*kinds.values())
-    return tuple(pair for turn in turns for pair in turn if pair is not None)
+    return tuple(_in_turns([pair for _, _, pair in order]))
+
+
+def _in_turns(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
+    """Yield pairs, given with the best first, so that kinds take turns and credit and no credit balance."""
+    queues: dict[tuple[str, bool], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
+    for place, pair in enumerate(pairs):
+        queues[pair.mistake, pair.right.delta > 0].append((place, pair))
+    credited, shown = 0, 0
+    turn: set[str] = set()
+    while queues:
+        turn = turn or {kind for kind, _ in queues}
+        heads = [(queue[0][0], key) for key, queue in queues.items() if key[0] in turn]
+        wanted = [head for head in heads if 2 * credited != shown and head[1][1] is (2 * credited < shown)]
+        _, key = min(wanted or heads)
+        _, pair = queues[key].popleft()
+        if not queues[key]:
+            del queues[key]
+        credited, shown = credited + key[1], shown + 1
+        turn = {kind for kind in turn - {key[0]} if any(kind == left for left, _ in queues)}
+        yield pair
 
 
 def search_text(purpose: str, transition: Transition) -> str:
