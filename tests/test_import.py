@@ -20,6 +20,7 @@ HEAVY = (
     "rich",
     "typer",
     "sqlite_utils",
+    "htpy",
 )
 
 

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from selenium.common.exceptions import TimeoutException
-from selenium.webdriver import Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from chromium import asked, needs_chromium, opened
 from pure_world import rows
 from service_process import PATIENCE, Provider, configured, seconds_until_free, service
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None,
-    reason="needs a browser and its driver; on Debian: apt-get install chromium chromium-driver",
-)
+pytestmark = needs_chromium
 
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Chrome]:
-    """A browser without a window that notes what its console says and what it asks for."""
-    options = ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = Chrome(options=options, service=Service(DRIVER))
-    try:
+    """A browser without a window."""
+    with opened(tmp_path / "profile") as driver:
         yield driver
-    finally:
-        driver.quit()
 
 
 class Page:
@@ -76,9 +60,7 @@ class Page:
 
     def asked(self) -> list[str]:
         """Return the addresses that the page asked for; the browser's own pages ask for others."""
-        entries = (json.loads(entry["message"])["message"] for entry in self._browser.get_log("performance"))
-        sent = (entry["params"] for entry in entries if entry["method"] == "Network.requestWillBeSent")
-        return [each["request"]["url"] for each in sent if each["documentURL"].startswith(self._url)]
+        return asked(self._browser, self._url)
 
     def _wait(self, condition: Callable[[Chrome], bool]) -> None:
         WebDriverWait(self._browser, PATIENCE, poll_frequency=0.05).until(condition)

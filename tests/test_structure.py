@@ -47,7 +47,7 @@ RANKS = (
     },
     {"ports", "memory_ports", "conventions", "telemetry", "traced"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
-    {"wiring", "critics", "importing", "memory_store"},
+    {"wiring", "critics", "importing", "memory_store", "pages"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
     {"cli", "testing"},
 )
@@ -60,6 +60,8 @@ THIRD_PARTY = {
     "pydantic_ai": ("targets/",),
     "httpx": ("llm/", "testing/"),
     "httpx2": ("llm/",),
+    "htpy": ("pages/",),
+    "markupsafe": ("pages/",),
     "rich": ("report/", "cli/"),
     "typer": ("cli/",),
     "sqlite_utils": ("store/database.py", "store/migrations.py"),

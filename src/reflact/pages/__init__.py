@@ -1,0 +1,1 @@
+"""Results as documents: HTML pages that stand for themselves and need no network."""
