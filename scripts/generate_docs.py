@@ -107,7 +107,8 @@ def commands() -> str:
         "",
         "The first Ctrl-C or SIGTERM lets what is under way finish, for `train.grace_seconds` at most, and",
         "begins nothing new; a step that needs nothing more is committed. The second ends the run at once.",
-        "`eval` and the commands that only read end at the first.",
+        "`calibrate` gives what is under way ten seconds. `eval` and the commands that only read end at the",
+        "first.",
     ]
     for name, command in _commands(typer.main.get_group(app)):
         lines += ["", f"## reflact {name}", "", inspect.cleandoc(command.help or "")]

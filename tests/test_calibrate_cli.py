@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -17,12 +19,14 @@ from flattered_world import PURPOSE, answer, steps
 from reflact import MemoryStore, Trace
 from reflact.calibration.comparing import JudgeReply
 from reflact.calibration.critic import CriticReply
+from reflact.calibration.events import CALIBRATION_EVENT, Began, Calibrated, PairsMade
+from reflact.calibration.forecast import CalibrationForecast
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.results import CalibrationReport
 from reflact.calls import Message, Rendered
 from reflact.cli.app import app
 from reflact.memory import Evaluation
-from served import serving
+from served import HANGS, reflact_process, serving
 
 REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply, PurposeReply)}
 CONFIG = """
@@ -30,7 +34,8 @@ memory: {folder}/memory.db
 traces: learn
 heldout: held out
 models:
-  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema}}
+  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
+           sample_header: x-sample}}
 calibrator:
   contrast: {{judges: 0, per_event: 1}}
   curriculum: {{rounds: 1}}
@@ -43,17 +48,27 @@ def reflact(*arguments: object) -> Result:
 
 
 @contextmanager
-def flattering() -> Iterator[tuple[str, list[bytes]]]:
-    """Serve the flattered model; gives the address and what was asked."""
+def flattering(hold: Hold | None = None, *, first: str = "") -> Iterator[tuple[str, list[bytes]]]:
+    """Serve the flattered model; gives the address and what was asked, each with the sample before it.
+
+    Args:
+        hold: Holds some answers back.
+        first: What the first answer to each sample's first attempt is instead, if not empty.
+    """
     asked: list[bytes] = []
 
     def play(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.rfile.read(int(handler.headers["content-length"])))
-        body = json.loads(asked[-1])
+        text = handler.rfile.read(int(handler.headers["content-length"]))
+        sample = handler.headers["x-sample"]
+        asked.append(sample.encode() + text)
+        if hold is not None:
+            hold.wait(len(asked))
+        body = json.loads(text)
         messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
         reply_type = REPLIES[body["response_format"]["json_schema"]["name"]]
         said = answer(Rendered(name="x", version=1, messages=messages), reply_type)
-        message = {"role": "assistant", "content": json.dumps(said)}
+        refused = first and sample.endswith("attempt=0")
+        message = {"role": "assistant", "content": first if refused else json.dumps(said)}
         usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         about = {"id": "x", "object": "chat.completion", "created": 0, "model": "small"}
@@ -68,6 +83,21 @@ def flattering() -> Iterator[tuple[str, list[bytes]]]:
         yield url, asked
 
 
+class Hold:
+    """Holds back every answer after so many, until it may go on."""
+
+    def __init__(self, after: int) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        self._after = after
+
+    def wait(self, asked: int) -> None:
+        """Wait, where it is one of these."""
+        if asked > self._after:
+            self.reached.set()
+            self.go_on.wait(HANGS)
+
+
 def record(folder: Path, number: int) -> None:
     """Write traces of one step each, of which every second one flattered its critic."""
     folder.mkdir()
@@ -79,6 +109,11 @@ def record(folder: Path, number: int) -> None:
         evaluation = Evaluation(phi_before=0, phi_after=said, reasoning=reasoning, evidence=("filed",))
         trace.record(step, evaluation, gold=gold)
         trace.finish()
+
+
+def one_line(text: str) -> str:
+    """Return a text without its line breaks, which depend on the terminal."""
+    return " ".join(text.split())
 
 
 @pytest.fixture
@@ -106,8 +141,9 @@ def test_before_and_after_stand_side_by_side(folder: Path) -> None:
     assert "1.50 [" in result.stdout
     assert "0.00 [0.00, 0.00]" in result.stdout
     assert ": promoted." in result.stdout
-    assert re.search(r"Replies took [1-9]\d* calls, [1-9]\d* tokens in", result.stdout)
-    assert asked
+    calls = len(asked)
+    assert f"questions took {calls} calls, {10 * calls} tokens in, {3 * calls} out" in one_line(result.stdout)
+    assert f"paid by this start: {calls} calls, {10 * calls} tokens in" in result.stdout
 
 
 def test_started_again_it_pays_for_nothing_twice(folder: Path) -> None:
@@ -170,3 +206,112 @@ def test_a_budget_holds_over_all_starts(folder: Path) -> None:
             assert result.exit_code == 1, result.output
             assert "max_calls" in result.stderr
             assert len(asked) == 10
+
+
+# ------------------------------------------------------------------------------ before, during and after
+
+
+def test_a_dry_run_asks_and_writes_nothing(folder: Path) -> None:
+    """What it will take is printed, with what the numbers rest on; no call is made, no file appears."""
+    before = sorted(folder.rglob("*"))
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        result = reflact(path, "--dry-run", "--set", "models.critic.price={input: 1, output: 2}")
+        as_json = reflact(path, "--dry-run", "--json")
+        assert result.exit_code == 0, result.output
+        assert asked == []
+        assert sorted(folder.rglob("*")) == sorted([*before, path])
+        reflact(path)
+    shown = one_line(result.stdout)
+    assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
+    assert "of at most 1 rounds; 1 batches tested" in shown
+    assert "candidates become pairs" in shown
+    assert "$" in shown
+    assert "24 held-out traces show with 95% power" in shown
+    foreseen = CalibrationForecast.model_validate_json(as_json.stdout)
+    assert abs(foreseen.calls.expected - len(asked)) <= 0.25 * len(asked)
+    assert foreseen.calls.low <= len(asked) <= foreseen.calls.high
+
+
+def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
+    """With too few held-out traces it is said before anything is paid for, and what is paid already."""
+    for path in sorted((folder / "held out").glob("*"))[:5]:
+        path.unlink()
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        first = one_line(reflact(path, "--dry-run").stdout)
+        reflact(path)
+        paid = len(asked)
+        second = one_line(reflact(path, "--dry-run").stdout)
+        assert len(asked) == paid
+    assert "Nothing can be tested or promoted: 19 held-out traces have steps with a gold score" in first
+    assert "no test" in first
+    assert "paid for" not in first
+    assert f"{paid} calls are paid for already" in second
+
+
+def test_progress_is_told_on_standard_error(folder: Path) -> None:
+    """Rounds, pairs, tests and measurements are lines there, with calls so far; the report is apart."""
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        shown = reflact(path, "--set", "models.critic.price={input: 1, output: 2}")
+        calls = len(asked)
+        quiet = reflact(path, "--show", "quiet")
+    lines = shown.stderr.splitlines()
+    starts = [line[:9].strip() for line in lines]
+    assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
+    assert "6 of 6 candidates" in lines[-3]
+    assert lines[-1].endswith("so far)")
+    assert f"({calls} calls, $" in lines[-1]
+    assert "began" not in shown.stdout
+    assert quiet.stderr == ""
+    assert "mean absolute error" in quiet.stdout
+
+
+def test_events_are_lines_of_json(folder: Path) -> None:
+    """With --show json each line of standard output is an event, and the last one holds the report."""
+    with flattering() as (url, _):
+        result = reflact(configured(folder, url), "--show", "json")
+    told = [CALIBRATION_EVENT.validate_json(line) for line in result.stdout.splitlines()]
+    assert isinstance(told[0], Began)
+    assert isinstance(told[-1], Calibrated)
+    made = [event for event in told if isinstance(event, PairsMade)]
+    assert sum(event.candidates for event in made) == told[-1].report.candidates
+    assert result.stderr == ""
+
+
+def test_refused_replies_are_printed(folder: Path) -> None:
+    """What was refused was paid for: it counts, by purpose, and is said."""
+    with flattering(first="no JSON") as (url, asked):
+        result = reflact(configured(folder, url))
+    shown = one_line(result.stdout)
+    questions = len(asked) // 2
+    assert f"{questions} questions took {len(asked)} calls" in shown
+    assert f"{questions} replies were refused, 0 questions got no valid one" in shown
+    assert "critic, score: 48 questions, 96 calls, 960 tokens in, 288 out, 48 refused" in shown
+    assert f"paid by this start: {len(asked)} calls" in shown
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code: int) -> None:
+    """Calls under way at a signal finish and are kept; started again, nothing is asked twice."""
+    hold = Hold(after=30)
+    with flattering(hold) as (url, asked):
+        path = configured(folder, url)
+        with reflact_process("calibrate", path) as process:
+            assert hold.reached.wait(HANGS)
+            process.send_signal(number)
+            assert process.stderr is not None
+            said = ""
+            while "goes on" not in said:
+                said = process.stderr.readline()
+            hold.go_on.set()
+            out, errors = process.communicate(timeout=HANGS)
+        assert process.returncode == code, errors
+        assert "what is under way may finish" in said
+        assert f"the answers of the {len(asked)} calls that were paid for are in the store" in errors
+        assert out == ""
+        report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
+    assert report.promoted > 0
+    assert len(set(asked)) == len(asked)

@@ -121,7 +121,7 @@ def braked(house: House, brake: Brake) -> House:
         environment=_Rollouts(house.plan.environment, brake),
         annotator=None if notes is None else _Notes(notes, brake),
     )
-    return replace(house, plan=plan, optimizer=_Calls(house.optimizer, brake))
+    return replace(house, plan=plan, optimizer=BrakedLLM(house.optimizer, brake))
 
 
 class _Rollouts:
@@ -163,7 +163,7 @@ class _Notes:
             return await self._inner.annotate(item, rollout)
 
 
-class _Calls:
+class BrakedLLM:
     """A model whose calls, with all their attempts, are pieces of work."""
 
     def __init__(self, inner: LLM, brake: Brake) -> None:
@@ -172,6 +172,7 @@ class _Calls:
 
     @property
     def identity(self) -> str:
+        """That of the model."""
         return self._inner.identity
 
     async def ask(
@@ -182,5 +183,6 @@ class _Calls:
         sample: Sample,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
+        """Ask the model; see ``ports.LLM.ask``."""
         async with self._brake.piece():
             return await self._inner.ask(prompt, reply_type, sample=sample, check=check)

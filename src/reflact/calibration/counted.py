@@ -99,10 +99,11 @@ def _beyond(later: Consumed, earlier: Consumed | None) -> Consumed:
     if earlier is None:
         return later
     counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNTS}
-    return later.model_copy(update={**counts, "usage": _difference(later.usage, earlier.usage)})
+    return later.model_copy(update={**counts, "usage": difference(later.usage, earlier.usage)})
 
 
-def _difference(later: Usage, earlier: Usage) -> Usage:
+def difference(later: Usage, earlier: Usage) -> Usage:
+    """Return what was consumed between two looks at the same books."""
     usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})

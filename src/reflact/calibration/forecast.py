@@ -202,17 +202,17 @@ class _Forecaster:
         every, anchors, rounds = len(self._steps), len(self._anchors), self._rounds
         once = exactly(self._critic.samples)
         measuring = Amount(low=different, expected=different, high=every * (2 + rounds.high))
-        yield _Calls("critic", "held-out steps, before and after", measuring * once, "score")
+        yield _Calls("critic", "held-out steps", measuring * once, "score")
         again = 1 + (self._tests.expected > 0)
         measuring = Amount(low=anchors, expected=anchors * again, high=anchors * 2)
-        yield _Calls("critic", "anchors, before and after", measuring * once, "score")
+        yield _Calls("critic", "anchors", measuring * once, "score")
         testing = Amount(expected=different, high=2 * every) * self._tests
         yield _Calls("critic", "tests of batches", testing * once, "score", examples=True)
         weakest = Amount(
             expected=sum(plan.subjects + BORNE_OUT * plan.elsewhere for plan in self._expected[:-1]),
             high=self._plans[0].candidates * (rounds.high - 1),
         )
-        yield _Calls("critic", "kinds it is weak on", weakest * once, "score", examples=True)
+        yield _Calls("critic", "weakest kinds", weakest * once, "score", examples=True)
         contrast, first = self._settings.contrast, self._plans[0]
         samples = exactly(contrast.samples) * once
         agreeing = Amount(
@@ -220,8 +220,8 @@ class _Forecaster:
             expected=first.agreed * min(2, rounds.expected),
             high=first.events * rounds.high * bool(first.agreed),
         )
-        yield _Calls("critic", "samples that have to agree", agreeing * samples, "score")
-        yield _Calls("critic", "samples for another purpose", self._elsewhere * samples, "score")
+        yield _Calls("critic", "agreement", agreeing * samples, "score")
+        yield _Calls("critic", "another purpose", self._elsewhere * samples, "score")
 
     @property
     def _elsewhere(self) -> Amount:

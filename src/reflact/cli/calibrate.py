@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from reflact.cli.running import Config, Overrides
+from reflact.cli.showing import Shown
 
 if TYPE_CHECKING:
-    import httpx
-
     from reflact.calibration.config import CalibrateConfig
+    from reflact.calibration.events import CalibrationEvent
+    from reflact.calibration.forecast import CalibrationForecast
     from reflact.calibration.results import CalibrationReport
-    from reflact.calibration.trace import Trace
-    from reflact.memory import ContrastPair
-    from reflact.memory_store import MemoryStore
-    from reflact.ports import LLM
-    from reflact.roles import ModelConfig
+    from reflact.cli.interrupts import Interrupts
+    from reflact.results import Spend
 
-ROLE = "critic"
+GRACE_SECONDS = 10.0
+"""What calls under way may take after the first signal."""
 
 
 def calibrate(
     config: Config,
     overrides: Overrides = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON, and nothing else.")
+    show: Annotated[
+        Shown | None,
+        typer.Option(
+            metavar="live|lines|quiet|json",
+            help="lines: one for each thing that matters, on standard error (live is the same here); quiet: "
+            "only the report; json: events, one a line, the report in the last, and nothing else. Without "
+            "it: lines, or quiet with --json.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what it will take, call nothing and write nothing.")
     ] = False,
 ) -> None:
     """Make contrast pairs of traces, promote those that help the critic, and measure it before and after.
 
     Calls that were paid for are not asked again: stopped and started anew, it goes on where it was.
     """
-    calibrate_and_show(config, overrides, as_json=as_json)
+    if dry_run:
+        foresee_and_show(config, overrides, as_json=as_json)
+    else:
+        calibrate_and_show(config, overrides, show=show, as_json=as_json)
 
 
-def calibrate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
-    """Run a round as a file describes it, and print what it did.
+def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
+    """Return the configuration of a file with overrides, checked as far as that goes without traces.
 
     Raises:
-        UsageError: The configuration, a trace or an anchor is wrong.
-        ModelError: The endpoint refused, failed or could not be reached; the cassette lacks an answer.
-        StoreError: The memory cannot be read or written.
+        ConfigError: The file, a key or a value is wrong.
     """
-    import anyio
-    from rich.console import Console
-
     from reflact.calibration.config import CalibrateConfig, anchored
-    from reflact.cli.calibrated import print_calibration
+    from reflact.cli.calibrating import ROLE
     from reflact.errors import ConfigError
     from reflact.llm.allowance import require_cap
     from reflact.loading import load_section
@@ -61,119 +67,154 @@ def calibrate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: 
     if not settings.models.critic.model:
         raise ConfigError("models.critic.model is required: name the model that scores")
     require_cap(settings.budget, settings.models.critic, role=ROLE)
-    report = anyio.run(_calibrated, settings)
+    return settings
+
+
+# ------------------------------------------------------------------------------------------------ before
+
+
+def foresee_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
+    """Print what a calibration will take; nothing is called and nothing is written.
+
+    Raises:
+        UsageError: The configuration, a trace or an anchor is wrong.
+        StoreError: The memory cannot be read.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.cli.calibrated import print_foreseen
+
+    predicted, spent = anyio.run(_foreseen, configured(path, overrides))
     if as_json:
-        typer.echo(report.model_dump_json())
+        typer.echo(predicted.model_dump_json())
     else:
-        print_calibration(Console(), report)
+        print_foreseen(Console(), predicted, spent)
 
 
-async def _calibrated(config: CalibrateConfig) -> CalibrationReport:
+async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple[Spend, ...]]:
+    from functools import partial
+    from tempfile import TemporaryDirectory
+
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.calibration.trace import Trace
+    from reflact.calibration.forecast import Asking
+    from reflact.cli.calibrating import Unasked, given, pairs_of, spent_before
+    from reflact.llm.prices import usd_of
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_book
 
-    prompts = load_book(config.prompts.versions, config.prompts.folder)
-    heldout = None if config.heldout is None else Trace.load_all(config.heldout)
-    async with MemoryStore(config.memory) as memory, _model(config) as llm:
-        traces = await _stored(memory) if config.traces is None else Trace.load_all(config.traces)
-        if config.anchors is not None:
-            await memory.keep_anchors(_pairs(config.anchors))
-        critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
-        calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
-        return await calibrator.calibrate(traces, heldout=heldout)
+    prompts, llm = load_book(config.prompts.versions, config.prompts.folder), Unasked()
+    spent = await spent_before(config)
+    with TemporaryDirectory() as empty:
+        known = config.memory if config.memory.is_file() else Path(empty) / "memory.db"
+        async with MemoryStore(known) as memory:
+            traces, heldout = await given(config, memory)
+            critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
+            calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
+            model = config.models.critic
+            predicted = await calibrator.forecast(
+                traces,
+                heldout=heldout,
+                anchors=() if config.anchors is None else pairs_of(config.anchors),
+                asking=Asking(reasks=model.reasks, cap=model.max_tokens, spent=spent),
+            )
+    return predicted.priced(partial(usd_of, config=model)), spent
 
 
-@asynccontextmanager
-async def _model(config: CalibrateConfig) -> AsyncIterator[LLM]:
-    """Open the store of model calls and connect the model, under a budget that holds over all starts.
+# ------------------------------------------------------------------------------------- during and after
+
+
+class _Ended(NamedTuple):
+    """What came of a start: its report, None where it was stopped, and the books before and after it."""
+
+    report: CalibrationReport | None
+    before: tuple[Spend, ...]
+    after: tuple[Spend, ...]
+
+
+def calibrate_and_show(
+    path: Path, overrides: Sequence[str] | None, *, show: Shown | None = None, as_json: bool = False
+) -> None:
+    """Calibrate as a file describes it, tell what happens meanwhile, and print what it did.
 
     Raises:
-        BudgetSpent: The time is up.
+        UsageError: The configuration, a trace or an anchor is wrong.
+        ModelError: The endpoint refused, failed or could not be reached; the cassette lacks an answer.
+        StoreError: The memory cannot be read or written.
+        typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
+    from rich.console import Console
+
+    from reflact.cli.calibrated import print_calibration, print_paid
+    from reflact.cli.interrupts import Interrupts
+    from reflact.cli.progress import telling
+
+    settings = configured(path, overrides)
+    tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
+    with Interrupts(GRACE_SECONDS) as interrupts:
+        ended = _run(settings, tell, interrupts)
+        if ended.report is None:
+            _tell_stopped(ended)
+            raise typer.Exit(interrupts.code or 1)
+    if show is Shown.json:
+        return
+    if as_json:
+        typer.echo(ended.report.model_dump_json())
+        return
+    console = Console()
+    print_calibration(console, ended.report)
+    print_paid(console, ended.before, ended.after)
+
+
+def _run(
+    config: CalibrateConfig, tell: Callable[[CalibrationEvent], None] | None, interrupts: Interrupts
+) -> _Ended:
     import anyio
 
-    from reflact.llm.budget import Budget
-    from reflact.llm.client import Client
-    from reflact.store.runs import open_store
-    from reflact.types import digest
-
-    run_id = f"c{digest(str(config.memory.absolute()))[:12]}"
-    budget = Budget(config.budget)
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(config.store or config.memory))
-        await store.open_run(run_id, {}, None)
-        budget.begin(await store.spend(run_id), await store.add_seconds(run_id, 0.0))
-        client = Client(
-            _reachable(config),
-            role=ROLE,
-            run_id=run_id,
-            effects=store,
-            journal=store.journal(run_id),
-            budget=budget,
-            transport=await _transport(config, stack),
-        )
-        llm = await stack.enter_async_context(client)
-        begun = anyio.current_time()
-        try:
-            with anyio.CancelScope(deadline=budget.deadline) as time:
-                yield llm
-            if time.cancelled_caught:
-                raise budget.out_of_time()
-        finally:
-            with anyio.move_on_after(1, shield=True):
-                await store.add_seconds(run_id, anyio.current_time() - begun)
-
-
-def _reachable(config: CalibrateConfig) -> ModelConfig:
-    """Return the model's settings; a replay needs no key."""
-    keyless = config.replay.cassette is not None and config.replay.mode == "replay"
-    model = config.models.critic
-    return model.model_copy(update={"api_key_env": None, "key": None}) if keyless else model
-
-
-async def _transport(config: CalibrateConfig, stack: AsyncExitStack) -> httpx.AsyncBaseTransport | None:
-    from reflact.llm.cassette import open_cassette
-
-    if config.replay.cassette is None:
-        return None
-    return await stack.enter_async_context(open_cassette(config.replay.cassette, mode=config.replay.mode))
-
-
-def _pairs(path: Path) -> list[ContrastPair]:
-    """Return the pairs of a file.
-
-    Raises:
-        DataError: It cannot be read, or a line is no pair.
-    """
-    from pydantic import ValidationError
-
-    from reflact.errors import DataError
-    from reflact.memory import ContrastPair
-
-    pairs = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the anchors {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            pairs.append(ContrastPair.model_validate_json(line))
-        except ValidationError as error:
-            raise DataError(
-                f"{path}, line {number}, is no contrast pair: {error.errors()[0]['msg']}"
-            ) from None
-    return pairs
+        return anyio.run(_calibrated, config, tell, interrupts)
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupts.code or 130) from None
 
 
-async def _stored(memory: MemoryStore) -> tuple[Trace, ...]:
-    """Return the traces of the memory, in the order of their names."""
-    from reflact.calibration.trace import Trace
-    from reflact.errors import DataError
+async def _calibrated(
+    config: CalibrateConfig, tell: Callable[[CalibrationEvent], None] | None, interrupts: Interrupts
+) -> _Ended:
+    import anyio
 
-    found = [await memory.trace(name) for name in await memory.trace_ids()]
-    if not found:
-        raise DataError("the memory holds no trace: name a folder as `traces`, or keep traces in the memory")
-    return tuple(Trace.of(one) for one in found if one is not None)
+    from reflact.calibration.calibrator import Calibrator
+    from reflact.calibration.critic import Critic
+    from reflact.cli.calibrating import given, opened, pairs_of
+    from reflact.halting import Brake, BrakedLLM
+    from reflact.memory_store import MemoryStore
+    from reflact.prompts import load_book
+
+    prompts, brake = load_book(config.prompts.versions, config.prompts.folder), Brake(GRACE_SECONDS)
+    async with MemoryStore(config.memory) as memory, opened(config) as model:
+        traces, heldout = await given(config, memory)
+        if config.anchors is not None:
+            await memory.keep_anchors(pairs_of(config.anchors))
+        before, report = await model.spent(), None
+        llm = BrakedLLM(model.llm, brake)
+        critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
+        calibrator = Calibrator(
+            llm, memory, critic=critic, settings=config.calibrator, prompts=prompts, tell=tell
+        )
+        with anyio.CancelScope() as scope:
+            interrupts.bind(stop=brake.pull, cancel=scope.cancel)
+            with brake.run():
+                report = await calibrator.calibrate(traces, heldout=heldout)
+        return _Ended(report, before, await model.spent())
+
+
+def _tell_stopped(ended: _Ended) -> None:
+    """Say what is kept."""
+    from reflact.results import Usage
+
+    paid = sum((one.usage for one in ended.after), Usage()).calls
+    typer.echo(
+        f"stopped: all pairs that were made are in the memory, and the answers of the {paid:,} calls that "
+        "were paid for are in the store; the same command goes on from there and pays for none of them again",
+        err=True,
+    )

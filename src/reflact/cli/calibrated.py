@@ -1,17 +1,19 @@
-"""What a round of calibration did, as tables."""
+"""What a calibration will take, and what it did, as tables and lines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from reflact.calibration.forecast import CalibrationForecast
     from reflact.calibration.metrics import Measures
-    from reflact.calibration.results import CalibrationReport, Change
+    from reflact.calibration.results import CalibrationReport, Change, Consumed
     from reflact.memory import Promotion
-    from reflact.results import Estimate
+    from reflact.results import Estimate, Spend, Usage
 
 FIGURES = (
     ("mean absolute error", "error"),
@@ -38,22 +40,91 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     if report.held:
         console.print(f"  held back by the scan: {report.held}")
     for test in report.tests:
-        console.print(_tested(test))
+        console.print(f"{tested(test)}.")
     if report.not_tested is not None:
         console.print(f"Not tested: {report.not_tested}.")
     for name, change in (("held-out traces", report.held_out), ("anchors", report.anchors)):
         if change.before is not None and change.after is not None:
             console.print(_table(name, change, change.before, change.after))
     console.print(f"{report.outlook}.")
-    taken = report.usage
-    money = "" if taken.usd is None else f", ${taken.usd:.4f}"
+    for line in _consumed(report.consumed):
+        console.print(line, highlight=False)
+
+
+def print_paid(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
+    """Print what the books of a store say: what this start has paid for, and all starts together."""
+    from reflact.report.terminal import spend_lines
+
+    books = [_booked("paid by all starts", after, ())] if before else []
+    for line in spend_lines([*books, _booked("paid by this start", after, before)]):
+        console.print(line, highlight=False)
+
+
+def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequence[Spend]) -> None:
+    """Print what a calibration will take, what the numbers rest on, and what can come of it."""
+    from reflact.cli.forecast import estimate_table
+
     console.print(
-        f"Replies took {taken.calls} calls, {taken.input_tokens} tokens in, {taken.output_tokens} out"
-        f"{money}, those that were found in the store included; calls that failed are not counted."
+        f"{predicted.learn} traces to learn from; held out: {predicted.held_out} traces with "
+        f"{predicted.steps} known steps; anchors: {predicted.anchors} steps",
+        highlight=False,
     )
+    console.print(estimate_table(predicted))
+    for line in predicted.assumptions:
+        console.print(line, highlight=False)
+    paid = sum(one.usage.calls for one in spent)
+    if paid:
+        console.print(
+            f"{paid:,} calls are paid for already; those that come again cost nothing", highlight=False
+        )
+    words = predicted.outlook
+    console.print(f"{words}." if predicted.testable else f"Nothing can be tested or promoted: {words}.")
 
 
-def _tested(test: Promotion) -> str:
+def _consumed(entries: Sequence[Consumed]) -> Iterator[str]:
+    """Yield what questions took, in all and by purpose."""
+    from reflact.calibration.counted import total
+
+    questions, lost = sum(one.questions for one in entries), sum(one.unanswered for one in entries)
+    refused, cut_off = sum(one.refused for one in entries), sum(one.cut_off for one in entries)
+    yield (
+        f"{questions:,} questions took {_usage(total(entries))}, replies found "
+        f"in the store included; {refused:,} replies were refused, {lost:,} questions got no valid one, "
+        f"{cut_off:,} were cut off."
+    )
+    for one in entries:
+        more = "".join(
+            f", {count:,} {what}"
+            for what, count in (
+                ("refused", one.refused),
+                ("without a valid reply", one.unanswered),
+                ("cut off", one.cut_off),
+            )
+            if count
+        )
+        yield f"  {one.role}, {one.purpose}: {one.questions:,} questions, {_usage(one.usage)}{more}"
+
+
+def _usage(usage: Usage) -> str:
+    money = "" if usage.usd is None else f", ${usage.usd:.4f}"
+    return f"{usage.calls:,} calls, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{money}"
+
+
+def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend:
+    """Return what stands in the books beyond an earlier look, under a name."""
+    from reflact.calibration.counted import difference
+    from reflact.results import Spend, Usage
+
+    def between(part: str) -> Usage:
+        later, earlier = (sum((getattr(one, part) for one in look), Usage()) for look in (after, before))
+        return difference(later, earlier)
+
+    unsettled = sum(one.unsettled for one in after) - sum(one.unsettled for one in before)
+    return Spend(role=name, purpose="", usage=between("usage"), unsettled=unsettled, worst=between("worst"))
+
+
+def tested(test: Promotion) -> str:
+    """Return how a test of a batch came out, in a sentence without its full stop."""
     shown = {
         "better": "promoted",
         "not_shown": "not promoted: no gain was shown",
@@ -65,7 +136,7 @@ def _tested(test: Promotion) -> str:
     outcome = shown.get(test.outcome, test.outcome)
     return (
         f"Batch {test.batches_before + 1} on these traces, {len(test.pair_ids)} pairs: error falls by "
-        f"{effect} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: {outcome}."
+        f"{effect} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: {outcome}"
     )
 
 

@@ -32,7 +32,9 @@ def demo(
                 f"{memory} exists, and the recording begins with an empty one: name another --out"
             )
         calibrate_and_show(
-            data_folder("calibration") / "calibrate.yaml", [f"memory={json.dumps(str(memory))}"]
+            data_folder("calibration") / "calibrate.yaml",
+            [f"memory={json.dumps(str(memory))}"],
+            show=Shown.quiet if show is Shown.live else show,
         )
         return
     folder = data_folder("demo")

@@ -50,28 +50,32 @@ async def _left(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, 
 
 
 def estimate_table(predicted: Estimates) -> Table:
-    """Return rows of calls as a table: the least, the expected and the most, tokens and money beside them."""
+    """Return rows of calls as a table: the least, the expected and the most, tokens and any money beside."""
     from rich import box
     from rich.table import Table
 
+    priced = any(row.usd is not None for row in predicted.rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("role", no_wrap=True)
     table.add_column("calls for", no_wrap=True)
-    for heading in ("least", "calls", "most", "tokens", "most", "$", "most"):
+    for heading in ("least", "calls", "most", "tokens", "most", *(("$", "most") if priced else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in predicted.rows:
-        table.add_row(
-            row.role, row.purpose, *_counts(row.calls, row.input_tokens + row.output_tokens, row.usd)
-        )
+        counts = _counts(row.calls, row.input_tokens + row.output_tokens)
+        table.add_row(row.role, row.purpose, *counts, *(_money(row.usd) if priced else ()))
     table.add_section()
-    table.add_row("all", "", *_counts(predicted.calls, predicted.tokens(), predicted.usd))
+    counts = _counts(predicted.calls, predicted.tokens())
+    table.add_row("all", "", *counts, *(_money(predicted.usd) if priced else ()))
     return table
 
 
-def _counts(calls: Amount, tokens: Amount, usd: Amount | None) -> tuple[str, ...]:
+def _counts(calls: Amount, tokens: Amount) -> tuple[str, ...]:
     numbers = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
-    money = ("-", "-") if usd is None else (f"{usd.expected:,.3f}", f"{usd.high:,.3f}")
-    return (*(_short(number) for number in numbers), *money)
+    return tuple(_short(number) for number in numbers)
+
+
+def _money(usd: Amount | None) -> tuple[str, str]:
+    return ("-", "-") if usd is None else (f"{usd.expected:,.3f}", f"{usd.high:,.3f}")
 
 
 def _short(number: float) -> str:
