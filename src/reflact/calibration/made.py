@@ -94,7 +94,12 @@ class ContrastSettings(Section):
         "construction needs no judge to be right; it then has no difficulty either.",
     )
     agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
-    concurrency: int = Field(8, ge=1, description="Model calls in flight at most.")
+    concurrency: int = Field(
+        8,
+        ge=1,
+        description="Of one trace: steps that pairs are made of at a time, and questions in flight, each at "
+        "most.",
+    )
     state_tokens: int = Field(
         2000,
         ge=32,

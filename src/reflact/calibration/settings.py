@@ -15,7 +15,11 @@ class PairSettings(ContrastSettings):
 
     judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
     concurrency: int = Field(
-        32, ge=1, description="Candidates of a trace under way at most, those being stored included."
+        32,
+        ge=1,
+        description="Of one trace: steps that pairs are made of at a time, and questions that are sent or "
+        "wait to be, each at most. More than `calibrator.concurrency`, which says how many are in flight, so "
+        "that calls go out while pairs are stored.",
     )
 
 
@@ -39,7 +43,13 @@ class CalibratorSettings(Section):
     batch: int = Field(
         16, ge=1, description="Beside an agent: pairs that have to be there before they are tested together."
     )
-    concurrency: int = Field(8, ge=1, description="Model calls in flight at most.")
+    concurrency: int = Field(
+        8,
+        ge=1,
+        description="Questions in flight at most, over all traces: those of critic, writer and judges "
+        "together. Also how many traces are worked on at a time. The endpoint has its own limit beside it, "
+        "`models.critic.concurrency`.",
+    )
 
 
 DEFAULTS = CalibratorSettings()
