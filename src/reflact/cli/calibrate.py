@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from reflact.cli.pages import write_calibration_page
 from reflact.cli.running import Config, Overrides
 from reflact.cli.showing import Shown
 
@@ -23,7 +24,7 @@ GRACE_SECONDS = 10.0
 """What calls under way may take after the first signal."""
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0917 - one for each option of the command
     config: Config,
     overrides: Overrides = None,
     show: Annotated[
@@ -36,6 +37,9 @@ def calibrate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write the report as a page as well.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it will take, call nothing and write nothing.")
     ] = False,
@@ -47,7 +51,7 @@ def calibrate(
     if dry_run:
         foresee_and_show(config, overrides, as_json=as_json)
     else:
-        calibrate_and_show(config, overrides, show=show, as_json=as_json)
+        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html)
 
 
 def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
@@ -134,7 +138,12 @@ class _Ended(NamedTuple):
 
 
 def calibrate_and_show(
-    path: Path, overrides: Sequence[str] | None, *, show: Shown | None = None, as_json: bool = False
+    path: Path,
+    overrides: Sequence[str] | None,
+    *,
+    show: Shown | None = None,
+    as_json: bool = False,
+    html: Path | None = None,
 ) -> None:
     """Calibrate as a file describes it, tell what happens meanwhile, and print what it did.
 
@@ -157,14 +166,17 @@ def calibrate_and_show(
         if ended.report is None:
             _tell_stopped(ended)
             raise typer.Exit(interrupts.code or 1)
-    if show is Shown.json:
-        return
-    if as_json:
+    for_people = not as_json and show is not Shown.json
+    if for_people:
+        console = Console()
+        print_calibration(console, ended.report)
+        print_paid(console, ended.before, ended.after)
+    elif show is not Shown.json:
         typer.echo(ended.report.model_dump_json())
-        return
-    console = Console()
-    print_calibration(console, ended.report)
-    print_paid(console, ended.before, ended.after)
+    if html is not None:
+        write_calibration_page(html, ended.report)
+        if for_people:
+            typer.echo(f"{html.name} shows this as a page.")
 
 
 def _run(

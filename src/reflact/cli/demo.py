@@ -35,6 +35,7 @@ def demo(
             data_folder("calibration") / "calibrate.yaml",
             [f"memory={json.dumps(str(memory))}"],
             show=Shown.quiet if show is Shown.live else show,
+            html=out / "calibration.html",
         )
         return
     folder = data_folder("demo")
