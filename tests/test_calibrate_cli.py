@@ -224,7 +224,7 @@ def test_a_dry_run_asks_and_writes_nothing(folder: Path) -> None:
         reflact(path)
     shown = one_line(result.stdout)
     assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
-    assert "of at most 1 rounds; 1 batches tested" in shown
+    assert "rounds made: 1 of at most 1; batches tested: 1, the first one promoted" in shown
     assert "candidates become pairs" in shown
     assert "$" in shown
     assert "24 held-out traces show with 95% power" in shown

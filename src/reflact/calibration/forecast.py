@@ -295,12 +295,12 @@ class _Forecaster:
         candidates = self._plans[0].candidates * rounds.expected
         share = f" ({self._pairs.expected / candidates:.0%})" if candidates else ""
         known = sorted({one.purpose for one in self._asking.spent if one.usage.calls})
-        helped = f": the first helps, and {patience} more do not" if rounds.high > 1 else ""
+        helped = f" (the first helps, and {patience} more do not)" if rounds.high > 1 else ""
         return (
-            f"expected: {rounds.expected:g} of at most {rounds.high:g} rounds{helped}; "
-            f"{self._tests.expected:g} batches tested, the first one promoted"
+            f"expected: rounds made: {rounds.expected:g} of at most {rounds.high:g}{helped}; batches tested: "
+            f"{self._tests.expected:g}, the first one promoted"
             if self._testable
-            else "expected: 1 round, and no test",
+            else "expected: one round, and no test",
             f"expected: {self._pairs.expected:,.0f} of {candidates:,.0f} candidates become pairs{share}: "
             "replies are valid at once, samples agree, judges find the right side, and every second look at "
             "another purpose bears it out",
