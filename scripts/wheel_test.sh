@@ -25,4 +25,5 @@ for file in run.db best_skill.md summary.json skills; do
 done
 "$work/venv/bin/reflact" demo --calibrate --out "$work/calibration"
 test -e "$work/calibration/memory.db" || { echo "error: the calibration left no memory" >&2; exit 1; }
+test -e "$work/calibration/calibration.html" || { echo "error: the calibration left no page" >&2; exit 1; }
 echo "the wheel runs the demos on its own"

@@ -217,8 +217,8 @@ def test_pairs_drops_groups_and_costs_are_the_reports() -> None:
     assert by_mistake[1][:3] == ["inflated_score", "72", shown(before.by_mistake[0].error)]
     assert [row[0] for row in found["Held-out traces: by the difficulty of its pairs"][1:]] == [
         "easy",
-        "hard",
         "middle",
+        "hard",
     ]
     cost = found["Replies, by who asked and what for"]
     assert cost[1] == ["critic, score", "900", "1", "0", "2", "902", "0", "0", "–"]
@@ -232,7 +232,7 @@ def test_the_reliability_diagram_shows_the_bins() -> None:
     for look, one in (("before", report.held_out.before), ("after", report.held_out.after)):
         assert one is not None
         chart = drawing(root, f"reliability-held-out-{look}")
-        right = [(46 + 284 * part.confidence, 306 - 284 * part.right) for part in one.reliability]
+        right = [(46 + 284 * part.confidence, 314 - 284 * part.right) for part in one.reliability]
         assert [pytest.approx(place, abs=0.06) for place in right] == places(chart, look)
         counts = [str(part.transitions) for part in one.reliability]
         assert [text.text for text in chart.all("text") if text.attributes.get("class") == "value"] == counts
@@ -262,6 +262,7 @@ def test_a_calibration_without_rounds_has_no_course() -> None:
     """One measurement is no course: the page says that there was none instead of drawing it."""
     root = page_of(everything().model_copy(update={"by_round": (measures(1),)}))
     assert "rounds-error-title" not in [node.attributes.get("id") for node in root.all()]
+    assert "No round was made." in page_of(NOTHING).text
     assert "3 rounds were made, and the critic was not measured after any of them." in root.text
 
 

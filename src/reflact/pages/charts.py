@@ -56,7 +56,7 @@ def reliability_diagram(name: str, title: str, bins: Sequence[Bin], *, look: Loo
         bins: The filled bins of confidence.
         look: How its marks look.
     """
-    across, up = Scale(0, 1, 46, 330), Scale(0, 1, 306, 22)
+    across, up = Scale(0, 1, 46, 330), Scale(0, 1, 314, 30)
     most = max((one.transitions for one in bins), default=1)
     described = "; ".join(
         f"confidence {number(one.confidence)}: right {number(one.right)} of {one.transitions}" for one in bins
@@ -65,20 +65,20 @@ def reliability_diagram(name: str, title: str, bins: Sequence[Bin], *, look: Loo
         name,
         f"{title}: reliability diagram",
         f"How often the critic is right by its confidence. {described or 'No step was scored'}.",
-        420,
+        428,
         _text(46, 12, title, class_="name"),
         ([_line(across(at), up(0), across(at), up(1), "grid"), _across(across, up, at)] for at in TENTHS),
         (_text(38, up(at) + 4, number(at, 1), anchor="end") for at in TENTHS),
-        (_text(across(at), 322, number(at, 1), anchor="middle") for at in TENTHS),
+        (_text(across(at), 330, number(at, 1), anchor="middle") for at in TENTHS),
         _line(across(0), up(0), across(1), up(1), "guide"),
         _text(across(0.03), up(0.93), "too modest", class_="halo"),
         _text(across(0.66), up(0.1), "too sure", anchor="middle", class_="halo"),
-        _text(across(0.5), 338, "confidence", anchor="middle"),
+        _text(across(0.5), 346, "confidence", anchor="middle"),
         h.text(transform=f"translate(10 {_at(up(0.5))}) rotate(-90)", text_anchor="middle")["share right"],
         (_binned(one, across, up, most, look) for one in bins),
-        (_count(one, across, Scale(0, most, 410, 366)) for one in bins),
-        _line(across(0), 410, across(1), 410, "axis"),
-        _text(38, 410, "steps", anchor="end"),
+        (_count(one, across, Scale(0, most, 418, 374)) for one in bins),
+        _line(across(0), 418, across(1), 418, "axis"),
+        _text(38, 418, "steps", anchor="end"),
     )
 
 

@@ -31,6 +31,8 @@ FIGURES = (
     Figure("calibration error", "calibration", "lower is better"),
 )
 
+DIFFICULTIES = ("easy", "middle", "hard")
+
 NAMES = (("held-out", "Held-out traces"), ("anchors", "Anchors"))
 
 
@@ -166,9 +168,8 @@ def rounds(report: CalibrationReport) -> Section:
     name, heading = "rounds", "Round by round"
     if len(course_of) < 2:
         made = counted(report.rounds, "round was", "rounds were")
-        return Section(
-            name, heading, (h.p[f"{made} made, and the critic was not measured after any of them."],)
-        )
+        said = f"{made} made, and the critic was not measured after any of them."
+        return Section(name, heading, (h.p[said if report.rounds else "No round was made."],))
     accuracy, error = [one.accuracy for one in course_of], [one.error for one in course_of]
     most = max(one.high for one in error)
     charts = [
@@ -225,8 +226,12 @@ def _groups(before: tuple[Group, ...], after: tuple[Group, ...]) -> list[list[h.
     was, now = ({group.name: group for group in groups} for groups in (before, after))
     return [
         [named(name), _steps(was.get(name), now.get(name)), *_errors(was.get(name), now.get(name))]
-        for name in sorted(was.keys() | now.keys())
+        for name in sorted(was.keys() | now.keys(), key=_place)
     ]
+
+
+def _place(name: str) -> tuple[int, str]:
+    return (DIFFICULTIES.index(name) if name in DIFFICULTIES else 0, name)
 
 
 def _steps(before: Group | None, after: Group | None) -> str:
