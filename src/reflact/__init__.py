@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from reflact.calibration.settings import CalibratorSettings
     from reflact.calibration.trace import Trace
     from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
-    from reflact.config import TrainerConfig
+    from reflact.config import BudgetConfig, TrainerConfig
+    from reflact.connection import connect
     from reflact.critic_config import CriticSettings
     from reflact.errors import ReflactError
     from reflact.memory import (
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from reflact.memory_store import MemoryStore
     from reflact.ports import LLM, Environment, Session, Target
     from reflact.results import RunSummary
+    from reflact.roles import ModelConfig
     from reflact.trainer import Trainer
     from reflact.types import Edit, Graded, Item, Patch, Rollout, Score, Skill, Split
 
 __all__ = [
     "LLM",
     "Action",
+    "BudgetConfig",
     "CalibrationReport",
     "Calibrator",
     "CalibratorSettings",
@@ -47,6 +50,7 @@ __all__ = [
     "Item",
     "MemoryStore",
     "Message",
+    "ModelConfig",
     "Patch",
     "ReflactError",
     "Rendered",
@@ -66,6 +70,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "Transition",
+    "connect",
 ]
 
 _HOMES = {
@@ -75,13 +80,15 @@ _HOMES = {
     "calibration.settings": ("CalibratorSettings",),
     "calibration.trace": ("Trace",),
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
-    "config": ("TrainerConfig",),
+    "config": ("BudgetConfig", "TrainerConfig"),
+    "connection": ("connect",),
     "critic_config": ("CriticSettings",),
     "errors": ("ReflactError",),
     "memory": ("Action", "ContrastPair", "Evaluation", "Gold", "ScoreEvent", "StateScore", "Transition"),
     "memory_store": ("MemoryStore",),
     "ports": ("LLM", "Environment", "Session", "Target"),
     "results": ("RunSummary",),
+    "roles": ("ModelConfig",),
     "trainer": ("Trainer",),
     "types": ("Edit", "Graded", "Item", "Patch", "Rollout", "Score", "Skill", "Split"),
 }

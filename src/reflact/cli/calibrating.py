@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import httpx
-
     from reflact.calibration.config import CalibrateConfig
     from reflact.calibration.trace import Trace
     from reflact.calls import Rendered, Reply, Sample
+    from reflact.connection import Connection
     from reflact.memory import ContrastPair
     from reflact.memory_store import MemoryStore
-    from reflact.ports import LLM, R, RunStore
+    from reflact.ports import R
     from reflact.results import Spend
-    from reflact.roles import ModelConfig
 
 ROLE = "critic"
 
@@ -42,62 +40,25 @@ class Unasked:
         raise AssertionError(f"a forecast asked a model: {sample.label}")
 
 
-class Opened(NamedTuple):
-    """A model that is connected, and the books that its calls are written in."""
-
-    llm: LLM
-    store: RunStore
-    run_id: str
-
-    async def spent(self) -> tuple[Spend, ...]:
-        """Return what all starts have paid for."""
-        return await self.store.spend(self.run_id)
-
-
 def run_of(config: CalibrateConfig) -> str:
     """Return under which name the calls are booked: one for each memory."""
-    from reflact.types import digest
+    from reflact.connection import account_of
 
-    return f"c{digest(str(config.memory.absolute()))[:12]}"
+    return account_of(config.memory)
 
 
-@asynccontextmanager
-async def opened(config: CalibrateConfig) -> AsyncIterator[Opened]:
-    """Open the store of model calls and connect the model, under a budget that holds over all starts.
+def opened(config: CalibrateConfig) -> AbstractAsyncContextManager[Connection]:
+    """Return what opens the store of model calls and connects the model, see ``connection.connected``."""
+    from reflact.connection import connected
 
-    Raises:
-        BudgetSpent: The time is up.
-    """
-    import anyio
-
-    from reflact.llm.budget import Budget
-    from reflact.llm.client import Client
-    from reflact.store.runs import open_store
-
-    run_id, budget = run_of(config), Budget(config.budget)
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(config.store or config.memory))
-        await store.open_run(run_id, {}, None)
-        budget.begin(await store.spend(run_id), await store.add_seconds(run_id, 0.0))
-        client = Client(
-            _reachable(config),
-            role=ROLE,
-            run_id=run_id,
-            effects=store,
-            journal=store.journal(run_id),
-            budget=budget,
-            transport=await _transport(config, stack),
-        )
-        llm = await stack.enter_async_context(client)
-        begun = anyio.current_time()
-        try:
-            with anyio.CancelScope(deadline=budget.deadline) as time:
-                yield Opened(llm, store, run_id)
-            if time.cancelled_caught:
-                raise budget.out_of_time()
-        finally:
-            with anyio.move_on_after(1, shield=True):
-                await store.add_seconds(run_id, anyio.current_time() - begun)
+    return connected(
+        config.models.critic,
+        store=config.store or config.memory,
+        role=ROLE,
+        run_id=run_of(config),
+        budget=config.budget,
+        replay=config.replay,
+    )
 
 
 async def spent_before(config: CalibrateConfig) -> tuple[Spend, ...]:
@@ -124,21 +85,6 @@ async def given(
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = await stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
     return traces, heldout
-
-
-def _reachable(config: CalibrateConfig) -> ModelConfig:
-    """Return the model's settings; a replay needs no key."""
-    keyless = config.replay.cassette is not None and config.replay.mode == "replay"
-    model = config.models.critic
-    return model.model_copy(update={"api_key_env": None, "key": None}) if keyless else model
-
-
-async def _transport(config: CalibrateConfig, stack: AsyncExitStack) -> httpx.AsyncBaseTransport | None:
-    from reflact.llm.cassette import open_cassette
-
-    if config.replay.cassette is None:
-        return None
-    return await stack.enter_async_context(open_cassette(config.replay.cassette, mode=config.replay.mode))
 
 
 def pairs_of(path: Path) -> list[ContrastPair]:
