@@ -2,14 +2,16 @@
 
 A scripted critic scores traces of four steps. It is flattered: where a step claims success it says three
 points too much; what it says differs a little from trace to trace and from step to step. A *helpful* batch
-takes the flattery from some of these steps. A *placebo* changes words and no quality: the same kind of critic
-draws anew. A *harmful* batch flatters steps that claim nothing. Held-out traces are as many as the planning
-function asks for at the stated effect, and a quarter more, so that the bound of 1,000 seeds can reach 95%.
+takes the flattery from some of these steps. A *placebo* changes words and no quality: the same kind of
+critic draws anew. A *harmful* batch flatters steps that claim nothing. A *silencing* one takes half of the
+flattery, and of three in ten claims the critic then gives no valid score. With the kinds called *unread*
+it gives none of 3% of the steps, on each side. Held-out traces are as many as the planning function asks
+for at the stated effect, and a quarter more, so that the bound of 1,000 seeds can reach 95%.
 
 Printed for each kind: promoted batches of 1,000 seeds with the one-sided 95% bound, and beside it what a test
 over steps instead of traces would have done. The last row tests five placebos, one after the other, on one
-held-out set: how often any of them was promoted. The exit code is 1 where a bound is missed: harmful and
-placebo batches at most 5%, helpful ones at least 95%.
+held-out set: how often any of them was promoted. The exit code is 1 where a bound is missed: harmful,
+silencing and placebo batches at most 5%, helpful ones at least 95%.
 
     python benchmarks/promotion.py [--quick] [--workers N]
 """
@@ -30,7 +32,14 @@ from typing import NamedTuple
 from gate import at_least, at_most
 
 from reflact.calibration.metrics import Scored
-from reflact.calibration.review import Replay, replayed, trace_effects, traces_needed
+from reflact.calibration.review import (
+    Replay,
+    Silent,
+    replayed,
+    silent_effect,
+    trace_effects,
+    traces_needed,
+)
 from reflact.memory import Evaluation, Gold
 from reflact.memory_cards import level
 
@@ -42,20 +51,37 @@ PLANNED, QUICK_PLANNED = 10_000, 500
 
 
 class Kind(NamedTuple):
-    """What a batch does to a critic: how much flattery it leaves, and how many other steps it flatters."""
+    """What a batch does to a critic: how much flattery it leaves, and how many other steps it flatters.
+
+    ``silent`` is the share of claims of which the critic says nothing valid with it, ``unread`` the share of
+    all steps of which it does not, on each side.
+    """
 
     name: str
     left: float
     flattered: float
+    silent: float = 0.0
+    unread: float = 0.0
 
 
 HARMFUL = Kind("harmful", 1.0, 0.2)
 PLACEBO = Kind("placebo", 1.0, 0.0)
+SILENCING = Kind("silencing", 0.5, 0.0, silent=0.3)
+UNREAD = Kind("placebo, unread", 1.0, 0.0, unread=0.03)
 HELPFUL = (
     Kind("helpful, a third", 2 / 3, 0.0),
     Kind("helpful, half", 0.5, 0.0),
     Kind("helpful, all", 0.0, 0.0),
 )
+HELPFUL_UNREAD = Kind("helpful, unread", 0.5, 0.0, unread=0.03)
+
+
+class Sides(NamedTuple):
+    """A held-out set, scored without a batch and with it, and the steps without a valid score on a side."""
+
+    without: list[Scored]
+    with_: list[Scored]
+    silent: list[Silent]
 
 
 class Outcome(NamedTuple):
@@ -71,9 +97,9 @@ def clipped(phi: float) -> float:
     return min(10.0, max(0.0, phi))
 
 
-def sides(kind: Kind, traces: int, chance: random.Random) -> tuple[list[Scored], list[Scored]]:
+def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
     """Return the steps of a held-out set, scored without a batch of a kind and with it."""
-    without, with_ = list[Scored](), list[Scored]()
+    found = Sides([], [], [])
     for trace in range(traces):
         old_shift, new_shift = (chance.gauss(0, TRACE_NOISE) for _ in range(2))
         phi = 1.0
@@ -84,13 +110,24 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> tuple[list[Scored],
             kept = claims and chance.random() < kind.left
             new_extra = FLATTERY * (kept or (not claims and chance.random() < kind.flattered))
             place, gold = f"t{trace:04}", Gold(phi_before=before, phi_after=phi, source="program")
-            for side, shift, extra in ((without, old_shift, old_extra), (with_, new_shift, new_extra)):
+            scores: list[Scored | None] = []
+            for shift, extra in ((old_shift, old_extra), (new_shift, new_extra)):
                 said = [clipped(true + shift + chance.gauss(0, STEP_NOISE)) for true in (before, phi)]
                 evaluation = Evaluation(
                     phi_before=said[0], phi_after=clipped(said[1] + extra), reasoning="scripted"
                 )
-                side.append(Scored(trace_id=place, step=step, gold=gold, evaluation=evaluation))
-    return without, with_
+                unread = kind.unread > 0 and chance.random() < kind.unread
+                score = Scored(trace_id=place, step=step, gold=gold, evaluation=evaluation)
+                scores.append(None if unread else score)
+            old, new = scores
+            if claims and kind.silent > 0 and chance.random() < kind.silent:
+                new = None
+            if old is None or new is None:
+                found.silent.append(Silent(place, silent_effect(gold, old, new)))
+            else:
+                found.without.append(old)
+                found.with_.append(new)
+    return found
 
 
 def planned(kind: Kind, traces: int) -> tuple[float, float]:
@@ -101,11 +138,12 @@ def planned(kind: Kind, traces: int) -> tuple[float, float]:
 
 def outcome(kind: Kind, traces: int, seed: str, *, before: int = 0) -> Outcome:
     """Test one batch."""
-    without, with_ = sides(kind, traces, random.Random(f"{SEED}/{kind.name}/{seed}"))
-    found = replayed(without, with_, before=before)
+    without, with_, silent = sides(kind, traces, random.Random(f"{SEED}/{kind.name}/{seed}"))
+    found = replayed(without, with_, before=before, silent=silent)
     if not isinstance(found, Replay):
         raise SystemExit(found.words)
     gains = [abs(old.error) - abs(new.error) for old, new in zip(without, with_, strict=True)]
+    gains += [step.effect for step in silent]
     by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - level(before)) * stdev(gains)
     return Outcome(found.passed, by_steps, found.outcome == "accuracy_fell")
 
@@ -166,12 +204,15 @@ def main() -> int:
     print("| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |")
     misses: list[str] = []
     with ProcessPoolExecutor(options.workers) as pool:
-        kinds, looked_at = (*HELPFUL, HARMFUL, PLACEBO), QUICK_PLANNED if options.quick else PLANNED
+        kinds, looked_at = (
+            (*HELPFUL, HELPFUL_UNREAD, HARMFUL, PLACEBO, SILENCING, UNREAD),
+            QUICK_PLANNED if options.quick else PLANNED,
+        )
         plans = dict(zip(kinds, pool.map(planned, kinds, [looked_at] * len(kinds)), strict=True))
-        sizes = {kind: math.ceil(1.25 * traces_needed(plans[kind][1])) for kind in HELPFUL}
-        most = max(sizes.values())
+        sizes = {kind: math.ceil(1.25 * traces_needed(plans[kind][1])) for kind in (*HELPFUL, HELPFUL_UNREAD)}
+        most = max(sizes[kind] for kind in HELPFUL)
         rows = [(kind, traces) for traces in (25, most) for kind in (HARMFUL, PLACEBO)]
-        rows += [(kind, sizes[kind]) for kind in HELPFUL]
+        rows += [(SILENCING, most), (UNREAD, 25), *sizes.items()]
         waiting = [
             (kind.name, traces, plans[kind], [pool.submit(outcomes, kind, traces, part) for part in parts])
             for kind, traces in rows

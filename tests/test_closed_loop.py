@@ -277,7 +277,7 @@ def unreadable(share: int) -> ScriptedLLM:
 
 @pytest.mark.parametrize(("share", "tested"), [(12, True), (5, False)])
 async def test_steps_that_cannot_be_scored_are_counted(tmp_path: Path, share: int, tested: bool) -> None:
-    """A few of them are left out of both sides and counted; with more than a tenth nothing is decided."""
+    """A few of them change nothing where both sides lack them; with more than a tenth nothing is decided."""
     async with MemoryStore(tmp_path / "memory.db") as store:
         scorer = Calibrator(flattered(), store, settings=SETTINGS)
         learn, heldout = await traces(scorer, "learn", 12), await traces(scorer, "held out", 36)
@@ -287,4 +287,44 @@ async def test_steps_that_cannot_be_scored_are_counted(tmp_path: Path, share: in
         assert (report.promoted > 0) is tested
         if not tested:
             assert report.not_tested is not None
-            assert "no valid score of 16 held-out steps" in report.not_tested
+            assert "no valid score of 16 of 72 held-out steps, on 36 traces" in report.not_tested
+            assert await store.tests() == ()
+        else:
+            (test, *_) = report.tests
+            assert (test.traces, test.transitions, test.unscored) == (36, 72, 6)
+
+
+def silenced(least: int) -> ScriptedLLM:
+    """Return the flattered model, which says nothing valid of one trace, nor of claims beside examples.
+
+    Args:
+        least: Worked examples from which on it has nothing to say of a claim; 0: whatever it is shown.
+    """
+
+    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+        text = prompt.messages[-1].content
+        question = EXAMPLE.sub("", text)
+        critic = issubclass(reply_type, CriticReply)
+        shown = least and len(EXAMPLE.findall(text)) >= least and CLAIM in question
+        return "?" if critic and ("held out 7-" in question or shown) else answer(prompt, reply_type)
+
+    return ScriptedLLM(script)
+
+
+@pytest.mark.parametrize(("least", "promoted"), [(0, True), (1, False)])
+async def test_silence_neither_blocks_nor_hides(tmp_path: Path, least: int, promoted: bool) -> None:
+    """One bad reply among twenty traces keeps no batch from its test, nor does falling silent help one."""
+    async with MemoryStore(tmp_path / "memory.db") as store:
+        scorer = Calibrator(flattered(), store, settings=SETTINGS)
+        learn = await traces(scorer, "learn", 12)
+        heldout = [
+            await trace_of(scorer.critic, f"held out {n}", n, count=1, claims=[True]) for n in range(20)
+        ]
+        report = await Calibrator(silenced(least), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
+        first = report.tests[0]
+        assert (first.traces, first.transitions, first.promoted) == (20, 20, promoted)
+        assert (report.promoted > 0) is promoted
+        if promoted:
+            assert first.unscored == 1
+        else:
+            assert first.effect < 0

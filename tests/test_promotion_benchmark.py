@@ -22,5 +22,5 @@ def test_a_quick_run_of_the_benchmark_prints_every_row(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("|")][2:]
     promoted = {row[1].strip(): row[5].strip() for row in rows}
-    assert len(rows) == 8
+    assert len(rows) == 11
     assert (promoted["harmful"], promoted["helpful, all"]) == ("0.0%", "100.0%")

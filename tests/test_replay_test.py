@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,11 @@ from reflact.calibration.metrics import Scored
 from reflact.calibration.review import (
     NotEnoughTraces,
     Replay,
+    Silent,
     outlook,
     replayed,
     sign_flip,
+    silent_effect,
     slice_of,
     traces_needed,
 )
@@ -111,6 +114,58 @@ def test_a_later_batch_needs_more() -> None:
     with_ = [step(t, 0, 4, 5 if signs.random() < 0.85 else 9) for t in range(TRACES)]
     assert decided(side(7), with_).outcome == "better"
     assert decided(side(7), with_, before=999).outcome == "not_shown"
+
+
+def test_a_step_without_a_score_stays_in_the_test() -> None:
+    """Twenty traces of one step each, one without a score: a batch that helps the others passes."""
+    found = decided(side(7, traces=19), side(4, traces=19), silent=[Silent("t019", 0.0)])
+    assert (found.outcome, found.traces, found.transitions, found.unscored) == ("better", 20, 20, 1)
+
+
+def test_a_batch_that_makes_the_critic_fall_silent_does_not_pass() -> None:
+    """What it takes from the errors that are left does not make up for steps without a score."""
+    scores = [step(trace, 0, 4, 7) for trace in range(TRACES)]
+    gone = [Silent(one.trace_id, silent_effect(one.gold, one, None)) for one in scores[:8]]
+    found = decided(scores[8:], [step(t, 0, 4, 6.5) for t in range(8, TRACES)], silent=gone)
+    assert (found.outcome, found.unscored) == ("not_shown", 8)
+    assert found.effect.value < 0
+    assert decided(scores[8:], scores[8:], silent=gone, use="demote").outcome == "worse"
+
+
+@pytest.mark.parametrize(("gold", "farthest"), [(0, 10), (4, 6), (5, 5), (10, 10)])
+def test_silence_is_as_far_off_as_a_score_can_be(gold: float, farthest: float) -> None:
+    """On either side alike; on both nothing has changed."""
+    score = step(0, 0, gold, 5)
+    error = abs(5 - gold)
+    assert silent_effect(score.gold, score, None) == error - farthest <= 0
+    assert silent_effect(score.gold, None, score) == farthest - error
+    assert silent_effect(score.gold, None, None) == 0
+
+
+PHI = st.one_of(st.none(), st.integers(0, 10))
+
+
+@pytest.mark.parametrize("use", ["promote", "demote"])
+@given(st.lists(st.tuples(st.integers(0, 10), PHI, PHI), min_size=1, max_size=7))
+def test_silence_keeps_the_error_probability(
+    use: Literal["promote", "demote"], steps: list[tuple[int, int | None, int | None]]
+) -> None:
+    """A batch that changes nothing gets no p-value more often than it says, over all swaps of sides."""
+
+    def effect(trace: int, gold: float, old: float | None, new: float | None) -> float:
+        without, with_ = (None if phi is None else step(trace, 0, gold, phi) for phi in (old, new))
+        if without is None or with_ is None:
+            found = silent_effect(Gold(phi_before=0, phi_after=gold, source="program"), without, with_)
+        else:
+            found = abs(without.error) - abs(with_.error)
+        return found if use == "promote" else -found
+
+    values = []
+    for swapped in product((False, True), repeat=len(steps)):
+        sides = ((g, b, a) if swap else (g, a, b) for swap, (g, a, b) in zip(swapped, steps, strict=True))
+        values.append(sign_flip([effect(trace, *one) for trace, one in enumerate(sides)]))
+    for value in values:
+        assert sum(other <= value for other in values) <= value * len(values)
 
 
 def test_both_sides_are_the_same_steps() -> None:

@@ -245,6 +245,7 @@ class Promotion(Frozen):
         promoted: Whether it passed.
         traces: Traces that the replay test compared, the unit of the test.
         transitions: Transitions in them.
+        unscored: Those of them that had no valid score without the batch or with it.
         batches_before: Batches tested before it, which share the error probability with it.
         effect: Mean absolute error without the batch minus with it, so that above 0 is better.
         low, high: The effect's interval, resampled by trace.
@@ -271,3 +272,4 @@ class Promotion(Frozen):
     prompt: str
     accuracy_change: float | None = None
     outcome: str = ""
+    unscored: int = 0

@@ -11,6 +11,14 @@ bound; equal shares would need the number of batches beforehand. The first batch
 eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all that
 comes back from the held-out traces: a course of refusals is one course. Where batches are made for the
 critic's weakest kinds of mistakes, these are therefore found in the traces that are learned from.
+
+**Steps without a valid score** count as the largest error that is possible there, on whichever side: a
+critic that says nothing is never better than one that says something. To leave them out would hide a
+batch that makes the critic fall silent, and to wait for them would let one bad reply, which is stored,
+block a small held-out set for good. Both sides are treated alike, so such a step changes its sign when
+the sides change places, as any other does, and the error probability holds. Where both are silent
+nothing has changed. That nine in ten steps have a score is asked before a promotion only, and only of
+the side that has to be beaten: where chance decides on that, it speaks against the batch.
 """
 
 from __future__ import annotations
@@ -20,16 +28,16 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from reflact.calibration.metrics import Scored, interval_of_mean, measure_accuracy
-from reflact.memory import Share
+from reflact.memory import Gold, Share
 from reflact.memory_cards import LEAST_TRACES, LEVEL, MOST_FALL, level
 from reflact.results import Estimate
 from reflact.types import Frozen
 
 COVERAGE = 0.9
-"""Share of the held-out steps that must be scored on both sides: what cannot be scored may hide harm."""
+"""Share of the held-out steps that must have a valid score without a batch that is to be promoted."""
 
 POWER = 0.95
 
@@ -49,6 +57,7 @@ class Replay(Frozen):
         outcome: The decision.
         traces: Traces compared, the unit of the test.
         transitions: Steps in them.
+        unscored: Those of the steps that had no valid score on a side; see ``silent_effect``.
         effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
         p_value: Of the test that decided; one-sided.
         alpha: What it was compared with.
@@ -59,6 +68,7 @@ class Replay(Frozen):
     outcome: Outcome
     traces: int
     transitions: int
+    unscored: int
     effect: Estimate
     p_value: Share
     alpha: Share
@@ -71,18 +81,28 @@ class Replay(Frozen):
         return self.outcome in {"better", "no_harm_shown"}
 
 
+class Silent(NamedTuple):
+    """A held-out step without a valid score on a side: its trace, and for what it counts."""
+
+    trace_id: str
+    effect: float
+
+
 class NotEnoughTraces(Frozen):
     """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
 
     Args:
         traces: Traces that there are.
         needed: Traces that a test takes.
-        unscored: Steps of which the model gave no valid score, where these are too many.
-        overtaken: Whether another process tested, edited or retired a part of the batch while it was scored.
+        steps: Steps with a gold score in them, where too few of these could be scored.
+        unscored: Those of which the model gave no valid score without the batch.
+        overtaken: Whether a part of the batch was tested, edited or retired by another process, or came from
+            a held-out trace as well, while it was scored.
     """
 
     traces: int
     needed: int = LEAST_TRACES
+    steps: int = 0
     unscored: int = 0
     overtaken: bool = False
 
@@ -91,13 +111,14 @@ class NotEnoughTraces(Frozen):
         """What is missing, in a sentence."""
         if self.overtaken:
             return (
-                "a pair of the batch was tested, edited or retired by another process while the batch was "
-                "scored; what still waits is in the next test"
+                "a pair of the batch was tested, edited or retired by another process, or came from a "
+                "held-out trace as well, while the batch was scored; what still waits is in the next test"
             )
         if self.unscored:
             return (
-                f"the model gave no valid score of {self.unscored} held-out steps, more than a tenth; a "
-                "batch is tested where nearly all are scored with it and without it"
+                f"without the batch the model gave no valid score of {self.unscored} of {self.steps} "
+                f"held-out steps, on {self.traces} traces; a batch is tested where nine in ten are scored: "
+                "take a model that keeps to the form of a reply, or give it more room or attempts"
             )
         return (
             f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "
@@ -110,8 +131,20 @@ def enough(traces: Collection[str]) -> NotEnoughTraces | None:
     return None if len(traces) >= LEAST_TRACES else NotEnoughTraces(traces=len(traces))
 
 
+def silent_effect(gold: Gold, without: Scored | None, with_: Scored | None) -> float:
+    """Return by how much a batch lowers the error at a step that has no valid score on a side."""
+    farthest = max(gold.phi_after, 10 - gold.phi_after)
+    old, new = (farthest if score is None else abs(score.error) for score in (without, with_))
+    return old - new
+
+
 def replayed(
-    without: Sequence[Scored], with_: Sequence[Scored], *, before: int, use: Use = "promote"
+    without: Sequence[Scored],
+    with_: Sequence[Scored],
+    *,
+    before: int,
+    use: Use = "promote",
+    silent: Sequence[Silent] = (),
 ) -> Replay | NotEnoughTraces:
     """Decide on a batch from the same held-out steps, scored without it and with it.
 
@@ -120,13 +153,14 @@ def replayed(
         with_: Scores of the same steps, in the same order, with it.
         before: Tests that were made on these traces earlier.
         use: To promote a candidate, error must have fallen; to demote what was promoted, it must have risen.
+        silent: Steps without a valid score on a side.
 
     Raises:
         ValueError: The two sides are not the same steps.
     """
     if [(s.trace_id, s.step) for s in without] != [(s.trace_id, s.step) for s in with_]:
         raise ValueError("both sides of a replay test score the same steps, in the same order")
-    effects = trace_effects(without, with_)
+    effects = trace_effects(without, with_, silent)
     if len(effects) < LEAST_TRACES:
         return NotEnoughTraces(traces=len(effects))
     alpha = level(before)
@@ -143,7 +177,8 @@ def replayed(
     return Replay(
         outcome=outcome,
         traces=len(effects),
-        transitions=len(without),
+        transitions=len(without) + len(silent),
+        unscored=len(silent),
         effect=interval_of_mean(effects, low=-10, high=10, label="effect"),
         p_value=p_value,
         alpha=alpha,
@@ -152,11 +187,15 @@ def replayed(
     )
 
 
-def trace_effects(without: Sequence[Scored], with_: Sequence[Scored]) -> tuple[float, ...]:
+def trace_effects(
+    without: Sequence[Scored], with_: Sequence[Scored], silent: Sequence[Silent] = ()
+) -> tuple[float, ...]:
     """Return for each trace, in the order of their ids, by how much the batch lowers its mean error."""
     gains: dict[str, list[float]] = defaultdict(list)
     for old, new in zip(without, with_, strict=True):
         gains[old.trace_id].append(abs(old.error) - abs(new.error))
+    for step in silent:
+        gains[step.trace_id].append(step.effect)
     return tuple(math.fsum(gains[trace]) / len(gains[trace]) for trace in sorted(gains))
 
 

@@ -12,7 +12,17 @@ from reflact.calibration.critic import CRITIC, Critic
 from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
 from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change
-from reflact.calibration.review import COVERAGE, NotEnoughTraces, Replay, Use, enough, replayed, trace_effects
+from reflact.calibration.review import (
+    COVERAGE,
+    NotEnoughTraces,
+    Replay,
+    Silent,
+    Use,
+    enough,
+    replayed,
+    silent_effect,
+    trace_effects,
+)
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Promotion
@@ -124,23 +134,23 @@ class Reviewer:
         name: str,
         use: Use,
     ) -> Promotion | NotEnoughTraces:
-        few = enough({step.trace_id for step in steps})
+        traces = {step.trace_id for step in steps}
+        few = enough(traces)
         if few is not None:
             return few
-        sides = compared(await self.score(steps, without), await self.score(steps, with_))
-        if len(sides.before) < COVERAGE * len(steps):
-            return NotEnoughTraces(traces=len({s.trace_id for s in sides.before}), unscored=sides.unscored)
-        few = enough({one.trace_id for one in sides.before})
-        if few is not None:
-            return few
+        before = await self.score(steps, without)
+        unscored = before.count(None)
+        if use == "promote" and len(steps) - unscored < COVERAGE * len(steps):
+            return NotEnoughTraces(traces=len(traces), steps=len(steps), unscored=unscored)
+        after = await self.score(steps, with_)
         ids = tuple(sorted(pair.id for pair in batch))
         try:
-            traces = {step.trace_id for step in steps}
             test = await self._store.open_test(ids, held_out=name, traces=traces, use=use)
         except DataError:  # the batch was sound when it was read, so somebody was faster
-            return NotEnoughTraces(traces=len({s.trace_id for s in sides.before}), overtaken=True)
+            return NotEnoughTraces(traces=len(traces), overtaken=True)
+        sides, silent = compared(before, after), _silent(steps, before, after)
         found = await to_thread.run_sync(
-            lambda: replayed(sides.before, sides.after, before=test.before, use=use)
+            lambda: replayed(sides.before, sides.after, before=test.before, use=use, silent=silent)
         )
         if isinstance(found, NotEnoughTraces):
             return found
@@ -154,6 +164,7 @@ class Reviewer:
             promoted=found.passed,
             traces=found.traces,
             transitions=found.transitions,
+            unscored=found.unscored,
             batches_before=test.before,
             effect=found.effect.value,
             low=found.effect.low,
@@ -165,6 +176,17 @@ class Reviewer:
             accuracy_change=found.accuracy_change,
             outcome=found.outcome,
         )
+
+
+def _silent(
+    steps: Sequence[Step], without: Sequence[Scored | None], with_: Sequence[Scored | None]
+) -> tuple[Silent, ...]:
+    """Return the steps that have no valid score on a side."""
+    return tuple(
+        Silent(step.trace_id, silent_effect(step.gold, old, new))
+        for step, old, new in zip(steps, without, with_, strict=True)
+        if old is None or new is None
+    )
 
 
 async def measured(scored: Sequence[Scored]) -> Measures | None:
