@@ -47,7 +47,7 @@ RANKS = (
     },
     {"ports", "memory_ports", "conventions", "telemetry", "traced"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
-    {"wiring", "critics", "connection", "importing", "memory_store", "pages"},
+    {"wiring", "critics", "connection", "history", "importing", "memory_store", "pages"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
     {"cli", "testing"},
 )

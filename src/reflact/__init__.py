@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from reflact.connection import connect
     from reflact.critic_config import CriticSettings
     from reflact.errors import ReflactError
+    from reflact.history import RunHistory, read_run
     from reflact.memory import (
         Action,
         ContrastPair,
@@ -57,6 +58,7 @@ __all__ = [
     "Reply",
     "ReplyModel",
     "Rollout",
+    "RunHistory",
     "RunSummary",
     "Sample",
     "Score",
@@ -71,6 +73,7 @@ __all__ = [
     "TrainerConfig",
     "Transition",
     "connect",
+    "read_run",
 ]
 
 _HOMES = {
@@ -84,6 +87,7 @@ _HOMES = {
     "connection": ("connect",),
     "critic_config": ("CriticSettings",),
     "errors": ("ReflactError",),
+    "history": ("RunHistory", "read_run"),
     "memory": ("Action", "ContrastPair", "Evaluation", "Gold", "ScoreEvent", "StateScore", "Transition"),
     "memory_store": ("MemoryStore",),
     "ports": ("LLM", "Environment", "Session", "Target"),

@@ -241,7 +241,7 @@ class RunSummary(Frozen):
     deterministic: bool = True
     test_openings: int = 0
     seconds: float = 0.0
-    config: JsonValue = None
+    config: JsonValue = Field(default=None, repr=False)
     critic: CriticUsed | None = Field(default=None, exclude_if=_absent)
     noted_by: CriticUsed | None = Field(default=None, exclude_if=_absent)
 

@@ -283,7 +283,11 @@ class Stream(Generic[T]):
         await self.aclose()
 
     def also(self) -> View[T]:
-        """Return another iterator over all elements that come from now on; it takes part at once."""
+        """Return another iterator over all elements that come from now on; it takes part at once.
+
+        Nothing comes before the stream's own iteration begins, so whoever reads a view first waits for
+        another task to begin it.
+        """
         return self._views.add(latest=False)
 
     def latest(self) -> View[T]:

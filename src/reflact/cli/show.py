@@ -42,26 +42,17 @@ def show(
 async def _show(path: Path, step: int | None, run: str | None) -> None:
     from rich.console import Console
 
+    from reflact.history import chosen
     from reflact.store.runs import open_store
 
     console = Console()
     async with open_store(path) as store:
-        row = _pick(await store.runs(), run, path)
+        row = chosen(await store.runs(), run, path)
         records = await store.records(row.run_id)
         if step is None:
             await _print_run(console, store, row, records, path.parent)
         else:
             await _print_step(console, store, _step(records, step, row.run_id))
-
-
-def _pick(rows: Sequence[RunRow], run: str | None, path: Path) -> RunRow:
-    from reflact.errors import UsageError
-
-    named = [row for row in rows if run is None or row.run_id == run]
-    if named:
-        return named[-1]
-    known = ", ".join(row.run_id for row in rows)
-    raise UsageError(f"{path} holds no run {run or ''}".rstrip() + (f"; it holds {known}" if known else ""))
 
 
 def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
