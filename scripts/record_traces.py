@@ -10,7 +10,7 @@ reflact does not depend on, and a server as ``scripts/local_server.py`` starts i
 
 ``GAMES`` is a folder; games that it lacks are made there. What the cassette holds is not asked again.
 
-There are 22 games with two runs each: 12 games are held out, 8 are learned from, 2 are anchors. A run begins
+There are 24 games with two runs each: 12 games are held out, 8 are learned from, 4 are anchors. A run begins
 after some steps of the game's own walkthrough, so that states lie all over the scale, and is ``--steps``
 long. A step is the model's choice among ten admissible commands or, in half the steps by chance, the
 walkthrough's: the model alone hardly ever gets anywhere. Gold is ten times the share of the game's score that
@@ -36,20 +36,20 @@ from pydantic import Field, create_model
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration.config import CalibrateConfig, anchored
-from reflact.calibration.constructions import Band, built, label_of
+from reflact.calibration.constructions import Band, Built, Label, built, label_of
 from reflact.calls import Message, Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError
 from reflact.llm.cassette import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.network import Network
 from reflact.loading import load_section
-from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, ScoreEvent, Transition
 from reflact.ports import LLM
 from reflact.tasks import fan_out
 from reflact.testing import MemoryStore as Effects
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "calibration"
-PARTS = {"held_out": (*range(10), 20, 21), "learn": range(10, 18), "anchors": range(18, 20)}
+PARTS = {"held_out": (*range(10), 20, 21), "learn": range(10, 18), "anchors": (18, 19, 22, 23)}
 RUNS = "ab"
 OFFERED = 10
 WANTED = textworld.EnvInfos(
@@ -295,22 +295,47 @@ async def calibrate(
 
 
 def gold_pairs(trace: Trace) -> list[ContrastPair]:
-    """Return a gold pair for each step: the constructions that need no model take turns."""
+    """Return two gold pairs for each step: of the step itself, and of a perturbed one, by turns."""
     pairs = []
     for event in trace.events:
         assert event.gold is not None
         label = label_of(event, event.gold)
-        found = [
+        perturbed = [
             one
             for one in built(event, label, purpose=trace.purpose, band=Band(1, 10))
             if one.construction != "observed"
         ]
-        if found:
-            one = found[event.step % len(found)]
+        found = [written(event, label, trace.purpose)]
+        if perturbed:
+            found.append(perturbed[event.step % len(perturbed)])
+        for one in found:
             about = one.model_dump(exclude={"source"})
             place = Provenance(trace_id=trace.id, step=event.step)
             pairs.append(ContrastPair.model_validate({**about, "label": one.source, "provenance": place}))
     return pairs
+
+
+def written(event: ScoreEvent, label: Label, aim: str) -> Built:
+    """Return a pair of a step as it was: its gold, and no credit for progress, or credit for none."""
+    right = label.right
+    gained = right.delta > 0
+    wrong = right.model_copy(
+        update={
+            "phi_after": right.phi_before if gained else min(10.0, right.phi_before + 3),
+            "reasoning": "Nothing has changed." if gained else "The agent does what it wants to do.",
+            "evidence": (),
+        }
+    )
+    return Built(
+        construction="written",
+        mistake="ignored_evidence" if gained else "credit_for_intention",
+        purpose=aim,
+        transition=event.transition,
+        right=right,
+        wrong=wrong,
+        source=label.source,
+        why="It overlooks what was achieved." if gained else "It credits what was not achieved.",
+    )
 
 
 def tell(trace: Trace) -> None:
@@ -328,6 +353,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("games", type=Path)
     parser.add_argument("--ports", type=int, nargs="+", default=[8123], help="Of servers on this machine.")
-    parser.add_argument("--steps", type=int, default=1, help="Steps of a run.")
+    parser.add_argument("--steps", type=int, default=3, help="Steps of a run.")
     parser.add_argument("--first", type=int, default=None, help="Play only so many runs.")
     anyio.run(main, parser.parse_args())

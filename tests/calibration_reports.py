@@ -7,7 +7,14 @@ from reflact.calibration.results import CalibrationReport, Change, Consumed, Dro
 from reflact.memory import Evaluation, Gold, Promotion
 from reflact.results import Estimate, Usage
 
+CRITIC = (
+    '{"checksum":"cd6b","critic":"critic@1","llm":"{\\"endpoint\\":\\"http://127.0.0.1:9/v1\\",'
+    '\\"model\\":\\"qwen-small\\"}","settings":{"examples":2},"snapshot":null}'
+)
+
 NOTHING = CalibrationReport(
+    critic=CRITIC,
+    prompt="critic@1",
     rounds=0,
     learned_from=0,
     held_out_name="given",
@@ -21,11 +28,6 @@ NOTHING = CalibrationReport(
     anchors=Change(before=None, after=None, gain=None),
     outlook="no held-out trace shows anything",
     usage=Usage(),
-)
-
-CRITIC = (
-    '{"checksum":"cd6b","critic":"critic@1","llm":"{\\"endpoint\\":\\"http://127.0.0.1:9/v1\\",'
-    '\\"model\\":\\"qwen-small\\"}","settings":{"examples":2},"snapshot":null}'
 )
 
 
@@ -79,6 +81,8 @@ def everything() -> CalibrationReport:
     """Return a report in which every field says something."""
     before, after = measures(2.0), measures(0.5)
     return CalibrationReport(
+        critic=CRITIC,
+        prompt="critic@1",
         rounds=3,
         learned_from=16,
         held_out_name="slice 2",
@@ -110,7 +114,7 @@ def everything() -> CalibrationReport:
             Consumed(
                 role="critic", purpose="score", questions=900, unanswered=1, refused=2, usage=Usage(calls=902)
             ),
-            Consumed(role="judge", purpose="compare", questions=330, cut_off=3, usage=Usage(calls=332)),
+            Consumed(role="judge", purpose="compare", questions=330, refused=3, usage=Usage(calls=332)),
         ),
     )
 
@@ -127,6 +131,8 @@ def hostile(text: str) -> CalibrationReport:
     ill = measures(2.0, mistakes=(text,))
     return full.model_copy(
         update={
+            "critic": text,
+            "prompt": text,
             "held_out_name": text,
             "pairs": tuple(kind.model_copy(update={"mistake": text}) for kind in full.pairs),
             "drops": tuple(drop.model_copy(update={"reason": text}) for drop in full.drops),

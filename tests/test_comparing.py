@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrast_world import PURPOSE, KnowingJudge, event, round_of
-from reflact.calibration.comparing import AT_ONCE, compare, needed, outcome, passes, sides
+from reflact.calibration.comparing import compare, needed, outcome, passes, sides
 from reflact.calibration.contrast import ContrastSettings, Made, contrast
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Gold
@@ -161,13 +161,13 @@ def test_the_rates_in_the_documents_are_computed() -> None:
 
 
 async def test_hopeless_comparisons_end_early() -> None:
-    """A judge who is always wrong is asked until that is certain, and no more than is under way then."""
+    """A judge who is always wrong is asked until that is certain, and not once more."""
     llm = ScriptedLLM(KnowingJudge(0.0))
     plan = sides(0, 20, seed=0)
     decided, found = await compare(clear(0), plan, step="", judge=llm, prompts=load_book(), agreement=0.6)
     assert decided == "judged_wrong"
     assert len(found) == 9
-    assert len(llm.calls) <= 9 + AT_ONCE
+    assert len(llm.calls) == 9
 
 
 # ------------------------------------------------------------------------------------------ in a round

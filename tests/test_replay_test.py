@@ -94,6 +94,20 @@ def test_accuracy_that_falls_blocks_a_smaller_error() -> None:
     assert (found.outcome, found.passed) == ("accuracy_fell", False)
 
 
+def test_accuracy_that_falls_over_all_comparisons_blocks_too() -> None:
+    """Long traces that lose their order block a batch, although on average over traces order is gained."""
+    short = [step(trace, n, gold, 5) for trace in range(30) for n, gold in enumerate((2, 3))]
+    better = [step(trace, n, gold, gold) for trace in range(30) for n, gold in enumerate((2, 3))]
+    golds = range(10)
+    long = [step(trace, n, gold, 2 + gold / 2) for trace in range(30, 40) for n, gold in enumerate(golds)]
+    flat = [step(trace, n, gold, 4.5) for trace in range(30, 40) for n, gold in enumerate(golds)]
+    found = decided([*short, *long], [*better, *flat])
+    assert found.effect.low > 0
+    assert found.accuracy_change is not None
+    assert found.accuracy_change < -0.02
+    assert found.outcome == "accuracy_fell"
+
+
 def test_what_was_promoted_and_harms_goes() -> None:
     """A later measurement looks the other way: only harm that is shown demotes."""
     assert decided(side(4, 4), side(6, 4), use="demote").outcome == "worse"

@@ -253,7 +253,8 @@ class Promotion(Frozen):
         alpha: What it was compared with.
         critic: The critic's identity: model and settings.
         prompt: Its prompt's name and version.
-        accuracy_change: Pairwise accuracy with the batch minus without; None where nothing can be ordered.
+        accuracy_change: Pairwise accuracy with the batch minus without: the lower of the mean over traces and
+            the difference over all comparisons. None where nothing can be ordered.
         outcome: What decided, in a word: ``better``, ``not_shown``, ``accuracy_fell``, or of a later
             measurement ``worse`` or ``no_harm_shown``.
     """

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, StateScore, Transition
-from reflact.tasks import fan_out_until
 
 FIRST_TRIAL = 1
 """Trial 0 is the score that the agent's own loop asked for; samples are independent of it."""
@@ -34,8 +33,8 @@ async def agreed(
     """Return the middle one of so many samples, or in words why they do not agree.
 
     They agree where their phi before and their phi after each lie within ``max_spread``. A sample from which
-    a guard took credit for a change is no opinion, and neither is a missing one. Asking ends as soon as they
-    cannot agree any more.
+    a guard took credit for a change is no opinion, and neither is a missing one. One sample follows the
+    other, and asking ends as soon as they cannot agree any more, so that none is paid for in vain.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -51,11 +50,16 @@ async def agreed(
             return "a sample rests on no evidence"
         return score.evaluation
 
-    def over(found: Sequence[Evaluation | str]) -> bool:
-        return _dissent(found, max_spread) is not None
-
-    found = await fan_out_until(one, range(FIRST_TRIAL, FIRST_TRIAL + samples), enough=over)
-    return _dissent(found, max_spread) or middle([one for one in found if isinstance(one, Evaluation)])
+    found: list[Evaluation] = []
+    for trial in range(FIRST_TRIAL, FIRST_TRIAL + samples):
+        said = await one(trial)
+        if isinstance(said, str):
+            return said
+        found.append(said)
+        apart = _dissent(found, max_spread)
+        if apart is not None:
+            return apart
+    return middle(found)
 
 
 def middle(samples: Sequence[Evaluation]) -> Evaluation:
@@ -64,11 +68,7 @@ def middle(samples: Sequence[Evaluation]) -> Evaluation:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _dissent(found: Sequence[Evaluation | str], max_spread: float) -> str | None:
-    for one in found:
-        if isinstance(one, str):
-            return one
-    scores = [one for one in found if isinstance(one, Evaluation)]
+def _dissent(scores: Sequence[Evaluation], max_spread: float) -> str | None:
     for phis in ([one.phi_before for one in scores], [one.phi_after for one in scores]):
         if max(phis) - min(phis) > max_spread:
             return f"samples lie {max(phis) - min(phis):g} apart, more than {max_spread:g}"

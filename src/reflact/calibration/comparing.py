@@ -21,12 +21,8 @@ from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, fence
-from reflact.tasks import fan_out_until
 
 Outcome = Literal["kept", "judged_wrong", "decided_by_position"]
-
-AT_ONCE = 2
-"""Comparisons of one pair under way at a time, so that few are wasted where the outcome is certain early."""
 
 
 class JudgeReply(ReplyModel):
@@ -121,7 +117,8 @@ async def compare(
 ) -> tuple[Outcome, tuple[bool, ...]]:
     """Let a judge compare a pair's sides until the outcome is certain; return it, and what was found.
 
-    A comparison without a valid reply has not found the right side.
+    One comparison follows the other, so that none is paid for that decides nothing; pairs are compared side
+    by side. A comparison without a valid reply has not found the right side.
 
     Raises:
         ContextOverflow: The request is larger than the judge's context.
@@ -138,14 +135,10 @@ async def compare(
             return False
         return (reply.value.better == "first") is plan[number]
 
-    def certain(found: Sequence[bool]) -> bool:
-        return outcome(plan, found, agreement=agreement) is not None
-
-    found = await fan_out_until(one, range(len(plan)), enough=certain, limit=AT_ONCE)
-    decided = outcome(plan, found, agreement=agreement)
-    if decided is None:
-        raise AssertionError("all comparisons were made and nothing is decided")
-    return decided, found
+    found: list[bool] = []
+    while (decided := outcome(plan, found, agreement=agreement)) is None:
+        found.append(await one(len(found)))
+    return decided, tuple(found)
 
 
 def _binomial(hits: int, tries: int, rate: float) -> float:

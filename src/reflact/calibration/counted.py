@@ -1,14 +1,12 @@
 """What a calibration's calls consume, counted where they are made: at the door to each model.
 
-What a reply took that was refused counts like what a valid one took. Of a question that was cut off before
-its answer no more is known here than that: what it may have cost is in the books of the model's own store.
+What a reply took that was refused counts like what a valid one took. A question that is cancelled before its
+answer is not counted here: what it may have cost is in the books of the model's own store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-import anyio
 
 from reflact.calibration.results import Consumed
 from reflact.calls import Rendered, Reply, Sample
@@ -16,7 +14,7 @@ from reflact.errors import ModelError
 from reflact.ports import LLM, R
 from reflact.results import Usage
 
-COUNTS = ("questions", "unanswered", "cut_off", "refused")
+COUNTS = ("questions", "unanswered", "refused")
 
 
 class Books:
@@ -77,9 +75,6 @@ class CountedLLM:
             self._books.book(
                 one.model_copy(update={"usage": error.usage, "refused": refused, "unanswered": 1})
             )
-            raise
-        except anyio.get_cancelled_exc_class():
-            self._books.book(one.model_copy(update={"cut_off": 1}))
             raise
         self._books.book(one.model_copy(update={"usage": reply.usage, "refused": reply.attempts - 1}))
         return reply

@@ -35,8 +35,6 @@ class Consumed(Frozen):
         purpose: What for: ``score``, ``mistake``, ``other_purpose`` or ``compare``.
         questions: How many were asked; a reply that is sent back belongs to its question.
         unanswered: Questions that got no valid reply.
-        cut_off: Questions that were given up before their answer, such as a comparison that no longer
-            mattered; what these may have cost stands in the books of the model's store.
         refused: Replies that were not valid.
         usage: What all replies took, valid or not.
     """
@@ -45,7 +43,6 @@ class Consumed(Frozen):
     purpose: str
     questions: int = 0
     unanswered: int = 0
-    cut_off: int = 0
     refused: int = 0
     usage: Usage = Usage()
 
@@ -67,6 +64,8 @@ class CalibrationReport(Frozen):
     """What a call of ``Calibrator.calibrate`` did.
 
     Args:
+        critic: The identity of the critic that was measured, as canonical JSON.
+        prompt: Its prompt's name and version, such as ``critic@1``.
         rounds: Rounds of contrast pairs that were made.
         learned_from: Traces that pairs were made from.
         held_out_name: What the held-out traces are called: a slice, or given by the caller.
@@ -85,6 +84,8 @@ class CalibrationReport(Frozen):
         consumed: The same by role and purpose.
     """
 
+    critic: str
+    prompt: str
     rounds: int
     learned_from: int
     held_out_name: str

@@ -61,7 +61,8 @@ class Replay(Frozen):
         effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
         p_value: Of the test that decided; one-sided.
         alpha: What it was compared with.
-        accuracy_change: Pairwise accuracy with the batch minus without; None where nothing can be ordered.
+        accuracy_change: Pairwise accuracy with the batch minus without: the lower of the mean over traces and
+            the difference over all comparisons. None where nothing can be ordered.
         deviation: Standard deviation of the effect between traces.
     """
 
@@ -166,13 +167,13 @@ def replayed(
     alpha = level(before)
     p_value = sign_flip(effects if use == "promote" else [-effect for effect in effects])
     changes = _accuracy_changes(without, with_)
-    change = math.fsum(changes) / len(changes) if changes else None
+    change = _accuracy_change(changes, without, with_)
     if use == "demote":
         outcome: Outcome = "worse" if p_value <= alpha else "no_harm_shown"
     elif p_value > alpha:
         outcome = "not_shown"
     else:
-        outcome = "accuracy_fell" if _fell(changes) else "better"
+        outcome = "accuracy_fell" if change is not None and _fell(change, changes) else "better"
     mean = math.fsum(effects) / len(effects)
     return Replay(
         outcome=outcome,
@@ -269,8 +270,16 @@ def _accuracy_changes(without: Sequence[Scored], with_: Sequence[Scored]) -> lis
     return changes
 
 
-def _fell(changes: Sequence[float]) -> bool:
-    if not changes:
-        return False
-    fall = -math.fsum(changes) / len(changes)
-    return fall > MOST_FALL or (fall > 0 and sign_flip([-change for change in changes]) <= LEVEL)
+def _accuracy_change(
+    changes: Sequence[float], without: Sequence[Scored], with_: Sequence[Scored]
+) -> float | None:
+    """Return the lower of two figures: the mean over traces, and that over all comparisons, as reported."""
+    old, new = measure_accuracy(without), measure_accuracy(with_)
+    if not changes or old is None or new is None:
+        return None
+    return min(math.fsum(changes) / len(changes), new - old)
+
+
+def _fell(change: float, changes: Sequence[float]) -> bool:
+    mean = math.fsum(changes) / len(changes)
+    return change < -MOST_FALL or (mean < 0 and sign_flip([-one for one in changes]) <= LEVEL)

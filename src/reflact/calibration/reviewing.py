@@ -66,7 +66,7 @@ class Reviewer:
     """
 
     def __init__(self, critic: Critic, store: CardStore, *, limit: int) -> None:
-        self._critic = critic
+        self.critic = critic
         self._store = store
         self._limit = limit
 
@@ -94,7 +94,7 @@ class Reviewer:
 
     async def score(self, steps: Sequence[Step], pairs: Sequence[ContrastPair]) -> tuple[Scored | None, ...]:
         """Score steps with exactly these pairs to choose worked examples from; None: no valid score."""
-        return await score_steps(self._critic, steps, pairs, limit=self._limit)
+        return await score_steps(self.critic, steps, pairs, limit=self._limit)
 
     async def test(
         self,
@@ -171,8 +171,8 @@ class Reviewer:
             high=found.effect.high,
             p_value=found.p_value,
             alpha=found.alpha,
-            critic=self._critic.identity,
-            prompt=self._critic.prompt,
+            critic=self.critic.identity,
+            prompt=self.critic.prompt,
             accuracy_change=found.accuracy_change,
             outcome=found.outcome,
         )

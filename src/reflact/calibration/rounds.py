@@ -221,6 +221,8 @@ class Rounds:
         self._measured("after", after, anchors_after)
         consumed = self._books.since(began)
         return CalibrationReport(
+            critic=self.reviewer.critic.identity,
+            prompt=self.reviewer.critic.prompt,
             rounds=tally.rounds,
             learned_from=len(parts.learn),
             held_out_name=parts.name,

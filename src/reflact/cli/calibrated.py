@@ -86,11 +86,10 @@ def _consumed(entries: Sequence[Consumed]) -> Iterator[str]:
     from reflact.calibration.counted import total
 
     questions, lost = sum(one.questions for one in entries), sum(one.unanswered for one in entries)
-    refused, cut_off = sum(one.refused for one in entries), sum(one.cut_off for one in entries)
+    refused = sum(one.refused for one in entries)
     yield (
         f"{questions:,} questions took {_usage(total(entries))}, replies found "
-        f"in the store included; {refused:,} replies were refused, {lost:,} questions got no valid one, "
-        f"{cut_off:,} were cut off."
+        f"in the store included; {refused:,} replies were refused, {lost:,} questions got no valid one."
     )
     for one in entries:
         more = "".join(
@@ -98,7 +97,6 @@ def _consumed(entries: Sequence[Consumed]) -> Iterator[str]:
             for what, count in (
                 ("refused", one.refused),
                 ("without a valid reply", one.unanswered),
-                ("cut off", one.cut_off),
             )
             if count
         )

@@ -131,7 +131,6 @@ def _consumption(report: CalibrationReport) -> Section:
         "asked for",
         "questions",
         "unanswered",
-        "cut off",
         "refused",
         "calls",
         "tokens in",
@@ -139,7 +138,7 @@ def _consumption(report: CalibrationReport) -> Section:
         "USD",
     )
     totals = [sum(counts) for counts in zip(*map(_counts, report.consumed), strict=True)]
-    shown = [f"{total:,}" for total in totals] or ["–"] * 4
+    shown = [f"{total:,}" for total in totals] or ["–"] * 3
     return Section(
         "cost",
         "What it took",
@@ -166,7 +165,7 @@ def _consumed(one: Consumed) -> list[h.Node]:
 
 
 def _counts(one: Consumed) -> tuple[int, ...]:
-    return one.questions, one.unanswered, one.cut_off, one.refused
+    return one.questions, one.unanswered, one.refused
 
 
 def _usage(usage: Usage) -> tuple[h.Node, ...]:

@@ -88,7 +88,8 @@ def _tested(test: Promotion) -> list[h.Node]:
         f"{test.p_value:.2g}",
         f"{test.alpha:.2g}",
         accuracy,
-        *(f"{count:,}" for count in (len(test.pair_ids), test.traces, test.transitions)),
+        *(f"{count:,}" for count in (len(test.pair_ids), test.traces)),
+        f"{test.transitions:,}" + (f", {test.unscored:,} of them unscored" if test.unscored else ""),
     ]
 
 
@@ -141,39 +142,23 @@ def _difficulty(difficulty: float | None) -> str:
 
 
 def versions(report: CalibrationReport) -> Section:
-    """Return which critic the tests were made with: its prompt, its model, its settings."""
-    batches: dict[tuple[str, str], list[str]] = {}
-    for test in report.tests:
-        batches.setdefault((test.prompt, test.critic), []).append(_batch(test).lower())
-    shown = [
-        [
-            h.p[
-                "The tests of ",
-                ", ".join(tested),
-                " were made with the prompt ",
-                h.code[safe(prompt)],
-                *(
-                    h.fragment[" and the model ", h.code[safe(value)]]
-                    for name, value in parts
-                    if name in MODELS
-                ),
-                ".",
-            ],
-            folded(
-                f"All that names this critic ({', '.join(tested)})",
-                table(
-                    f"The critic in the tests of {', '.join(tested)}",
-                    ("setting", "value"),
-                    [[h.code[safe(name)], h.code[safe(value)]] for name, value in parts],
-                    prose={1},
-                ),
-            ),
-        ]
-        for (prompt, critic), tested in batches.items()
-        for parts in [parts_of(critic)]
+    """Return which critic was measured and tested: its prompt, its model, its settings."""
+    parts = parts_of(report.critic)
+    said = h.p[
+        "All scores were made with the prompt ",
+        h.code[safe(report.prompt)],
+        *(h.fragment[" and the model ", h.code[safe(value)]] for name, value in parts if name in MODELS),
+        ".",
     ]
-    nothing = h.p["A critic is named by the evidence of a test, and there was none."]
-    return Section("versions", "Prompt, model and settings", (shown or nothing,))
+    named = table(
+        "The critic",
+        ("setting", "value"),
+        [[h.code[safe(name)], h.code[safe(value)]] for name, value in parts],
+        prose={1},
+    )
+    return Section(
+        "versions", "Prompt, model and settings", (said, folded("All that names this critic", named))
+    )
 
 
 def parts_of(identity: str) -> list[tuple[str, str]]:
