@@ -1,4 +1,4 @@
-"""Traces in a memory, at a terminal: handed in from files, listed, shown, named by the beginning of an id."""
+"""Traces in a memory, at a terminal: handed in from files, listed, shown, named by an id, forgotten."""
 
 from __future__ import annotations
 
@@ -108,12 +108,23 @@ def test_the_beginning_of_an_id_is_enough_where_it_is_the_only_one(store: Path) 
     """A whole id stands for itself, whatever begins with it; what begins several is refused, with them."""
     assert run("trace", store, "monday-2").stdout.startswith("trace monday-2\n")
     assert run("trace", store, "monday-22").stdout.startswith("trace monday-22\n")
-    refused = run("forget", store, "mond")
+    refused = run("trace", store, "mond")
     assert refused.exit_code == 2
     assert "monday-1, monday-2, monday-22" in refused.stderr
-    assert "forgot trace elsewhere: 0 events, 1 units with 2 cards" in run("forget", store, "else").stdout
+
+
+def test_only_a_whole_id_is_forgotten(store: Path) -> None:
+    """A trace whose id begins with that of one that is gone stays, and is named."""
+    gone = run("forget", store, "elsewhere").stdout
+    assert "forgot trace elsewhere: 0 events, 1 units with 2 cards" in gone
     assert "forgot trace monday-2:" in run("forget", store, "monday-2").stdout
-    assert run("trace", store, "monday-2").stdout.startswith("trace monday-22\n")
+    for name, others in (("monday-2", "monday-22"), ("monday", "monday-1, monday-22")):
+        refused = run("forget", store, name)
+        assert refused.exit_code == 2
+        assert f"is called '{name}'" in refused.stderr
+        assert refused.stderr.endswith(f"these begin so: {others}\n")
+    assert "nothing in" in run("forget", store, "monday-2", "--calls").stdout
+    assert run("traces", store, "--json").stdout.count('"events":3') == 2
 
 
 def test_the_beginning_of_a_pairs_id_is_only_taken_for_one(tmp_path: Path) -> None:
@@ -140,7 +151,7 @@ def test_the_beginning_of_a_pairs_id_is_only_taken_for_one(tmp_path: Path) -> No
         (("trace", "STORE", "mon"), "at least 4 characters"),
         (("trace", "STORE", "tuesday"), "reflact memory traces"),
         (("trace", "STORE", "elsewhere"), "but not the trace itself"),
-        (("forget", "STORE", "mon"), "at least 4 characters"),
+        (("forget", "STORE", "mon"), "takes a whole id"),
         (("keep", "STORE", "nowhere"), "cannot read nowhere"),
         (("keep", "STORE", "STORE"), "holds no trace"),
     ],

@@ -81,7 +81,10 @@ def show(
 def forget(
     store: Store,
     trace: Annotated[
-        str, typer.Argument(metavar="TRACE", help="A trace's id, or its beginning.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TRACE", help="A trace's id; its beginning is not enough.", show_default=False
+        ),
     ],
     calls: Annotated[
         bool,
@@ -200,10 +203,15 @@ async def _show(path: Path, name: str, json: bool) -> None:
 
 
 async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
+    from reflact.errors import UsageError
+
     async with existing(path) as store:
         found = await store.traces_named(trace)
-        if found:
-            trace = only(trace, found, what="trace", store=path, listed=f"{LISTED} {path}")
+        if found and trace not in found and not calls:
+            raise UsageError(
+                f"no trace in {path} is called {trace!r}, and forgetting takes a whole id; these begin so: "
+                f"{', '.join(found)}"
+            )
         return await store.forget(trace, calls=calls)
 
 
