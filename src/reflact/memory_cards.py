@@ -104,6 +104,11 @@ def level(before: int) -> float:
     return LEVEL * 6 / (math.pi * (before + 1)) ** 2
 
 
+def utility_of(evidence: Promotion) -> float:
+    """Return what a batch is worth, 0 to 1: 0.5, and 0.05 for each point of error that it took away."""
+    return min(1.0, max(0.0, 0.5 + evidence.effect / 20))
+
+
 def misfit(evidence: Promotion, use: Literal["promote", "demote"]) -> str | None:
     """Return in words what evidence cannot be, whatever was measured; None where it may be what it says.
 

@@ -149,7 +149,8 @@ class Forgotten(Frozen):
     """What ``forget`` removed; the ids of units are hashes and hold nothing of their content.
 
     ``replies`` are those of models to calibration's questions that were removed, ``replies_left`` those that
-    stay in the file and may quote the trace.
+    stay in the file and may quote the trace. ``logged`` says that the log beside the file could not be
+    emptied, since another process was reading: what was removed stays in there until the log is.
     """
 
     trace_id: str
@@ -160,6 +161,7 @@ class Forgotten(Frozen):
     anchors: int
     replies: int = 0
     replies_left: int = 0
+    logged: bool = False
 
 
 class StoredTrace(Frozen):

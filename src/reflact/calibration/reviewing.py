@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from anyio import to_thread
@@ -38,7 +39,7 @@ class Standing(NamedTuple):
             are, so that a round which was cut off before its test is made again as it was.
         learned: Traces that pairs were made from, whatever became of these.
         promoted: What the critic is shown now.
-        waiting: Pairs that may be tested and never were; see ``testable``.
+        waiting: Pairs that may be tested and were not since they last changed; see ``testable``.
         tests: All tests.
     """
 
@@ -74,7 +75,7 @@ class Reviewer:
         """Return where the critic's pairs stand now."""
         stored, tests = await self._store.pairs(), await self._store.tests()
         ended = [test for test in tests if test.evidence is not None]
-        tested = {unit for test in ended for unit in test.unit_ids}
+        tested = {unit: test.at for test in ended for unit in test.unit_ids}
         ours = [one for one in stored if visible_to(one.pair.scope, CRITIC)]
         return Standing(
             known=frozenset(
@@ -87,7 +88,7 @@ class Reviewer:
             waiting=tuple(
                 one
                 for one in ours
-                if one.status == "quarantined" and not one.held and one.pair.id not in tested
+                if one.status == "quarantined" and not one.held and _changed_since(one, tested)
             ),
             tests=tests,
         )
@@ -187,6 +188,12 @@ def _silent(
         for step, old, new in zip(steps, without, with_, strict=True)
         if old is None or new is None
     )
+
+
+def _changed_since(one: StoredPair, tested: Mapping[str, datetime]) -> bool:
+    """Whether a pair was never tested, or was edited, released or taken back since its last test."""
+    last = tested.get(one.pair.id)
+    return last is None or one.changed > last
 
 
 async def measured(scored: Sequence[Scored]) -> Measures | None:

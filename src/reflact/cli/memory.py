@@ -117,6 +117,11 @@ def forget(
             f"{gone.replies_left} stored replies of models to calibration's questions may quote it; --calls "
             "removes them all, and they would be asked anew"
         )
+    if gone.logged:
+        typer.echo(
+            f"what was removed still stands in {store.name}-wal, since another process reads the memory; end "
+            "that and give this command again"
+        )
 
 
 @memory.command("export")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion
-from reflact.memory_cards import misfit, subject
+from reflact.memory_cards import misfit, subject, utility_of
 from reflact.memory_ports import BatchTest, Forgotten, mark_of
 from reflact.store import changing, origins, units
 from reflact.store.database import Tables
@@ -103,6 +103,10 @@ def close_test(tables: Tables, number: int, evidence: Promotion, *, now: datetim
         raise DataError(f"test {number} {state}; open a test for each batch")
     check_evidence(test, evidence)
     tables.execute("UPDATE memory_tests SET evidence = ? WHERE number = ?", (written(evidence), number))
+    tables.execute(
+        "UPDATE memory_units SET utility = ? WHERE id IN (SELECT value FROM json_each(?))",
+        (utility_of(evidence), canonical(list(test.unit_ids))),
+    )
     for row in _untouched(tables, test):
         if test.use == "promote" and evidence.promoted:
             changing.move(tables, row, "promoted", now=now, test=number, evidence=evidence)

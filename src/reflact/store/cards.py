@@ -347,14 +347,16 @@ class SQLiteCards:
         A unit that also came from another trace goes as well. So do pairs of other traces that look at their
         step under this one's purpose, unless another trace that is stored has the same purpose.
         The evidence of tests stays: it holds hashes and numbers, and tests have to be counted. What is
-        removed is overwritten in the file and leaves its log when the last process closes it.
+        removed is overwritten in the file, and the log beside it is emptied, unless another process reads
+        from it; then ``logged`` says so, and forgetting again empties it once that has ended.
 
         Args:
             trace_id: The trace.
             calls: Whether all replies of models to calibration's questions that this file holds go too, of
                 whatever trace; they would have to be asked anew.
         """
-        return await self._database.write(lambda tables: booking.forget(tables, trace_id, calls=calls))
+        gone = await self._database.write(lambda tables: booking.forget(tables, trace_id, calls=calls))
+        return gone.model_copy(update={"logged": not await self._database.empty_log()})
 
 
 def _submission(row: Row, *, new: bool) -> Submission:

@@ -34,6 +34,9 @@ READERS = 2
 
 PATIENCE_SECONDS = 30.0
 
+EMPTYING_SECONDS = 1.0
+"""How long emptying the log waits for those who still read what stands in it."""
+
 SLICE_SECONDS = 0.1
 """How long the writer waits for another process's lock before it looks whether the database is closing."""
 
@@ -146,6 +149,14 @@ class Database:
         self._require_open()
         return await _outcome(self._readers.submit(self._look, work))
 
+    async def empty_log(self) -> bool:
+        """Bring what was committed into the file and empty the log beside it; says whether that is done.
+
+        Another process that reads from the log, or writes, keeps it from being emptied.
+        """
+        self._require_open()
+        return await _outcome(self._writer.submit(self._empty_log))
+
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Write with one statement and return how many rows it changed."""
         return await self.write(lambda tables: tables.execute(sql, parameters).rowcount)
@@ -239,6 +250,16 @@ class Database:
                 request.future.set_result(value)
             else:
                 request.future.set_exception(self._renamed(failure))
+
+    def _empty_log(self) -> bool:
+        end = time.monotonic() + min(self._patience, EMPTYING_SECONDS)
+        try:
+            while True:
+                (busy, *_) = self._tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy or time.monotonic() >= end or self._leaving.is_set():
+                    return not busy
+        except sqlite3.Error as error:
+            raise self._renamed(error) from error
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
