@@ -62,7 +62,7 @@ class Round(Frozen):
 
 
 class KindMeasured(Frozen):
-    """How many held-out steps that invite one kind of mistake the critic scored rightly."""
+    """How many steps of pairs made for one kind of mistake the critic scored rightly; steps it learned from."""
 
     mistake: str
     right: int = Field(ge=0)
@@ -76,7 +76,7 @@ class KindMeasured(Frozen):
 
 
 class Measured(Frozen):
-    """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake."""
+    """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake on learned ones."""
 
     accuracy: Share
     kinds: tuple[KindMeasured, ...] = ()

@@ -2,15 +2,18 @@
 
 Held-out steps are scored without the batch and with it. What counts is the error that it takes away, averaged
 within each trace, since steps of a trace are alike: a test over steps would promote one useless batch in
-ten. The traces' signs are flipped in all ways (an exact test); no assumption but symmetry is made.
+ten. The traces' signs are flipped in all ways (an exact test); no assumption but symmetry is made: where a
+batch is useless, a trace's effect is as likely to be any amount above 0 as that amount below it. Harm that
+is rarer than the held-out traces are many may be in none of them, and is not seen.
 
 **Error probability.** Several batches may be tested on the same held-out traces. The k-th of them is given
 ``LEVEL * 6 / (pi * k) ** 2``, and these sum to ``LEVEL`` over however many: the probability that any useless
 batch ever passes on these traces is at most 2.5%. ``LEVEL / k`` would not do, since it sums to more than any
 bound; equal shares would need the number of batches beforehand. The first batch pays for it with about an
-eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all that
-comes back from the held-out traces: a course of refusals is one course. Where batches are made for the
-critic's weakest kinds of mistakes, these are therefore found in the traces that are learned from.
+eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all of
+what comes back from the held-out traces that shapes a batch: a course of refusals is one course. Accuracy on
+them may end a course, never shape one. Where batches are made for the critic's weakest kinds of mistakes,
+these are therefore found in the traces that are learned from.
 
 **Steps without a valid score** count as the largest error that is possible there, on whichever side: a
 critic that says nothing is never better than one that says something. To leave them out would hide a
