@@ -62,7 +62,7 @@ class Round(Frozen):
 
 
 class KindMeasured(Frozen):
-    """How many steps of pairs made for one kind of mistake the critic scored rightly; steps it learned from."""
+    """How many steps of pairs for one kind of mistake the critic scored rightly; it learned from them."""
 
     mistake: str
     right: int = Field(ge=0)
