@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -182,9 +183,9 @@ def test_a_file_torn_anywhere_gives_its_whole_part(tmp_path: Path) -> None:
         assert loaded.lost == max(0, length - kept - 1)
 
 
-@pytest.mark.parametrize("damage", [b"\x00" * 40, b"{}", b"[1]", b"null", b"\xff\xfe", b'{"step": 1}'])
+@pytest.mark.parametrize("damage", [b"\x00" * 40, b"\xff\xfe", b'{"step": 1', b"{'step': 1}", b""])
 def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) -> None:
-    """A line that is no event ends what is read, though whole lines follow."""
+    """A line that is no JSON ends what is read, though whole lines follow."""
     path = tmp_path / "t.jsonl"
     trace = recorded(path)
     lines = path.read_bytes().splitlines()
@@ -192,16 +193,83 @@ def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) ->
     assert Trace.load(path).events == trace.events[:1]
 
 
-def test_a_gap_ends_what_is_read(tmp_path: Path) -> None:
-    """An event that is not the next one is not taken for it."""
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"transition": {"before": 1, "action": {}, "after": 2}}, "`transition.action.name`: is missing"),
+        ({"transition": "paid"}, '`transition`: expected a JSON object, got "paid"'),
+        ({"step": "one"}, "`step`: input should be a valid integer"),
+        ({"step": 7}, "`step`: it is 7, and the next step is 1"),
+        ({"gold": {"phi_before": 0, "phi_after": 12, "source": "human"}}, "less than or equal to 10, got 12"),
+        (
+            {"gold": {"phi_before": 0, "phi_after": 1, "source": "me"}},
+            "`gold.source`: input should be 'program'",
+        ),
+        ({"evaluation": {"phi_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
+        ({"note": 1}, "`note`: no such field is known here"),
+        ({"purpose": "Ship."}, "begins another trace"),
+        ({"events": 3}, "no such field is known here"),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("read", [Trace.load, Trace.resume])
+def test_a_whole_line_that_says_something_wrong_is_named(
+    tmp_path: Path, read: Callable[[Path], Trace], change: dict[str, JsonValue], said: str, last: bool
+) -> None:
+    """What is no event is not taken for a torn end: file, line, field are told, the file stays as it is."""
     path = tmp_path / "t.jsonl"
-    trace = recorded(path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], lines[3]]))
-    assert Trace.load(path).events == trace.events[:1]
+    recorded(path)
+    lines = path.read_text(encoding="ascii").splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), **change})
+    path.write_text("\n".join([*lines[: 3 if last else 4], ""]), encoding="ascii")
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"t\.jsonl, line 3, ") as refused:
+        read(path)
+    assert said in str(refused.value)
+    assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b'{"trace": "t", "purp', b"no trace\n", b'{"step": 0}\n'])
+@pytest.mark.parametrize("line", ["[1]", "null", '"step"', "7"])
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
+    """JSON of another kind was not written by a recording that was cut off."""
+    path = tmp_path / "t.jsonl"
+    recorded(path)
+    path.write_text(f"{path.read_text(encoding='ascii')}{line}\n", encoding="ascii")
+    with pytest.raises(DataError, match=r"t\.jsonl, line 5, expected a JSON object, got .*; mend that line"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000 + "]" * 100_000])
+def test_a_value_that_cannot_be_read_is_named(tmp_path: Path, value: str) -> None:
+    """A number of thousands of digits, or lists without end, are no torn line either."""
+    path = tmp_path / "t.jsonl"
+    recorded(path)
+    path.write_text(f"{path.read_text(encoding='ascii')}{value}\n", encoding="ascii")
+    with pytest.raises(DataError, match=r"t\.jsonl, line 5, cannot be read: .*take such values out"):
+        Trace.load(path)
+
+
+def test_two_traces_in_one_file_are_refused(tmp_path: Path) -> None:
+    """What follows the end of a trace would be lost unseen."""
+    path = tmp_path / "t.jsonl"
+    recorded(path).finish()
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(DataError, match=r"t\.jsonl, line 6, follows the end of the trace"):
+        Trace.load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b'{"trace": "t", "purp',
+        b"no trace\n",
+        b'{"step": 0}\n',
+        b"[]\n",
+        b'{"trace": 3, "purpose": "p"}\n',
+    ],
+)
 def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path, content: bytes) -> None:
     """What does not say what it is, is refused by name."""
     path = tmp_path / "t.jsonl"

@@ -1,50 +1,20 @@
 """Traces: what an agent did, and how each step was scored where somebody did, kept as it happens.
 
 A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished. Each
-line is handed to the system as it comes, so that it outlives the process. A file that ends in the middle of
-a line, or is damaged somewhere, is read up to there.
+line is handed to the system as it comes, so that it outlives the process. How it is read says ``trace_file``.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
+from reflact.calibration.trace_file import End, Header, Whole, read_whole
 from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import StoredTrace, TraceStore
-from reflact.types import Frozen, canonical
-
-
-class _Header(Frozen):
-    trace: str
-    purpose: str
-    version: Literal[1] = 1
-
-
-class _End(Frozen):
-    events: int
-
-
-L = TypeVar("L", _Header, ScoreEvent, _End)
-
-
-class _Whole(NamedTuple):
-    """What a file holds up to where it is whole; the bytes that this takes, and those that follow.
-
-    ``open`` says that the last whole line lacks its line break.
-    """
-
-    header: _Header
-    events: tuple[ScoreEvent, ...]
-    finished: bool = True
-    length: int = 0
-    lost: int = 0
-    open: bool = False
+from reflact.types import canonical
 
 
 class Trace:
@@ -73,7 +43,7 @@ class Trace:
                 "a trace needs a purpose: say in words what the agent was to achieve, since every step is "
                 "scored by how far it comes towards that"
             )
-        self._header = _Header(trace=uuid4().hex if id is None else id, purpose=purpose)
+        self._header = Header(trace=uuid4().hex if id is None else id, purpose=purpose)
         self._events: list[ScoreEvent] = []
         self._finished = False
         self._path = None if path is None else Path(path)
@@ -147,7 +117,7 @@ class Trace:
             StoreError: The file cannot be written; the trace goes on.
         """
         if not self._finished:
-            self._write(_End(events=len(self._events)))
+            self._write(End(events=len(self._events)))
             self._finished = True
 
     async def keep(self, store: TraceStore) -> int:
@@ -165,10 +135,11 @@ class Trace:
         """Read a file up to where it is whole; the trace takes no further events.
 
         Raises:
-            DataError: Not even the header is whole, or it has no purpose.
+            DataError: Not even the header is whole, it has no purpose, or a line that is whole says something
+                wrong; names file, line and field.
             StoreError: The file cannot be read.
         """
-        return cls._of(_read(Path(path)))
+        return cls._of(read_whole(Path(path)))
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
@@ -197,11 +168,11 @@ class Trace:
         A trace that was finished stays so.
 
         Raises:
-            DataError: Not even the header is whole, or it has no purpose.
+            DataError: As for ``load``; the file stays as it is.
             StoreError: The file cannot be read or written.
         """
         path = Path(path)
-        whole = _read(path)
+        whole = read_whole(path)
         trace = cls._of(whole)
         trace._finished = whole.finished
         trace._path = path
@@ -222,18 +193,18 @@ class Trace:
                 f"trace {stored.id} is stored without a purpose, by which steps are scored: forget it, and "
                 "hand it in again with one"
             )
-        header = _Header(trace=stored.id, purpose=stored.purpose)
-        return cls._of(_Whole(header, stored.events))
+        header = Header(trace=stored.id, purpose=stored.purpose)
+        return cls._of(Whole(header, stored.events))
 
     @classmethod
-    def _of(cls, whole: _Whole) -> Trace:
+    def _of(cls, whole: Whole) -> Trace:
         trace = cls(whole.header.purpose, id=whole.header.trace)
         trace._events.extend(whole.events)
         trace._finished = True
         trace._lost = whole.lost
         return trace
 
-    def _write(self, line: _Header | ScoreEvent | _End) -> None:
+    def _write(self, line: Header | ScoreEvent | End) -> None:
         if self._path is not None:
             self._append(f"{canonical(line.model_dump())}\n".encode("ascii"))
 
@@ -261,45 +232,6 @@ def _make(path: Path) -> None:
         raise DataError(f"{path} exists: go on with it by Trace.resume, or name another file") from None
     except OSError as error:
         raise _unwritable(path, error) from None
-
-
-def _read(path: Path) -> _Whole:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
-    lines = content.splitlines(keepends=True)
-    header = _parsed(lines[0], _Header) if lines else None
-    if header is None:
-        raise DataError(f"{path} holds no trace: its first line is not a whole header")
-    if not header.purpose.strip():
-        raise DataError(
-            f"{path}: the trace has no purpose; write into `purpose` of its first line what the agent was to "
-            "achieve"
-        )
-    events = tuple(_events(lines[1:]))
-    rest = lines[1 + len(events) :]
-    end = _parsed(rest[0], _End) if rest else None
-    finished = end is not None and end.events == len(events)
-    length = sum(map(len, lines[: 1 + len(events) + finished]))
-    unbroken = not content[:length].endswith(b"\n")
-    return _Whole(header, events, finished, length, len(content) - length, unbroken)
-
-
-def _events(lines: Sequence[bytes]) -> Iterator[ScoreEvent]:
-    """Yield the events up to the first line that is not the next one, whole."""
-    for step, line in enumerate(lines):
-        event = _parsed(line, ScoreEvent)
-        if event is None or event.step != step:
-            return
-        yield event
-
-
-def _parsed(line: bytes, kind: type[L]) -> L | None:
-    try:
-        return kind.model_validate(json.loads(line))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
