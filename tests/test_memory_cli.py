@@ -73,9 +73,12 @@ def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(store: P
 def test_forgetting_says_what_went(store: Path) -> None:
     """The units of the trace go and are counted."""
     assert "2 units with 4 cards" in run("forget", store, "t").stdout
-    assert json.loads(run("forget", store, "t", "--json").stdout)["unit_ids"] == []
-    assert "nothing in" in run("forget", store, "t").stdout
     assert run("list", store, "--json").stdout == ""
+    for more in ((), ("--json",)):
+        again = run("forget", store, "t", *more)
+        assert (again.exit_code, again.stdout) == (2, "")
+        assert "came from a trace 't'; list them with" in again.stderr
+    assert json.loads(run("forget", store, "t", "--calls", "--json").stdout)["unit_ids"] == []
 
 
 def test_replies_go_where_they_are_asked_to(store: Path) -> None:
@@ -91,7 +94,7 @@ def test_replies_go_where_they_are_asked_to(store: Path) -> None:
         in run("forget", store, "t").stdout
     )
     assert "removed 1 stored replies" in run("forget", store, "t", "--calls").stdout
-    assert "stored replies" not in run("forget", store, "t").stdout
+    assert "removed 0 stored replies" in run("forget", store, "t", "--calls").stdout
 
 
 def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:

@@ -101,11 +101,7 @@ def forget(
     if json:
         typer.echo(line(gone))
         return
-    if not gone.trace and not gone.unit_ids and not gone.anchors:
-        typer.echo(
-            f"nothing in {store} came from a trace {visible(trace)}; list them with `{LISTED} {store}`"
-        )
-    else:
+    if _came_from(gone):
         typer.echo(
             f"forgot trace {visible(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
             f"{gone.cards} cards, {gone.anchors} anchors"
@@ -120,7 +116,7 @@ def forget(
     if gone.logged:
         typer.echo(
             f"what was removed still stands in {store.name}-wal, since another process reads the memory; end "
-            "that and give this command again"
+            "that and give this command again, which finds no trace then, but empties the log"
         )
 
 
@@ -217,7 +213,19 @@ async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
                 f"no trace in {path} is called {trace!r}, and forgetting takes a whole id; these begin so: "
                 f"{', '.join(found)}"
             )
-        return await store.forget(trace, calls=calls)
+        gone = await store.forget(trace, calls=calls)
+    if not calls and not _came_from(gone):
+        log = f"; what was removed before may still stand in {path.name}-wal, which is being read"
+        raise UsageError(
+            f"nothing in {path} came from a trace {trace!r}; list them with `{LISTED} {path}`"
+            + (log if gone.logged else "")
+        )
+    return gone
+
+
+def _came_from(gone: Forgotten) -> bool:
+    """Whether anything had come from the trace."""
+    return gone.trace or bool(gone.unit_ids) or gone.anchors > 0
 
 
 async def _export(path: Path, target: Path | None) -> None:

@@ -256,7 +256,7 @@ class Database:
         try:
             while True:
                 (busy, *_) = self._tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if not busy or time.monotonic() >= end or self._leaving.is_set():
+                if not busy or time.monotonic() >= end or self._leaving.wait(SLICE_SECONDS / 10):
                     return not busy
         except sqlite3.Error as error:
             raise self._renamed(error) from error
