@@ -79,14 +79,23 @@ class Evaluation(Frozen):
 
 
 class Gold(Frozen):
-    """What is right for a transition, who says so, and how far those who say so are apart (0 for one)."""
+    """What is right for a transition, who says so, and how far those who say so are apart (0 for one).
 
-    phi_before: Phi
+    Without ``phi_before``, as where only the state after was looked at, a step measures and tests a critic by
+    its phi after like any other; pairs are made of it once that is known, see ``Trace.record``.
+    """
+
+    phi_before: Phi | None = None
     phi_after: Phi
     source: GoldSource
     spread: float = Field(default=0.0, ge=0, le=10)
     reasoning: str = ""
     evidence: tuple[str, ...] = ()
+
+    @property
+    def delta(self) -> float | None:
+        """The change, in -10..10; None where nothing is known of the state before."""
+        return None if self.phi_before is None else self.phi_after - self.phi_before
 
 
 class ScoreEvent(Frozen):

@@ -71,19 +71,22 @@ class Built(Frozen):
     why: str
 
 
-def label_of(event: ScoreEvent, gold: Gold) -> Label:
+def label_of(event: ScoreEvent, gold: Gold) -> Label | None:
     """Return what gold says of a step, in the words of its reasons or of an evaluation close to it.
 
-    Without either the words are bare, and what changed is the evidence.
+    Without either the words are bare, and what changed is the evidence. None where gold says nothing of the
+    state before: then only half of what is right is known.
     """
-    own = event.evaluation
-    if own is not None and not gold.reasoning.strip() and _distance(own, gold) <= CLOSE:
-        given = {"phi_before": gold.phi_before, "phi_after": gold.phi_after}
+    own, before = event.evaluation, gold.phi_before
+    if before is None:
+        return None
+    if own is not None and not gold.reasoning.strip() and _distance(own, before, gold.phi_after) <= CLOSE:
+        given = {"phi_before": before, "phi_after": gold.phi_after}
         return Label(right=own.model_copy(update=given), source=gold.source)
-    low, high = _phi(gold.phi_before), _phi(gold.phi_after)
+    low, high = _phi(before), _phi(gold.phi_after)
     bare = f"It was at {low} before the action and is at {high} after it."
     right = Evaluation(
-        phi_before=gold.phi_before,
+        phi_before=before,
         phi_after=gold.phi_after,
         reasoning=gold.reasoning if gold.reasoning.strip() else bare,
         evidence=gold.evidence or quotes(event.transition),
@@ -92,8 +95,8 @@ def label_of(event: ScoreEvent, gold: Gold) -> Label:
     return Label(right=right, source=gold.source)
 
 
-def _distance(own: Evaluation, gold: Gold) -> float:
-    return max(abs(own.phi_before - gold.phi_before), abs(own.phi_after - gold.phi_after))
+def _distance(own: Evaluation, before: float, after: float) -> float:
+    return max(abs(own.phi_before - before), abs(own.phi_after - after))
 
 
 def built(event: ScoreEvent, label: Label, *, purpose: str, band: Band) -> tuple[Built, ...]:

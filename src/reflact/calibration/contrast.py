@@ -132,9 +132,8 @@ def _still(event: ScoreEvent, settings: ContrastSettings) -> bool:
 
 def _deltas(event: ScoreEvent) -> list[float]:
     """Return by how much a step moved, by critic and by gold, as far as these are known."""
-    said, gold = event.evaluation, event.gold
-    found = [] if said is None else [said.delta]
-    return found if gold is None else [*found, gold.phi_after - gold.phi_before]
+    judged = (event.evaluation, event.gold)
+    return [one.delta for one in judged if one is not None and one.delta is not None]
 
 
 def repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:

@@ -152,7 +152,12 @@ class Maker:
 
     async def _label(self, event: ScoreEvent) -> Label:
         if event.gold is not None:
-            return label_of(event, event.gold)
+            label = label_of(event, event.gold)
+            if label is None:
+                raise _Failed(
+                    "unverified", "gold says what the state after is worth, and not the state before"
+                )
+            return label
         right = await self._agreed(event, self._purpose)
         return Label(right=right, source="agreement")
 

@@ -228,10 +228,7 @@ def _tally(steps: Sequence[Scored]) -> _Tally:
 
 
 def _ordered(steps: Sequence[Scored]) -> Iterable[float]:
-    within = (
-        (s.gold.phi_after - s.gold.phi_before, s.evaluation.phi_after - s.evaluation.phi_before)
-        for s in steps
-    )
+    within = ((s.gold.delta, s.evaluation.delta) for s in steps if s.gold.delta is not None)
     across = (
         (b.gold.phi_after - a.gold.phi_after, b.evaluation.phi_after - a.evaluation.phi_after)
         for a, b in combinations(steps, 2)

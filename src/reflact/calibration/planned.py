@@ -101,6 +101,8 @@ def planned(
         away = other is not None or settings.near_misses
         for event, hand in jobs:
             label, about = _label(event), subject_of(trace.purpose, event.transition)
+            if label is None:
+                continue
             if event.gold is None:
                 agreed.add(about)
             elsewhere = Elsewhere(label, other) if away else None
@@ -157,7 +159,7 @@ def _jobs(
     return [(event, hand) for event, hand, again in dealt if not again]
 
 
-def _label(event: ScoreEvent) -> Label:
+def _label(event: ScoreEvent) -> Label | None:
     if event.gold is not None:
         return label_of(event, event.gold)
     middle = Evaluation(phi_before=4, phi_after=6 if event.transition.changed else 4, reasoning="Unknown.")

@@ -7,6 +7,7 @@ line is handed to the system as it comes, so that it outlives the process. How i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ from reflact.calibration.trace_file import End, Header, Whole, read_whole
 from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import StoredTrace, TraceStore
-from reflact.types import canonical
+from reflact.types import canonical, digest
 
 
 class Trace:
@@ -95,8 +96,10 @@ class Trace:
             transition: What the agent did; states are kept whole.
             score: How it was judged; of a critic's score what counts after the guards. None where no critic
                 saw it, as in logs.
-            gold: What is right, where that is known. With neither, what samples of a critic agree on can say
-                what is right, but the step tests and measures nothing.
+            gold: What is right, where that is known. Where it says nothing of the state before, that is taken
+                from the step before if it ended in this very state, and from the state after if nothing
+                changed, since equal states are worth the same. With neither gold nor score, what samples of
+                a critic agree on can say what is right, but the step tests and measures nothing.
 
         Raises:
             DataError: The trace is finished.
@@ -106,6 +109,7 @@ class Trace:
             raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
         event = ScoreEvent(step=len(self._events), transition=transition, evaluation=evaluation, gold=gold)
+        event = _known_before(event, self._events)
         self._write(event)
         self._events.append(event)
         return event
@@ -199,7 +203,8 @@ class Trace:
     @classmethod
     def _of(cls, whole: Whole) -> Trace:
         trace = cls(whole.header.purpose, id=whole.header.trace)
-        trace._events.extend(whole.events)
+        for event in whole.events:
+            trace._events.append(_known_before(event, trace._events))
         trace._finished = True
         trace._lost = whole.lost
         return trace
@@ -219,6 +224,29 @@ class Trace:
         except OSError as error:
             raise _unwritable(self._path, error) from None
         self._length += len(line)
+
+
+def _known_before(event: ScoreEvent, earlier: Sequence[ScoreEvent]) -> ScoreEvent:
+    """Return a step whose gold says what the state before is worth, where that follows from what is known.
+
+    A potential belongs to a state, so equal states of one trace have equal ones.
+    """
+    gold, step = event.gold, event.transition
+    if gold is None or gold.phi_before is not None:
+        return event
+    last = earlier[-1] if earlier else None
+    if not step.changed:
+        known: float | None = gold.phi_after
+    elif last is None or last.gold is None or digest(last.transition.after) != digest(step.before):
+        known = None
+    else:
+        known = last.gold.phi_after if _as_good(last.gold, gold) else None
+    return event.model_copy(update={"gold": gold.model_copy(update={"phi_before": known})})
+
+
+def _as_good(one: Gold, other: Gold) -> bool:
+    """Whether one is no less sure: what samples agree on says nothing beside a program or a person."""
+    return one.source != "agreement" or other.source == "agreement"
 
 
 def _make(path: Path) -> None:

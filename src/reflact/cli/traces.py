@@ -154,6 +154,7 @@ def _lines(event: ScoreEvent) -> Iterator[str]:
         yield f"  critic: {said.phi_before:g} to {said.phi_after:g}, confidence {said.confidence:g}"
         yield f"    {' '.join(said.reasoning.split())}"
     if gold is not None:
-        yield f"  gold: {gold.phi_before:g} to {gold.phi_after:g}, from {gold.source}"
+        before = "" if gold.phi_before is None else f"{gold.phi_before:g} to "
+        yield f"  gold: {before}{gold.phi_after:g}, from {gold.source}"
     for text in cut(show_change(step.before, step.after, brief=True), CHANGE_TOKENS).splitlines():
         yield f"  | {text}"
