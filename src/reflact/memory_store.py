@@ -28,6 +28,8 @@ class MemoryStore(SQLiteExchange, SQLiteTraces):
         scan: Looks at every text before it is stored.
         clock: Gives the time of changes, with its time zone.
         patience: Seconds to wait for another process's lock.
+        read_only: Write nothing to the file, which has to be there; one that an older version wrote is read
+            as a copy. Methods that write raise.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -41,8 +43,9 @@ class MemoryStore(SQLiteExchange, SQLiteTraces):
         scan: Scan = scan_texts,
         clock: Clock = utc,
         patience: float = PATIENCE_SECONDS,
+        read_only: bool = False,
     ) -> None:
-        database = Database(Path(path), MIGRATIONS, patience=patience)
+        database = Database(Path(path), MIGRATIONS, patience=patience, read_only=read_only)
         super().__init__(database, scan=scan, active_cards=active_cards, clock=clock)
 
     async def __aenter__(self) -> Self:

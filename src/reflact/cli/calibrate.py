@@ -112,7 +112,7 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
     spent = await spent_before(config)
     with TemporaryDirectory() as empty:
         known = config.memory if config.memory.is_file() else Path(empty) / "memory.db"
-        async with MemoryStore(known) as memory:
+        async with MemoryStore(known, read_only=known == config.memory) as memory:
             traces, heldout = await given(config, memory)
             critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
             calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)

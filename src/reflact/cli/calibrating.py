@@ -68,7 +68,7 @@ async def spent_before(config: CalibrateConfig) -> tuple[Spend, ...]:
     path = config.store or config.memory
     if not path.is_file():
         return ()
-    async with open_store(path) as store:
+    async with open_store(path, read_only=True) as store:
         return await store.spend(run_of(config))
 
 

@@ -206,7 +206,7 @@ async def _show(path: Path, name: str, json: bool) -> None:
 async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
     from reflact.errors import UsageError
 
-    async with existing(path) as store:
+    async with existing(path, read_only=False) as store:
         found = await store.traces_named(trace)
         if found and trace not in found and not calls:
             raise UsageError(

@@ -26,8 +26,8 @@ NewStore = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 
 
-def existing(path: Path) -> MemoryStore:
-    """Return the memory of a file, to be opened.
+def existing(path: Path, *, read_only: bool = True) -> MemoryStore:
+    """Return the memory of a file, to be opened; what only reads changes nothing in it, its schema neither.
 
     Raises:
         UsageError: There is no such file.
@@ -37,7 +37,7 @@ def existing(path: Path) -> MemoryStore:
 
     if not path.is_file():
         raise UsageError(f"there is no memory at {path}; name its file")
-    return MemoryStore(path)
+    return MemoryStore(path, read_only=read_only)
 
 
 def only(name: str, ids: Sequence[str], *, what: str, store: Path, listed: str) -> str:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -71,6 +72,8 @@ class Database:
         grace: Seconds that closing waits for writes under way where it is cancelled; they complete even if
             it leaves earlier, unless another process's lock keeps them from beginning.
         guard: Looks at a file that is there before anything is written to it, and may raise.
+        read_only: Write nothing to the file, which has to be there: where steps are pending, a copy of it in
+            a temporary folder is brought up to date and read.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -86,8 +89,13 @@ class Database:
         patience: float = PATIENCE_SECONDS,
         grace: float = 0.3,
         guard: Callable[[Tables], None] | None = None,
+        read_only: bool = False,
     ) -> None:
         self.path = path
+        self._file = path
+        self._reading = "ro"
+        self._read_only = read_only
+        self._folder: TemporaryDirectory[str] | None = None
         self._schema = migrations
         self._patience = patience
         self._grace = grace
@@ -138,7 +146,7 @@ class Database:
         Functions that wait at the same time share the transaction; one that raises is undone alone.
         A caller that is cancelled leaves at once; its function still runs and is committed.
         """
-        self._require_open()
+        self._require_writable()
         request = _Request(work)
         self._pending.append(request)
         self._writer.submit(self._commit_pending)
@@ -154,7 +162,7 @@ class Database:
 
         Another process that reads from the log, or writes, keeps it from being emptied.
         """
-        self._require_open()
+        self._require_writable()
         return await _outcome(self._writer.submit(self._empty_log))
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
@@ -168,6 +176,11 @@ class Database:
     def _require_open(self) -> None:
         if not self._open:
             raise StoreError(f"database {self.path}: it is not open; use it inside `async with`")
+
+    def _require_writable(self) -> None:
+        self._require_open()
+        if self._read_only:
+            raise StoreError(f"database {self.path}: it was opened to be read; open it without read_only")
 
     async def _shut(self, *, cancelled: bool) -> None:
         self._readers.shutdown(wait=False)
@@ -185,19 +198,42 @@ class Database:
 
     def _set_up(self) -> None:
         try:
+            if self._read_only:
+                self._set_up_reading()
+            else:
+                self._set_up_writing()
+            for _ in range(READERS):
+                self._idle.put(self._connect(self._reading, self._patience))
+        except sqlite3.Error as error:
+            raise self._renamed(error) from error
+
+    def _set_up_writing(self) -> None:
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = error.strerror or error
             raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
-        try:
-            if self._guard is not None:
-                self._guard(self._connect("ro", self._patience))
-            self._tables = self._connect("rwc", min(self._patience, SLICE_SECONDS))
-            self._patiently(self._prepare)
-            for _ in range(READERS):
-                self._idle.put(self._connect("ro", self._patience))
-        except sqlite3.Error as error:
-            raise self._renamed(error) from error
+        if self._guard is not None:
+            self._guard(self._connect("ro", self._patience))
+        self._tables = self._connect("rwc", min(self._patience, SLICE_SECONDS))
+        self._patiently(self._prepare)
+
+    def _set_up_reading(self) -> None:
+        """Open the file as it is, or a copy where steps are pending.
+
+        SQLite leaves a log and an index of it behind a reader that must not write, so where there is no log
+        yet, they are made by one that may, which takes them away as it closes, and is kept from writing.
+        """
+        if not self.path.with_name(f"{self.path.name}-wal").exists():
+            self._reading = "rw"
+        self._tables = self._connect(self._reading, self._patience)
+        if self._known().pending(self._tables):
+            self._folder = TemporaryDirectory(prefix="reflact-")
+            self._file = Path(self._folder.name, "copy.db")
+            copy = self._connect("rwc", self._patience)
+            self._tables.conn.backup(copy.conn)
+            self._tables = copy
+            self._prepare()
 
     def _prepare(self) -> None:
         self._tables.execute("PRAGMA journal_mode = WAL")
@@ -208,7 +244,7 @@ class Database:
 
     def _connect(self, mode: str, patience: float) -> Tables:
         connection = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode={mode}",
+            f"{self._file.absolute().as_uri()}?mode={mode}",
             uri=True,
             timeout=patience,
             isolation_level=None,
@@ -216,9 +252,21 @@ class Database:
         )
         tables = Tables(connection, execute_plugins=False)
         self._connections.append(tables)
+        if mode == "rw":
+            tables.execute("PRAGMA query_only = ON")
         return tables
 
     def _migrate(self) -> None:
+        migrations = self._known()
+        if migrations.pending(self._tables):
+            self._transact(lambda: migrations.apply(self._tables))
+
+    def _known(self) -> Migrations:
+        """Return the schema's steps.
+
+        Raises:
+            StoreError: The file has one that is not among them.
+        """
         migrations = Migrations("reflact")
         for step in self._schema:
             migrations(name=step.name)(_applying(step.sql))
@@ -229,8 +277,7 @@ class Database:
                 f"database {self.path}: it was written by a newer version of reflact "
                 f"(schema step {newer[-1]}); upgrade reflact or choose another out_dir"
             )
-        if migrations.pending(self._tables):
-            self._transact(lambda: migrations.apply(self._tables))
+        return migrations
 
     def _commit_pending(self) -> None:
         batch = [self._pending.popleft() for _ in range(len(self._pending))]
@@ -295,6 +342,8 @@ class Database:
         self._readers.shutdown(wait=True)
         for tables in reversed(self._connections):
             tables.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     # ------------------------------------------------------------------ on any thread
 

@@ -58,7 +58,11 @@ class RunRow(Frozen):
 
 @asynccontextmanager
 async def open_store(
-    path: Path, *, lease: Lease | None = None, patience: float = PATIENCE_SECONDS
+    path: Path,
+    *,
+    lease: Lease | None = None,
+    patience: float = PATIENCE_SECONDS,
+    read_only: bool = False,
 ) -> AsyncIterator[SQLiteStore]:
     """Open a store for the length of the block; the file is made where missing.
 
@@ -66,13 +70,14 @@ async def open_store(
         path: The database.
         lease: Remembers what is committed, where the database belongs to one folder.
         patience: Seconds to wait for another process's lock.
+        read_only: Write nothing to the file, see ``Database``.
 
     Raises:
         StoreError: It cannot be opened: no folder, read-only, not a database, of a newer version, or older
             than what the lease remembers.
     """
     guard = None if lease is None else _guard(path, lease)
-    async with Database(path, MIGRATIONS, patience=patience, guard=guard) as database:
+    async with Database(path, MIGRATIONS, patience=patience, guard=guard, read_only=read_only) as database:
         yield SQLiteStore(database, lease)
 
 
