@@ -159,6 +159,11 @@ def import_store(
         f"new: {done.units} units, {done.tests} tests, {done.traces} traces with {done.events} events, "
         f"{done.anchors} anchors; {done.held} of the units are held or rejected"
     )
+    if done.recounted:
+        typer.echo(
+            f"{done.recounted} tests have more tests before them on their traces here than where they were "
+            f"made; {done.unproven} promoted units do not pass at the level that is left, and are held"
+        )
 
 
 async def _found(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion
-from reflact.memory_cards import misfit, subject, utility_of
+from reflact.memory_cards import level, misfit, subject, utility_of
 from reflact.memory_ports import BatchTest, Forgotten, mark_of
 from reflact.store import changing, origins, units
 from reflact.store.database import Tables
@@ -67,6 +67,33 @@ def open_test(
     )
     insert_test(tables, test)
     return test
+
+
+def bring_test(tables: Tables, test: BatchTest, name: str, *, strangers: int) -> bool | None:
+    """Write a test that was made elsewhere after those that are here; None where it is here already.
+
+    It counts the tests here that it shares a trace with, if these are more than it counted where it was
+    made; one that does not name its traces counts those that were not made there. What it found is kept as it
+    was found, and read as it counts here. Returns whether it counts more of them now.
+
+    Args:
+        tables: Where it is written.
+        test: As it was where it was made.
+        name: Its id.
+        strangers: How many of the tests here were not made there.
+    """
+    if tables.execute("SELECT 1 FROM memory_tests WHERE id = ?", (name,)).fetchone():
+        return None
+    (last,) = tables.execute("SELECT coalesce(max(number), 0) FROM memory_tests").fetchone()
+    insert_test(tables, test.model_copy(update={"number": last + 1}))
+    if test.evidence is None:
+        return False
+    counted = test.before + strangers
+    if test.traces is not None:
+        (shared,) = tables.execute(TESTS_ON, (json.dumps(test.traces),)).fetchone()
+        counted = max(test.before, shared - 1)
+    tables.execute("UPDATE memory_tests SET before = ? WHERE number = ?", (counted, last + 1))
+    return counted > test.before
 
 
 def insert_test(tables: Tables, test: BatchTest) -> None:
@@ -144,7 +171,35 @@ def _untouched(tables: Tables, test: BatchTest) -> list[Row]:
 
 
 def stored_tests(tables: Tables, number: int | None = None) -> list[BatchTest]:
-    """Return all tests in their order, or the one of a number."""
+    """Return all tests in their order, or the one of a number, each with what it shows here."""
+    return [
+        test
+        if test.evidence is None
+        else test.model_copy(update={"evidence": recounted(test.evidence, test.use, test.before)})
+        for test in _rows_of_tests(tables, number)
+    ]
+
+
+def made_tests(tables: Tables, number: int | None = None) -> list[BatchTest]:
+    """Return all tests in their order, or the one of a number, each as it was where it was made."""
+    return [
+        test if test.evidence is None else test.model_copy(update={"before": test.evidence.batches_before})
+        for test in _rows_of_tests(tables, number)
+    ]
+
+
+def recounted(evidence: Promotion, use: Literal["promote", "demote"], before: int) -> Promotion:
+    """Return evidence at the level that it has after so many tests, at which it may show nothing any more."""
+    alpha = level(before)
+    passed = evidence.promoted if use == "promote" else not evidence.promoted
+    changed: dict[str, object] = {"batches_before": before, "alpha": alpha}
+    if passed and evidence.p_value > alpha:
+        changed["promoted"] = not evidence.promoted
+        changed["outcome"] = "not_shown" if use == "promote" else "no_harm_shown"
+    return evidence if before == evidence.batches_before else evidence.model_copy(update=changed)
+
+
+def _rows_of_tests(tables: Tables, number: int | None) -> list[BatchTest]:
     found = tables.execute(
         'SELECT number, held_out, before, unit_ids, "use", traces, evidence, at FROM memory_tests '
         "WHERE ?1 IS NULL OR number = ?1 ORDER BY number",

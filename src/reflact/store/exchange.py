@@ -31,6 +31,9 @@ PAGE = 200
 
 NO_EVIDENCE = "imported without its evidence"
 
+MORE_TESTS = "more tests on its traces here than where it was promoted"
+"""The reason of a unit whose batch passes no longer at the level that it has here."""
+
 
 class HeaderLine(Frozen):
     """The first line."""
@@ -98,15 +101,20 @@ class Imported(Frozen):
 
     Args:
         traces, events, anchors, tests, units: How many were new.
-        held: New units that a scan held or rejected, or that were promoted without evidence.
+        recounted: New tests that have more tests before them on their traces here than where they were made.
+        held: New units that a scan held or rejected, or that were promoted on evidence which is missing or no
+            longer enough.
+        unproven: Those of them whose evidence is no longer enough, since their test was counted anew.
     """
 
     traces: int = 0
     events: int = 0
     anchors: int = 0
     tests: int = 0
+    recounted: int = 0
     units: int = 0
     held: int = 0
+    unproven: int = 0
 
 
 class SQLiteExchange(SQLiteCards):
@@ -124,10 +132,10 @@ class SQLiteExchange(SQLiteCards):
                 yield written(TraceLine(trace=trace))
         for anchor in await self._database.read(_anchor_lines):
             yield written(anchor)
-        tests = {test.number: booking.test_id(test) for test in await self.tests()}
-        for test in await self.tests():
-            if test.number in tests:
-                yield written(TestLine(id=tests[test.number], test=test))
+        made = await self._database.read(booking.made_tests)
+        tests = {test.number: booking.test_id(test) for test in made}
+        for test in made:
+            yield written(TestLine(id=tests[test.number], test=test))
         ids = await self._ids("SELECT id FROM memory_units ORDER BY number")
         for start in range(0, len(ids), PAGE):
             page = ids[start : start + PAGE]
@@ -138,10 +146,12 @@ class SQLiteExchange(SQLiteCards):
         """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
 
         What is stored already stays as it is, but for steps that it was made of as well. Every new unit is
-        scanned. A promoted one stays promoted only where the file holds the test that promoted it; else it
-        is quarantined and held. A pair of a transition that is an anchor here, or of a step that an anchor
-        was made of, is left out, as it is when handed in. The file is trusted as far as whoever wrote it:
-        what was measured cannot be proven by a file that carries it.
+        scanned. Tests count those here that share a trace with them, as if they were made after them. A
+        promoted unit stays promoted only where the file holds the test that promoted it, and where that
+        passes at the level that it has here; else it is quarantined and held. A pair of a transition that is
+        an anchor here, or of a step that an anchor was made of, is left out, as it is when handed in. The
+        file is trusted as far as whoever wrote it: what was measured cannot be proven by a file that carries
+        it.
 
         Raises:
             DataError: A line is not one of an export, an id does not follow from its content, or a test's
@@ -167,6 +177,7 @@ class SQLiteExchange(SQLiteCards):
         now: datetime,
     ) -> Imported:
         done: dict[str, int] = dict.fromkeys(Imported.model_fields, 0)
+        strangers = _strangers(tables, lines)
         for number, line in lines:
             match line:
                 case TraceLine():
@@ -178,10 +189,14 @@ class SQLiteExchange(SQLiteCards):
                 case AnchorLine():
                     done["anchors"] += booking.keep_anchor(tables, line.pair, line.made_of)
                 case TestLine():
-                    done["tests"] += _bring_test(tables, line)
+                    more = booking.bring_test(tables, line.test, line.id, strangers=strangers)
+                    done["tests"] += more is not None
+                    done["recounted"] += more is True
                 case UnitLine() if _wanted(tables, line):
                     done["units"] += 1
-                    done["held"] += _bring_unit(tables, line, findings[number], now)
+                    lowered, reason = _bring_unit(tables, line, findings[number], now)
+                    done["held"] += lowered is not None
+                    done["unproven"] += lowered is not None and reason == MORE_TESTS
                     changing.make_room(tables, _unit(line).kind, self._bound, now)
                 case _:
                     pass
@@ -288,16 +303,16 @@ def _wanted(tables: Tables, line: UnitLine) -> bool:
     return not known
 
 
-def _bring_test(tables: Tables, line: TestLine) -> int:
-    if tables.execute("SELECT 1 FROM memory_tests WHERE id = ?", (line.id,)).fetchone():
-        return 0
-    (last,) = tables.execute("SELECT coalesce(max(number), 0) FROM memory_tests").fetchone()
-    booking.insert_test(tables, line.test.model_copy(update={"number": last + 1}))
-    return 1
+def _strangers(tables: Tables, lines: list[tuple[int, Line]]) -> int:
+    """Return how many tests are here that are not among the lines."""
+    here = {name for (name,) in tables.execute("SELECT id FROM memory_tests").fetchall()}
+    return len(here - {line.id for _, line in lines if isinstance(line, TestLine)})
 
 
-def _bring_unit(tables: Tables, line: UnitLine, finding: Finding | None, now: datetime) -> bool:
-    """Write a unit with its history; returns whether it stands lower than where it came from."""
+def _bring_unit(
+    tables: Tables, line: UnitLine, finding: Finding | None, now: datetime
+) -> tuple[CardStatus | None, str | None]:
+    """Write a unit with its history; returns what ``_lowered`` does."""
     unit, first = _unit(line), line.cards[0]
     number = changing.add(tables, unit, first.status, now)
     origins.add(tables, origins.UNITS, number, line.made_of)
@@ -318,10 +333,9 @@ def _bring_unit(tables: Tables, line: UnitLine, finding: Finding | None, now: da
             test=_test_number(tables, entry.test),
         )
     lower, reason = _lowered(tables, line, unit.id, finding)
-    if lower is None:
-        return False
-    changing.settle(tables, number, first.status, lower, now=now, version=first.version, reason=reason)
-    return True
+    if lower is not None:
+        changing.settle(tables, number, first.status, lower, now=now, version=first.version, reason=reason)
+    return lower, reason
 
 
 def _lowered(
@@ -335,8 +349,8 @@ def _lowered(
         return "rejected", finding.rule
     if finding is not None and reason != finding.rule and not _released(line, finding):
         return "quarantined", finding.rule
-    if status == "promoted" and not _proven(tables, line, unit_id):
-        return "quarantined", NO_EVIDENCE
+    if status == "promoted" and (doubt := _doubt(tables, line, unit_id)) is not None:
+        return "quarantined", doubt
     return ("quarantined", reason) if status == "candidate" else (None, None)
 
 
@@ -347,12 +361,18 @@ def _released(line: UnitLine, finding: Finding) -> bool:
     return finding.rule in reasons and reasons.index(finding.rule) < len(reasons) - 1
 
 
-def _proven(tables: Tables, line: UnitLine, unit_id: str) -> bool:
-    """Whether the test that a unit's promotion names is stored, is of it, and was passed."""
+def _doubt(tables: Tables, line: UnitLine, unit_id: str) -> str | None:
+    """Return why a promotion does not hold here; None where the test that it names is of it and passes."""
     number = _test_number(tables, line.history[-1].test)
-    found = [] if number is None else booking.stored_tests(tables, number)
-    evidence = [test.evidence for test in found if test.evidence is not None and test.use == "promote"]
-    return any(one.promoted and unit_id in one.pair_ids for one in evidence)
+    if number is None or not any(_promotes(test, unit_id) for test in booking.made_tests(tables, number)):
+        return NO_EVIDENCE
+    passes = any(_promotes(test, unit_id) for test in booking.stored_tests(tables, number))
+    return None if passes else MORE_TESTS
+
+
+def _promotes(test: BatchTest, unit_id: str) -> bool:
+    found = test.evidence
+    return test.use == "promote" and found is not None and found.promoted and unit_id in found.pair_ids
 
 
 def _test_number(tables: Tables, name: str | None) -> int | None:
