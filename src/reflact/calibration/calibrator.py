@@ -31,6 +31,7 @@ from reflact.calibration.events import (
     TraceTaken,
 )
 from reflact.calibration.forecast import UNKNOWN, Asking, CalibrationForecast, foreseen
+from reflact.calibration.given import require, require_memory, require_model, require_traces
 from reflact.calibration.limited import LimitedLLM
 from reflact.calibration.live import Learning
 from reflact.calibration.results import CalibrationReport
@@ -84,7 +85,7 @@ class Calibrator:
         tell: Is told what happens; must not block. What it raises is ignored.
 
     Raises:
-        ConfigError: There cannot be so many judges.
+        ConfigError: There cannot be so many judges, the model is not connected, or the store is none.
     """
 
     def __init__(
@@ -98,6 +99,8 @@ class Calibrator:
         prompts: PromptBook | None = None,
         tell: Tell | None = None,
     ) -> None:
+        require_model(llm, who="a calibrator")
+        require_memory(store, who="a calibrator")
         settings = settings if judges is None else _judged(settings, judges)
         prompts = prompts or load_book()
         self._books, places = Books(), anyio.Semaphore(settings.concurrency)
@@ -166,12 +169,14 @@ class Calibrator:
         A full queue does what ``settings.when_full`` says; see ``hand_over`` for waiting. A trace may be
         handed over again when it has grown.
         """
+        require(trace, Trace, what="what is submitted")
         if self._stopped:
             return self._left_out(trace, "stopped")
         return self._offered(trace, self._queue.offer(trace))
 
     async def hand_over(self, trace: Trace) -> bool:
         """Hand a trace over; where the policy is ``block`` this waits until there is room."""
+        require(trace, Trace, what="what is handed over")
         if self._stopped:
             return self._left_out(trace, "stopped")
         return self._offered(trace, await self._queue.put(trace))
@@ -209,10 +214,14 @@ class Calibrator:
             heldout: What tests and measures instead; those among them that were learned from are left out.
 
         Raises:
+            DataError: Something else than a list of traces is given.
             ModelError: The endpoint refused, failed or could not be reached; what was made is stored.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
+        require_traces(traces, Trace, what="what is learned from")
+        if heldout is not None:
+            require_traces(heldout, Trace, what="what is held out")
         report = await self._rounds.run(traces, heldout)
         self._say(Calibrated(report=report))
         return report
@@ -344,5 +353,6 @@ def _judged(settings: CalibratorSettings, judges: int) -> CalibratorSettings:
     try:
         given = type(contrast).model_validate({**contrast.model_dump(), "judges": judges})
     except ValidationError as error:
-        raise ConfigError(f"judges: {error.errors()[0]['msg']}") from None
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"judges: {said}") from None
     return settings.model_copy(update={"contrast": given})

@@ -7,6 +7,7 @@ from copy import copy
 
 from pydantic import Field, JsonValue, field_validator
 
+from reflact.calibration.given import require, require_memory, require_model
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
 from reflact.calibration.selection import Reader, ranked, search_text
@@ -75,6 +76,9 @@ class Critic:
         settings: What is shown and how replies are taken.
         prompts: Where its prompt is; None: the newest versions that are packaged.
         count: Counts the tokens of a text; see ``tokens.estimate``.
+
+    Raises:
+        ConfigError: The model is not connected, or the memory is none.
     """
 
     def __init__(
@@ -86,6 +90,9 @@ class Critic:
         prompts: PromptBook | None = None,
         count: Count = estimate,
     ) -> None:
+        require_model(llm, who="a critic")
+        if memory is not None:
+            require_memory(memory, who="a critic")
         self._llm = llm
         self._memory = memory
         self._settings = settings
@@ -181,9 +188,12 @@ class Critic:
             trial: Equal questions of another trial are independent samples.
 
         Raises:
+            DataError: The transition or the purpose is something else.
             ModelError: The model gave no score.
             StoreError: The memory cannot be read.
         """
+        require(transition, Transition, what="what is scored")
+        require(purpose, str, what="the purpose")
         if pairs is None:
             pairs = await self._candidates(transition, purpose, scope)
         examples = self._examples(pairs, transition, purpose)

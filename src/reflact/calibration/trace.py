@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from reflact.calibration.given import require
 from reflact.calibration.trace_file import End, Header, Whole, read_whole
 from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
@@ -28,7 +29,7 @@ class Trace:
             must not exist; see ``resume``.
 
     Raises:
-        DataError: The purpose is empty, or the file exists.
+        DataError: The purpose is empty or no text, the id is no line of text, or the file exists.
         StoreError: The file cannot be written.
     """
 
@@ -39,12 +40,13 @@ class Trace:
         id: str | None = None,  # noqa: A002
         path: Path | str | None = None,
     ) -> None:
+        require(purpose, str, what="the purpose of a trace")
         if not purpose.strip():
             raise DataError(
                 "a trace needs a purpose: say in words what the agent was to achieve, since every step is "
                 "scored by how far it comes towards that"
             )
-        self._header = Header(trace=uuid4().hex if id is None else id, purpose=purpose)
+        self._header = Header(trace=uuid4().hex if id is None else _named(id), purpose=purpose)
         self._events: list[ScoreEvent] = []
         self._finished = False
         self._path = None if path is None else Path(path)
@@ -52,7 +54,7 @@ class Trace:
         self._lost = 0
         if self._path is not None:
             _make(self._path)
-            self._write(self._header)
+            self._write(_line(self._header, str(self._path)))
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else "open"
@@ -102,15 +104,18 @@ class Trace:
                 a critic agree on can say what is right, but the step tests and measures nothing.
 
         Raises:
-            DataError: The trace is finished.
+            DataError: The trace is finished, an argument is of another kind, or a state cannot be written.
             StoreError: The file cannot be written; the step is not recorded.
         """
+        require(transition, Transition, what="what is recorded")
+        require(score, Evaluation, StateScore, type(None), what="the score of a step")
+        require(gold, Gold, type(None), what="the gold of a step")
         if self._finished:
             raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
         event = ScoreEvent(step=len(self._events), transition=transition, evaluation=evaluation, gold=gold)
         event = _known_before(event, self._events)
-        self._write(event)
+        self._write(_line(event, f"step {event.step} of trace {self.id}"))
         self._events.append(event)
         return event
 
@@ -121,7 +126,7 @@ class Trace:
             StoreError: The file cannot be written; the trace goes on.
         """
         if not self._finished:
-            self._write(End(events=len(self._events)))
+            self._write(_line(End(events=len(self._events)), str(self._path)))
             self._finished = True
 
     async def keep(self, store: TraceStore) -> int:
@@ -209,9 +214,9 @@ class Trace:
         trace._lost = whole.lost
         return trace
 
-    def _write(self, line: Header | ScoreEvent | End) -> None:
+    def _write(self, line: bytes) -> None:
         if self._path is not None:
-            self._append(f"{canonical(line.model_dump())}\n".encode("ascii"))
+            self._append(line)
 
     def _append(self, line: bytes) -> None:
         """Write after what is whole; what an earlier attempt left half-written there is cut off."""
@@ -224,6 +229,22 @@ class Trace:
         except OSError as error:
             raise _unwritable(self._path, error) from None
         self._length += len(line)
+
+
+def _line(value: Header | ScoreEvent | End, place: str) -> bytes:
+    """Return a line of the file, also where there is none: what no file can hold, no memory can."""
+    try:
+        return f"{canonical(value.model_dump())}\n".encode("ascii")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} cannot be written: {error}; take such values out of the states") from None
+
+
+def _named(name: str) -> str:
+    """Return a trace's id: text on one line, since lists and messages show it, and files hold it."""
+    require(name, str, what="the id of a trace")
+    if not name.strip() or not name.isprintable():
+        raise DataError(f"the id of a trace is {name!r}; give it letters, digits and signs on one line")
+    return name
 
 
 def _known_before(event: ScoreEvent, earlier: Sequence[ScoreEvent]) -> ScoreEvent:
