@@ -1,14 +1,20 @@
-"""Slips in Python: what is handed in as something else is told where it is handed in, with what to give."""
+"""Slips: what is handed in as something else, in Python or in a file, is told there, with what to give."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
+from typer.testing import CliRunner
 
+from memory_pairs import make_pair
 from reflact import Calibrator, Critic, ModelConfig, Trace, connect
+from reflact.cli.app import app
 from reflact.errors import ConfigError, DataError
 from reflact.memory import Action, Evaluation, Gold, Transition
 from reflact.memory_store import MemoryStore
@@ -109,3 +115,101 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match="judges: one comparison shows one order only"):
             Calibrator(llm, memory, judges=1)
     assert not llm.calls
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+HEADER = '{"type":"reflact_memory","version":1}'
+
+
+def refused(*arguments: object) -> str:
+    """Run a command that has to end with code 2, and return its one sentence."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [HEADER, '{"type":"trace","tr'],
+            "line 2 is not one of an exported memory: it is no whole JSON; where",
+        ),
+        (
+            [HEADER, '{"type":"trace","trace":{"id":"t"}}'],
+            "line 2 .*: `trace.purpose`: field required; export",
+        ),
+        (['{"type":"reflact_memory","version":9}'], "line 1 .*: its version is 9, .*; upgrade reflact"),
+        (['{"trace":"t","purpose":"p"}'], "line 1 .* are for `reflact memory keep`"),
+        (["not JSON"], "line 1 .* no whole JSON"),
+    ],
+)
+def test_a_file_that_is_no_export_is_named(tmp_path: Path, lines: list[str], said: str) -> None:
+    """The file, the line, what is wrong with it and what to do; nothing is brought in."""
+    (tmp_path / "export.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    message = refused("memory", "import", tmp_path / "memory.db", tmp_path / "export.jsonl")
+    assert re.search(rf"export\.jsonl: {said}", message)
+    assert message.endswith("nothing was brought in\n")
+
+
+def configured(folder: Path, **more: JsonValue) -> Path:
+    """Write the configuration of a calibration."""
+    path = folder / "calibrate.yaml"
+    model: JsonValue = {"critic": {"model": "m", "api_key_env": None}}
+    path.write_text(json.dumps({"memory": str(folder / "memory.db"), "models": model, **more}), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"judges": 3}, "unknown key judges; did you mean calibrator.contrast.judges?"),
+        ({"calibrator": {"judges": 3}}, "did you mean calibrator.contrast.judges?"),
+        (
+            {"calibrator": {"contrast": {"judge": 3}}},
+            "unknown key calibrator.contrast.judge; did you mean judges?",
+        ),
+        ({"trace": "traces"}, "unknown key trace; did you mean traces?"),
+        ({"budgets": {"max_calls": 3}}, "unknown key budgets; did you mean budget?"),
+        ({"max_calls": 3}, "unknown key max_calls; did you mean budget.max_calls?"),
+        (
+            {"calibrator": {"slices": 1}},
+            "calibrator.slices: Input should be greater than or equal to 2 (got 1)",
+        ),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest(tmp_path: Path, more: dict[str, JsonValue], said: str) -> None:
+    """A key that is nearly right, or stands in the wrong section, is told with the one that was meant."""
+    assert said in refused("calibrate", configured(tmp_path, **more), "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"purpose": "p"', "it is no whole JSON"),
+        ('{"purpose": 4}', "`purpose`: input should be a valid string, got 4"),
+        ('{"purpose": "p"}', "`transition`: is missing"),
+    ],
+)
+def test_a_line_that_is_no_anchor_is_named(tmp_path: Path, line: str, said: str) -> None:
+    """The file of gold pairs is named with line and field; empty lines are none."""
+    pair = make_pair(1)
+    pair = pair.model_copy(update={"why": "Line\u2028separators are text."})
+    anchors = tmp_path / "anchors.jsonl"
+    anchors.write_text(f"{pair.model_dump_json()}\n\n{line}\n", encoding="utf-8")
+    Trace("p", id="t", path=tmp_path / "traces" / "t.jsonl").finish()
+    path = configured(tmp_path, traces=str(tmp_path / "traces"), anchors=str(anchors))
+    assert f"anchors.jsonl, line 3, is no contrast pair: {said}; a line is" in refused("calibrate", path)
+
+
+def test_a_file_that_is_no_memory_is_named(tmp_path: Path) -> None:
+    """A text in a memory's place is left alone, and the sentence names it."""
+    path = tmp_path / "notes.txt"
+    path.write_text("Buy milk, and then some more milk.", encoding="utf-8")
+    result = CliRunner().invoke(app, ["memory", "list", str(path)])
+    assert result.exit_code != 0
+    assert f"database {path}: the file is not a SQLite database; name another" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert path.read_text(encoding="utf-8").startswith("Buy milk")

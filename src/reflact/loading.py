@@ -253,9 +253,12 @@ def _sentence(problem: ErrorDetails, kind: type[Section]) -> str:
     where = ".".join(path) or "configuration"
     if problem["type"] == "extra_forbidden":
         known = _known(path[:-1], kind)
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        elsewhere = [k for k, *_ in keys(kind) if k.rpartition(".")[2] == path[-1]]
-        hint = near[0] if near else (elsewhere[0] if elsewhere else None)
+        hints = [
+            *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
+            *(key for key, *_ in keys(kind) if key.rpartition(".")[2] == path[-1]),
+            *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5),
+        ]
+        hint = hints[0] if hints else None
         tail = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
         return f"unknown key {where}; {tail}"
     if problem["type"] == "missing":

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 
+from pydantic import ValidationError
+
 from reflact.errors import ConfigError, DataError
+
+GIVEN_SHOWN = 40
+"""Characters of a wrong value that a message repeats at most."""
 
 FORMS = {
     "str": "text",
@@ -79,3 +85,23 @@ def a(value: object) -> str:
     """Return what a value is, in words."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def wrong(error: ValidationError) -> str:
+    """Return what is wrong first with a value that was read from JSON: the field, and what stands there."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    field = f"`{name}`: " if name else ""
+    match first["type"]:
+        case "missing":
+            return f"{field}is missing"
+        case "extra_forbidden":
+            return f"{field}no such field is known here"
+        case "json_invalid":
+            return f"{field}it is no whole JSON"
+        case "model_type":
+            said = "expected a JSON object"
+        case _:
+            said = first["msg"][:1].lower() + first["msg"][1:]
+    given = json.dumps(first["input"])
+    return field + (said if len(given) > GIVEN_SHOWN else f"{said}, got {given}")

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
+from reflact.calibration.given import wrong
 from reflact.errors import DataError, StoreError
 from reflact.memory import ScoreEvent
 from reflact.types import Frozen
-
-GIVEN_SHOWN = 40
-"""Characters of a wrong value that a message repeats at most."""
 
 
 class Header(Frozen):
@@ -133,22 +130,4 @@ def _parsed(value: object, kind: type[L], place: str) -> L:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        field = f" `{name}`:" if name else ""
-        raise DataError(f"{place},{field} {_wrong(first)}; mend that line") from None
-
-
-def _wrong(problem: ErrorDetails) -> str:
-    """Say what is wrong with a value, with the value where it is short."""
-    match problem["type"]:
-        case "missing":
-            return "is missing"
-        case "extra_forbidden":
-            return "no such field is known here"
-        case "model_type":
-            said = "expected a JSON object"
-        case _:
-            said = problem["msg"][:1].lower() + problem["msg"][1:]
-    given = json.dumps(problem["input"])
-    return said if len(given) > GIVEN_SHOWN else f"{said}, got {given}"
+        raise DataError(f"{place}, {wrong(error)}; mend that line") from None

@@ -95,20 +95,24 @@ def pairs_of(path: Path) -> list[ContrastPair]:
     """
     from pydantic import ValidationError
 
+    from reflact.calibration.given import wrong
     from reflact.errors import DataError
     from reflact.memory import ContrastPair
 
     pairs = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the anchors {path}: {error}") from None
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             pairs.append(ContrastPair.model_validate_json(line))
         except ValidationError as error:
             raise DataError(
-                f"{path}, line {number}, is no contrast pair: {error.errors()[0]['msg']}"
+                f"{path}, line {number}, is no contrast pair: {wrong(error)}; a line is what "
+                "ContrastPair.model_dump_json gives"
             ) from None
     return pairs
 

@@ -145,13 +145,16 @@ def import_store(
     """Bring in what was exported; what is there stays, and nothing is promoted without its evidence."""
     import anyio
 
-    from reflact.errors import UsageError
+    from reflact.errors import DataError, UsageError
 
     try:
         lines = source.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {source}: {error}") from None
-    done = anyio.run(_import, store, lines)
+    try:
+        done = anyio.run(_import, store, lines)
+    except DataError as error:
+        raise DataError(f"{source}: {error}; nothing was brought in") from None
     if json:
         typer.echo(line(done))
         return

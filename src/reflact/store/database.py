@@ -44,14 +44,14 @@ SLICE_SECONDS = 0.1
 REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
     sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or choose another out_dir",
+    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
     sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
     sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
     "mend that and start again, what was stored is kept",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or choose another out_dir",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; choose another out_dir",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
 }
 
@@ -275,7 +275,7 @@ class Database:
         if newer:
             raise StoreError(
                 f"database {self.path}: it was written by a newer version of reflact "
-                f"(schema step {newer[-1]}); upgrade reflact or choose another out_dir"
+                f"(schema step {newer[-1]}); upgrade reflact or name another place"
             )
         return migrations
 

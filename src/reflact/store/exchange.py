@@ -239,9 +239,11 @@ def _parsed(lines: Iterable[str]) -> list[tuple[int, Line]]:
             continue
         try:
             line = LINE.validate_python(json.loads(text))
-        except (ValueError, ValidationError, RecursionError) as error:
-            first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise DataError(f"line {number} is not one of an exported memory: {first}") from None
+        except ValidationError as error:
+            raise DataError(f"line {number} is not one of an exported memory: {_wrong(error)}") from None
+        except (ValueError, RecursionError):
+            said = "it is no whole JSON; where the file was cut off, export it again"
+            raise DataError(f"line {number} is not one of an exported memory: {said}") from None
         if isinstance(line, HeaderLine) != (not parsed):
             raise DataError(f"line {number}: the first line, and no other, says what the file is")
         if isinstance(line, UnitLine):
@@ -252,6 +254,20 @@ def _parsed(lines: Iterable[str]) -> list[tuple[int, Line]]:
     if not parsed:
         raise DataError("there is no exported memory: no line says anything")
     return parsed
+
+
+def _wrong(error: ValidationError) -> str:
+    """Return what is wrong first with a line, and what to do about it."""
+    first = error.errors()[0]
+    place = first["loc"]
+    if place == ("reflact_memory", "version"):
+        return f"its version is {first['input']!r}, which this reflact does not know; upgrade reflact"
+    if not place:
+        return (
+            "it does not say with a known `type` what it is; `reflact memory export` writes such files, and "
+            "files of traces are for `reflact memory keep`"
+        )
+    return f"`{'.'.join(map(str, place[1:]))}`: {first['msg'][:1].lower()}{first['msg'][1:]}; export it again"
 
 
 def _check(line: UnitLine, number: int) -> None:
