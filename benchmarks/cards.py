@@ -40,7 +40,7 @@ from reflact.memory import (
     Transition,
 )
 from reflact.memory_cards import cards_of, level
-from reflact.memory_ports import Query
+from reflact.memory_ports import Query, Recording
 from reflact.memory_store import MemoryStore
 from reflact.tasks import fan_out
 
@@ -152,15 +152,14 @@ async def timed(call: Callable[[T], Awaitable[object]], arguments: Sequence[T]) 
 
 async def load(path: Path, texts: Texts, pairs: int) -> None:
     """Store pairs in batches and promote every other batch on evidence."""
+    held_out = [Recording(f"held out {n}", (f"held out {n}",)) for n in range(60)]
     async with MemoryStore(path, active_cards=10**9) as memory:
         for start in range(0, pairs, BATCH):
             batch = [texts.pair(number) for number in range(start, min(start + BATCH, pairs))]
             await fan_out(memory.submit, batch)
             if start // BATCH % 2:
                 continue
-            test = await memory.open_test(
-                [pair.id for pair in batch], held_out="benchmark", traces=[f"held out {n}" for n in range(60)]
-            )
+            test = await memory.open_test([pair.id for pair in batch], held_out="benchmark", traces=held_out)
             await memory.close_test(
                 test.number,
                 Promotion(

@@ -11,12 +11,12 @@ from reflact.memory_ports import (
     BatchTest,
     Forgotten,
     Query,
+    Recording,
     StatusChange,
     StoredPair,
     StoredTrace,
     Submission,
     count_tests,
-    mark_of,
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,7 +55,7 @@ class ListMemory:
         unit_ids: Sequence[str],
         *,
         held_out: str,
-        traces: Collection[str],
+        traces: Collection[Recording],
         use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         test = BatchTest(
@@ -63,7 +63,7 @@ class ListMemory:
             held_out=held_out,
             before=count_tests(self.booked, traces),
             unit_ids=tuple(unit_ids),
-            traces=tuple(sorted(map(mark_of, traces))),
+            traces=tuple(sorted({trace.mark for trace in traces})),
             use=use,
             at=NOW,
         )

@@ -13,13 +13,19 @@ from reflact.memory import (
     Transition,
 )
 from reflact.memory_cards import level
-from reflact.memory_ports import BatchTest
+from reflact.memory_ports import BatchTest, Recording, first_content
 from reflact.ports import EffectStore
 from reflact.types import digest
 
 CRITIC = Scope(roles=("critic",))
 
-HELD_OUT = tuple(f"held out {number}" for number in range(60))
+
+def recorded(name: str) -> Recording:
+    """Return a trace as a test knows it; each name holds something else."""
+    return Recording(name, (first_content(name),))
+
+
+HELD_OUT = tuple(recorded(f"held out {number}") for number in range(60))
 """Traces that batches are tested on."""
 
 

@@ -12,13 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memory_pairs import HELD_OUT, evidence_for, make_pair
+from calibration_memory import NOW
+from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
 from reflact.calibration.holding import slice_name
 from reflact.calibration.review import slice_of
+from reflact.calibration.trace import Trace
 from reflact.errors import DataError
+from reflact.memory import Action, Evaluation, Gold, Transition
 from reflact.memory_cards import LEVEL, level
-from reflact.memory_ports import count_tests, mark_of
+from reflact.memory_ports import BatchTest, count_tests, mark_of
+from reflact.store import booking, exchange
 from reflact.store.database import Database
 from reflact.store.migrations import MIGRATIONS
 
@@ -35,7 +39,8 @@ async def before(memory: MemoryStore, traces: Collection[str], *, name: str = "g
     """Open a test of a new pair on traces and return how many it counts before it."""
     pair = make_pair(len(await memory.pairs()), trace="learned")
     await memory.submit(pair)
-    return (await memory.open_test([pair.id], held_out=name, traces=traces)).before
+    held = [recorded(trace) for trace in traces]
+    return (await memory.open_test([pair.id], held_out=name, traces=held)).before
 
 
 async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory: MemoryStore) -> None:
@@ -46,7 +51,7 @@ async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory:
         here = [one for one in ids if slice_of(one, slices=slices) == number]
         assert await before(memory, here, name=slice_name(number, slices)) == already
     assert await before(memory, ids[:1]) == 3
-    assert count_tests(await memory.tests(), ids) == 4
+    assert count_tests(await memory.tests(), map(recorded, ids)) == 4
 
 
 async def test_sets_of_one_name_that_share_no_trace_pay_nothing_for_each_other(memory: MemoryStore) -> None:
@@ -70,7 +75,8 @@ async def test_on_no_trace_is_more_than_the_level_spent(
         levels = [level(n) for n, traces in zip(counted, sets, strict=True) if trace in traces]
         assert sum(levels) <= LEVEL
     for n, traces in enumerate(sets):
-        assert counted[n] == count_tests(tests[:n], traces) == sum(not traces.isdisjoint(s) for s in sets[:n])
+        known = count_tests(tests[:n], map(recorded, traces))
+        assert counted[n] == known == sum(not traces.isdisjoint(s) for s in sets[:n])
 
 
 async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore) -> None:
@@ -80,7 +86,7 @@ async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore)
     await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
     for trace in ("first", "second"):
         with pytest.raises(DataError, match=f"was made of trace {trace}"):
-            await memory.open_test([pair.id], held_out="h", traces=[*HELD_OUT, trace])
+            await memory.open_test([pair.id], held_out="h", traces=[*HELD_OUT, recorded(trace)])
     with pytest.raises(DataError, match="tested on held-out traces; name them"):
         await memory.open_test([pair.id], held_out="h", traces=[])
     assert await memory.tests() == ()
@@ -102,7 +108,7 @@ async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path)
         await memory.open_trace(name, "p")
         assert await before(memory, [name]) == 0
         await memory.forget(name)
-        assert [test.traces for test in await memory.tests()] == [(mark_of(name),)]
+        assert [test.traces for test in await memory.tests()] == [(recorded(name).mark,)]
         assert await before(memory, [name]) == 1
     assert b"Ottilie" not in await anyio.Path(path).read_bytes()
 
@@ -115,6 +121,67 @@ async def test_an_imported_test_counts_for_its_traces(memory: MemoryStore, tmp_p
         await other.import_lines(lines)
         assert await before(other, ["b", "c"]) == 1
         assert await before(other, ["d"]) == 0
+
+
+def played(name: str, *states: int) -> Trace:
+    """Return a trace that went through states."""
+    trace = Trace("Count.", id=name)
+    for state in states:
+        trace.record(
+            Transition(before=state, action=Action(name="add"), after=state + 1),
+            gold=Gold(phi_before=0, phi_after=1, source="program"),
+        )
+    return trace
+
+
+async def test_another_name_begins_no_new_error_probability(memory: MemoryStore) -> None:
+    """The same recording under other names is the same trace: each test on it counts."""
+    for already in range(3):
+        pair = make_pair(already, trace="learned")
+        await memory.submit(pair)
+        copies = [played(f"copy {already} of {n}", n, n + 1).recording for n in range(20)]
+        test = await memory.open_test([pair.id], held_out="given", traces=copies)
+        assert test.before == already
+        assert len(test.traces or ()) == 20
+
+
+def test_a_recording_is_known_once_it_has_grown() -> None:
+    """A step more makes no new trace, whatever it is called; what only begins alike is another one."""
+    short, other = played("short", 1, 2), played("other", 1, 7)
+    test = BatchTest(
+        number=1, held_out="h", before=0, unit_ids=("u",), traces=(short.recording.mark,), at=NOW
+    )
+    short.record(Transition(before=3, action=Action(name="add"), after=4))
+    assert count_tests([test], [short.recording]) == 1
+    assert count_tests([test], [played("long", 1, 2, 3, 4).recording]) == 1
+    assert count_tests([test], [other.recording]) == 0
+    assert count_tests([test], [played("short", 1, 7).recording]) == 0
+
+
+def test_scores_and_gold_make_no_other_recording() -> None:
+    """What was said of the steps is not part of what a trace holds; its purpose is."""
+    said = Trace("Count.", id="said")
+    said.record(
+        Transition(before=1, action=Action(name="add"), after=2),
+        Evaluation(phi_before=0, phi_after=9, reasoning="r"),
+    )
+    assert said.recording.contents == played("gold", 1).recording.contents
+    assert said.recording.mark != played("longer", 1, 2).recording.mark
+    assert said.recording.contents != Trace("Wait.", id="said").recording.contents
+
+
+async def test_a_test_that_counted_names_counts_for_these(memory: MemoryStore) -> None:
+    """Tests of earlier versions hold hashes of names: they count for the traces that still have them."""
+    trace = played("as it was called", 1)
+    old = BatchTest(number=1, held_out="h", before=0, unit_ids=("u",), traces=(mark_of(trace.id),), at=NOW)
+    assert count_tests([old], [trace.recording]) == 1
+    assert count_tests([old], [played("renamed", 1).recording]) == 0
+    lines = [line async for line in memory.export_lines()]
+    line = exchange.TestLine(id=booking.test_id(old), test=old)
+    await memory.import_lines([*lines, line.model_dump_json()])
+    pair = make_pair(1, trace="learned")
+    await memory.submit(pair)
+    assert (await memory.open_test([pair.id], held_out="h", traces=[trace.recording])).before == 1
 
 
 async def test_a_test_that_names_no_traces_counts_against_all(memory: MemoryStore, tmp_path: Path) -> None:
@@ -131,7 +198,7 @@ async def test_a_test_that_names_no_traces_counts_against_all(memory: MemoryStor
     connection.close()
     async with MemoryStore(path) as old:
         assert [test.traces for test in await old.tests()] == [None]
-        assert count_tests(await old.tests(), ["anything"]) == 1
+        assert count_tests(await old.tests(), [recorded("anything")]) == 1
         assert await before(old, ["a"]) == 1
         assert await before(old, ["b"]) == 1
         lines = [json.loads(line) async for line in old.export_lines()]

@@ -19,7 +19,7 @@ from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
-from reflact.memory_ports import BatchTest
+from reflact.memory_ports import BatchTest, Recording
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
 
@@ -177,7 +177,7 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
             unit_ids: Sequence[str],
             *,
             held_out: str,
-            traces: Collection[str],
+            traces: Collection[Recording],
             use: Literal["promote", "demote"] = "promote",
         ) -> BatchTest:
             await faster.calibrate(learn, heldout=heldout)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration_memory import NOW
-from reflact.calibration.holding import ROTATE, held_slice, known, slice_name, split
+from reflact.calibration.holding import ROTATE, distinct, held_slice, known, slice_name, split
+from reflact.calibration.replay import steps_of
 from reflact.calibration.review import slice_of
 from reflact.calibration.trace import Trace
 from reflact.memory import Action, Evaluation, Gold, GoldSource, Transition
@@ -21,7 +22,7 @@ def trace(name: str, *sources: GoldSource | None) -> Trace:
     made = Trace("Wait.", id=name)
     for source in sources or ("program",):
         gold = None if source is None else Gold(phi_before=0, phi_after=1, source=source)
-        step = Transition(before="a", action=Action(name="wait"), after="b")
+        step = Transition(before=name, action=Action(name="wait"), after=f"{name} later")
         made.record(step, Evaluation(phi_before=0, phi_after=1, reasoning="r"), gold=gold)
     return made
 
@@ -40,6 +41,24 @@ def test_only_gold_from_outside_counts() -> None:
     """Steps whose gold is the critic's own agreement, or missing, test nothing."""
     found = known(trace("t", "program", "agreement", None, "human"))
     assert [event.step for event in found] == [0, 3]
+
+
+def copy_of(recording: Trace, name: str, steps: int) -> Trace:
+    """Return the first steps of a trace under another name; only of the first it is known what is right."""
+    made = Trace(recording.purpose, id=name)
+    for event in recording.events[:steps]:
+        made.record(event.transition, gold=event.gold if event.step == 0 else None)
+    return made
+
+
+def test_copies_of_a_recording_are_one_trace() -> None:
+    """Of equal ones that counts of which most is known, whatever it is called; beginnings are parts."""
+    whole, other = trace("whole", "program", "program", "human"), trace("other")
+    copies = [copy_of(whole, name, steps) for name, steps in (("a", 3), ("b", 2), ("c", 1))]
+    unknown = trace("unknown", None)
+    assert distinct([*copies, other, whole, unknown]) == (other, whole)
+    assert distinct([copies[0], copies[2]]) == (copies[0],)
+    assert {step.trace_id for step in steps_of([*copies, whole])} == {"whole"}
 
 
 @given(st.sets(st.sampled_from(NAMES), max_size=60))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memory_pairs import HELD_OUT, evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory import Action, Evaluation, Gold, Scope, ScoreEvent, Transition
@@ -40,7 +40,7 @@ async def filled(memory: MemoryStore) -> list[str]:
     await memory.close_test(test.number, evidence_for(test))
     again = await memory.open_test([TAKEN_BACK.id], held_out="h", traces=HELD_OUT, use="demote")
     await memory.close_test(again.number, evidence_for(again, promoted=False))
-    await memory.open_test([PROMOTED.id], held_out="other", traces=["other"], use="demote")
+    await memory.open_test([PROMOTED.id], held_out="other", traces=[recorded("other")], use="demote")
     await memory.measure(PROMOTED.id, utility=0.75)
     await memory.keep_anchors([make_pair(5)])
     await memory.open_trace("t", "Purpose \udfff.")

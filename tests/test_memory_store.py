@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair
+from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair, recorded
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory import (
@@ -246,7 +246,8 @@ async def test_tests_before_are_counted_by_traces_across_stores(path: Path) -> N
         await fan_out(one.submit, pairs)
 
         async def test(n: int) -> int:
-            store, traces = (one, two)[n % 2], ["shared", f"own {n}"] if n < 8 else ["another"]
+            store, names = (one, two)[n % 2], ["shared", f"own {n}"] if n < 8 else ["another"]
+            traces = [recorded(name) for name in names]
             return (await store.open_test([pairs[n].id], held_out=f"set {n}", traces=traces)).before
 
         before = await fan_out(test, range(10))

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from memory_pairs import HELD_OUT, evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
 from reflact.cli.app import app
 from reflact.memory_cards import LEVEL, level
-from reflact.memory_ports import BatchTest, mark_of
+from reflact.memory_ports import BatchTest, Recording
 from reflact.store.booking import test_id as name_of
 from reflact.store.exchange import MORE_TESTS, Imported
 
@@ -32,7 +32,7 @@ async def judge(
     number: int,
     *,
     p_value: float = BARELY,
-    traces: Sequence[str] = HELD_OUT,
+    traces: Sequence[Recording] = HELD_OUT,
     use: Literal["promote", "demote"] = "promote",
     promoted: bool = True,
 ) -> str:
@@ -96,7 +96,7 @@ async def test_other_traces_spend_nothing(tmp_path: Path) -> None:
     """A test on traces of its own is counted as it was."""
     lines = await exported(tmp_path / "there.db", 2)
     async with MemoryStore(tmp_path / "here.db") as memory:
-        await judge(memory, 1, traces=[f"other {number}" for number in range(60)])
+        await judge(memory, 1, traces=[recorded(f"other {number}") for number in range(60)])
         assert await memory.import_lines(lines) == Imported(tests=1, units=1)
         assert [test.before for test in await memory.tests()] == [0, 0]
 
@@ -129,7 +129,7 @@ async def test_a_test_that_names_no_traces_counts_all_that_were_made_elsewhere(t
     async with MemoryStore(tmp_path / "alone.db") as alone:
         assert await alone.import_lines(lines) == Imported(tests=1, units=1)
     async with MemoryStore(tmp_path / "here.db") as memory:
-        await judge(memory, 1, traces=[f"other {number}" for number in range(60)])
+        await judge(memory, 1, traces=[recorded(f"other {number}") for number in range(60)])
         assert (await memory.import_lines(lines)).unproven == 1
 
 
@@ -163,12 +163,12 @@ async def test_no_trace_spends_more_than_its_level_however_memories_meet(
             async with MemoryStore(folder / f"{place}.db") as memory:
                 for group in groups:
                     number += 1
-                    traces = [f"{group} {one}" for one in range(60)]
+                    traces = [recorded(f"{group} {one}") for one in range(60)]
                     await judge(memory, number, traces=traces, p_value=1e-9)
                 await merged.import_lines(await lines_of(memory))
         tests = await merged.tests()
     for group in "abcd":
-        counted = [test.before for test in tests if mark_of(f"{group} 0") in (test.traces or ())]
+        counted = [test.before for test in tests if recorded(f"{group} 0").mark in (test.traces or ())]
         assert counted == list(range(len(counted)))
         assert sum(map(level, counted)) <= LEVEL
 

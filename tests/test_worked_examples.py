@@ -15,6 +15,7 @@ import pytest
 
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
+from memory_pairs import HELD_OUT
 from reflact.calibration.critic import CRITIC, Critic
 from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import ABOVE, Renderer, show_examples
@@ -232,7 +233,7 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
         for submitted in (promoted, waiting):
             await mine.submit(submitted)
         assert (await critic.score(asked, purpose="Send it.")).pair_ids == ()
-        test = await mine.open_test([promoted.id], held_out="h", traces=[f"h{n}" for n in range(20)])
+        test = await mine.open_test([promoted.id], held_out="h", traces=HELD_OUT[:20])
         await mine.close_test(test.number, evidence_of(promoted, test.before))
         assert (await critic.score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
         assert (await (await critic.pin()).score(asked, purpose="Send it.")).pair_ids == (promoted.id,)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from reflact.memory import (
     Scope,
     ScoreEvent,
     Share,
+    Transition,
 )
 from reflact.types import Frozen, digest
 
@@ -114,8 +115,8 @@ class BatchTest(Frozen):
         unit_ids: The batch.
         evidence: How it ended.
         use: Whether it was tested to promote, or measured again.
-        traces: What stands for the traces on which it was tested, sorted; see ``mark_of``. None for a test
-            from before they were stored.
+        traces: What stands for the traces on which it was tested, sorted: the mark of what each held, of its
+            name in tests of earlier versions; see ``mark_of``. None for a test from before they were stored.
     """
 
     number: int
@@ -128,20 +129,55 @@ class BatchTest(Frozen):
     at: datetime
 
 
-def mark_of(trace_id: str) -> str:
-    """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of its id.
+class Recording(NamedTuple):
+    """What a trace is to the count of tests: the same under any name, and still itself once it has grown.
 
-    It outlasts the trace, since a test stays a test. Whoever guesses an id can see that it was held out.
+    Args:
+        id: Its name.
+        contents: What it holds up to each of its steps, see ``next_content``; the last one is the whole.
     """
-    return digest(trace_id)[:32]
+
+    id: str
+    contents: tuple[str, ...]
+
+    @property
+    def mark(self) -> str:
+        """What stands for it in a test."""
+        return mark_of(self.contents[-1])
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """What it may be known by in a test: a part of it was recorded then, or names were what counted."""
+        return frozenset(map(mark_of, (self.id, *self.contents)))
 
 
-def count_tests(tests: Iterable[BatchTest], trace_ids: Collection[str]) -> int:
+def first_content(purpose: str) -> str:
+    """Return what stands for a trace without steps, 64 hexadecimal digits."""
+    return digest([purpose])
+
+
+def next_content(content: str, transition: Transition) -> str:
+    """Return what stands for a trace with a further step: a hash of its purpose and all transitions.
+
+    Neither its name nor any score is part of it, so copies of one recording are equal.
+    """
+    return digest([content, transition.model_dump(mode="json")])
+
+
+def mark_of(name: str) -> str:
+    """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of what it holds.
+
+    It outlasts the trace, since a test stays a test. Whoever has the recording can see that it was held out.
+    """
+    return digest(name)[:32]
+
+
+def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
     """Return how many tests were made on any of these traces.
 
     One that does not say on which it was made counts always, so that error probability is never spent twice.
     """
-    marks = {mark_of(trace_id) for trace_id in trace_ids}
+    marks = frozenset[str]().union(*(trace.marks for trace in traces))
     return sum(test.traces is None or not marks.isdisjoint(test.traces) for test in tests)
 
 
@@ -244,7 +280,7 @@ class CardStore(Protocol):
         unit_ids: Sequence[str],
         *,
         held_out: str,
-        traces: Collection[str],
+        traces: Collection[Recording],
         use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
@@ -254,7 +290,7 @@ class CardStore(Protocol):
         Args:
             unit_ids: The batch.
             held_out: What the held-out traces are called.
-            traces: Their ids, by which tests are counted.
+            traces: These, by whose content tests are counted.
             use: To promote the batch, or to measure it again.
 
         Raises:

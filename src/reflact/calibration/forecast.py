@@ -136,7 +136,7 @@ class _Forecaster:
         self._sizes = sizes
         self._asking = asking
         self._steps, self._anchors = steps_of(parts.held_out), steps_in(anchors)
-        self._traces = {step.trace_id for step in self._steps}
+        self._traces = {step.trace for step in self._steps}
         self._testable = enough(self._traces) is None
         own = settings.curriculum
         most = own.rounds if self._testable and _ordered(self._steps) else 1

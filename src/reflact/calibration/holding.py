@@ -9,7 +9,7 @@ the held-out set was called.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.review import slice_of
@@ -39,6 +39,21 @@ def known(trace: Trace) -> tuple[ScoreEvent, ...]:
     What samples of a critic agree on is not among them: a critic that always inflates agrees with itself.
     """
     return tuple(e for e in trace.events if e.gold is not None and e.gold.source != "agreement")
+
+
+def distinct(traces: Iterable[Trace]) -> tuple[Trace, ...]:
+    """Return traces with known steps, of those that are one recording only one, in their order.
+
+    Copies under several names are one recording, and so is one that another goes on with: the longest counts,
+    of equal ones that of which most is known. A test over copies would take one opinion for many.
+    """
+    told = [trace for trace in traces if known(trace)]
+    parts = {content for trace in told for content in trace.recording.contents[:-1]}
+    whole: dict[str, Trace] = {}
+    for trace in sorted(told, key=lambda trace: (-len(known(trace)), trace.id)):
+        whole.setdefault(trace.recording.contents[-1], trace)
+    kept = {trace.id for content, trace in whole.items() if content not in parts}
+    return tuple(trace for trace in told if trace.id in kept)
 
 
 def held_slice(

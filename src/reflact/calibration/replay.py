@@ -7,24 +7,30 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.critic import Critic
-from reflact.calibration.holding import known
+from reflact.calibration.holding import distinct, known
 from reflact.calibration.metrics import Scored
 from reflact.calibration.trace import Trace
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, Gold, Transition
 from reflact.memory_cards import subject
+from reflact.memory_ports import Recording
 from reflact.tasks import fan_out
 
 
 class Step(NamedTuple):
     """A step whose correct score is known, and the contrast pairs that speak of it."""
 
-    trace_id: str
+    trace: Recording
     number: int
     purpose: str
     transition: Transition
     gold: Gold
     pairs: tuple[ContrastPair, ...] = ()
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that it is a step of."""
+        return self.trace.id
 
     def scored(self, evaluation: Evaluation) -> Scored:
         """Return an evaluation of this step beside what is right."""
@@ -41,10 +47,10 @@ class Step(NamedTuple):
 
 
 def steps_of(traces: Iterable[Trace]) -> tuple[Step, ...]:
-    """Return the steps of traces whose correct score is known."""
+    """Return the steps of traces whose correct score is known; copies of one recording count once."""
     return tuple(
-        Step(trace.id, event.step, trace.purpose, event.transition, event.gold)
-        for trace in traces
+        Step(trace.recording, event.step, trace.purpose, event.transition, event.gold)
+        for trace in distinct(traces)
         for event in known(trace)
         if event.gold is not None
     )
@@ -70,7 +76,7 @@ def _step(name: str, pairs: Sequence[ContrastPair]) -> Step:
         reasoning=first.right.reasoning,
     )
     trace_id, number = first.provenance.trace_id or name, first.provenance.step or 0
-    return Step(trace_id, number, first.purpose, first.transition, gold, tuple(pairs))
+    return Step(Recording(trace_id, (name,)), number, first.purpose, first.transition, gold, tuple(pairs))
 
 
 async def score_steps(

@@ -130,7 +130,7 @@ class NotEnoughTraces(Frozen):
         )
 
 
-def enough(traces: Collection[str]) -> NotEnoughTraces | None:
+def enough(traces: Collection[object]) -> NotEnoughTraces | None:
     """Return what is missing where there are too few traces to test on."""
     return None if len(traces) >= LEAST_TRACES else NotEnoughTraces(traces=len(traces))
 

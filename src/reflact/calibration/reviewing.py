@@ -135,7 +135,7 @@ class Reviewer:
         name: str,
         use: Use,
     ) -> Promotion | NotEnoughTraces:
-        traces = {step.trace_id for step in steps}
+        traces = {step.trace for step in steps}
         few = enough(traces)
         if few is not None:
             return few

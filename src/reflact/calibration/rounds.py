@@ -209,7 +209,7 @@ class Rounds:
         standing = await self.reviewer.standing()
         parts = self.split(traces, heldout, standing)
         steps, anchors = steps_of(parts.held_out), steps_in(await self._store.anchors())
-        held = {step.trace_id for step in steps}
+        held = {step.trace for step in steps}
         self._tell(Began(learn=len(parts.learn), held_out=len(held), steps=len(steps), anchors=len(anchors)))
         before = await self.reviewer.score(steps, standing.promoted)
         anchors_before = await self.reviewer.score(anchors, standing.promoted)

@@ -15,7 +15,7 @@ from reflact.calibration.given import require
 from reflact.calibration.trace_file import End, Header, Whole, read_whole
 from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
-from reflact.memory_ports import StoredTrace, TraceStore
+from reflact.memory_ports import Recording, StoredTrace, TraceStore, first_content, next_content
 from reflact.types import canonical, digest
 
 
@@ -48,6 +48,7 @@ class Trace:
             )
         self._header = Header(trace=uuid4().hex if id is None else _named(id), purpose=purpose)
         self._events: list[ScoreEvent] = []
+        self._contents: list[str] = []
         self._finished = False
         self._path = None if path is None else Path(path)
         self._length = 0
@@ -74,6 +75,17 @@ class Trace:
     def events(self) -> tuple[ScoreEvent, ...]:
         """The steps so far; the n-th has number n, from 0."""
         return tuple(self._events)
+
+    @property
+    def recording(self) -> Recording:
+        """Its name and what it holds, by which tests on it are counted.
+
+        Hashes each step when it is first asked for, in time that grows with the states.
+        """
+        for event in self._events[len(self._contents) :]:
+            last = self._contents[-1] if self._contents else first_content(self.purpose)
+            self._contents.append(next_content(last, event.transition))
+        return Recording(self.id, tuple(self._contents) or (first_content(self.purpose),))
 
     @property
     def finished(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion
 from reflact.memory_cards import level, misfit, subject, utility_of
-from reflact.memory_ports import BatchTest, Forgotten, mark_of
+from reflact.memory_ports import BatchTest, Forgotten, Recording
 from reflact.store import changing, origins, units
 from reflact.store.database import Tables
 from reflact.store.units import Row, Unit, read, stamp, time_of, written
@@ -32,7 +32,7 @@ def open_test(
     unit_ids: tuple[str, ...],
     *,
     held_out: str,
-    traces: Collection[str],
+    traces: Collection[Recording],
     use: Literal["promote", "demote"],
     now: datetime,
 ) -> BatchTest:
@@ -41,6 +41,7 @@ def open_test(
         raise DataError("a batch is tested on held-out traces; name them, since tests are counted by them")
     if not unit_ids or len(set(unit_ids)) < len(unit_ids):
         raise DataError("a batch to be tested names at least one unit, and none twice")
+    ids = {trace.id for trace in traces}
     for row in units.units(tables, unit_ids):
         if use == "demote" and row.status != "promoted":
             raise DataError(f"unit {row.id} is {row.status}; only what is promoted can be measured again")
@@ -48,13 +49,13 @@ def open_test(
             held = f" and held ({row.reason}); release it first" if row.status == "quarantined" else ""
             raise DataError(f"unit {row.id} is {row.status}{held}; only what is quarantined can be tested")
         for origin in origins.of(tables, origins.UNITS, [row.number])[row.number]:
-            if origin.trace_id in traces:
+            if origin.trace_id in ids:
                 raise DataError(
                     f"unit {row.id} was made of trace {origin.trace_id}, which is held out; no trace tests "
                     "what came from it"
                 )
-    marks = tuple(sorted(map(mark_of, traces)))
-    (before,) = tables.execute(TESTS_ON, (json.dumps(marks),)).fetchone()
+    known_by = frozenset[str]().union(*(trace.marks for trace in traces))
+    (before,) = tables.execute(TESTS_ON, (json.dumps(sorted(known_by)),)).fetchone()
     (last,) = tables.execute("SELECT coalesce(max(number), 0) FROM memory_tests").fetchone()
     test = BatchTest(
         number=last + 1,
@@ -62,7 +63,7 @@ def open_test(
         before=before,
         unit_ids=unit_ids,
         use=use,
-        traces=marks,
+        traces=tuple(sorted({trace.mark for trace in traces})),
         at=now,
     )
     insert_test(tables, test)

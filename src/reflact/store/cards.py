@@ -12,7 +12,15 @@ import anyio.to_thread
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
 from reflact.memory_cards import Finding, Scan, content_id
-from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
+from reflact.memory_ports import (
+    BatchTest,
+    Forgotten,
+    Query,
+    Recording,
+    StatusChange,
+    StoredPair,
+    Submission,
+)
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
 from reflact.store.units import Row, Text, Unit, written
@@ -232,7 +240,7 @@ class SQLiteCards:
         unit_ids: Sequence[str],
         *,
         held_out: str,
-        traces: Collection[str],
+        traces: Collection[Recording],
         use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
@@ -242,18 +250,18 @@ class SQLiteCards:
         Args:
             unit_ids: The batch.
             held_out: What the held-out traces are called.
-            traces: Their ids, by which tests are counted.
+            traces: These, by whose content tests are counted.
             use: To promote the batch, or to measure it again.
 
         Raises:
             DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote), or was
                 made of one of the traces; or there is none.
         """
-        batch, ids = tuple(unit_ids), frozenset(traces)
+        batch, held = tuple(unit_ids), frozenset(traces)
 
         def book(tables: Tables) -> BatchTest:
             now = self._clock()
-            return booking.open_test(tables, batch, held_out=held_out, traces=ids, use=use, now=now)
+            return booking.open_test(tables, batch, held_out=held_out, traces=held, use=use, now=now)
 
         return await self._database.write(book)
 
