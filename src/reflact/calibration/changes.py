@@ -16,6 +16,9 @@ from pydantic import JsonValue
 from reflact.types import canonical
 
 NOTHING = "Nothing changed."
+ABSENT = "(not there)"
+"""Stands for the side of a change on which a field is not there."""
+
 WHOLE = "state"
 """Where a change stands that has no field."""
 
@@ -113,7 +116,7 @@ def _line(change: Change, brief: bool) -> str:
     old, new = change.before, change.after
     if brief and old is not None and new is not None:
         old, new = _apart(old, new)
-    sides = ("(not there)" if side is None else side for side in (old, new))
+    sides = (ABSENT if side is None else side for side in (old, new))
     return f"{change.path}: {' -> '.join(sides)}"
 
 
