@@ -39,6 +39,7 @@ RANKS = (
         "prompts",
         "tasks",
         "views",
+        "aside",
         "exports",
         "folding",
         "summing",

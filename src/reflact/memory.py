@@ -6,12 +6,14 @@ works with them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, JsonValue
 
-from reflact.types import Frozen, digest
+from reflact.types import Frozen, alike, digest
 
 Phi = Annotated[float, Field(ge=0, le=10)]
 """How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
@@ -56,7 +58,18 @@ class Transition(Frozen):
     @property
     def changed(self) -> bool:
         """Whether the states differ, in any way."""
-        return digest(self.before) != digest(self.after)
+        return not alike(self.before, self.after)
+
+    @property
+    def states(self) -> tuple[JsonValue, JsonValue, JsonValue]:
+        """What may be long about it: the states before and after, and the action's arguments."""
+        return self.before, self.after, self.action.arguments
+
+    @property
+    def plain(self) -> dict[str, JsonValue]:
+        """Its fields as the JSON values that they are, which takes no time however large states are."""
+        action: JsonValue = {"name": self.action.name, "arguments": self.action.arguments}
+        return {"before": self.before, "action": action, "after": self.after}
 
 
 class Evaluation(Frozen):
@@ -178,6 +191,9 @@ class Provenance(Frozen):
         return () if self.trace_id is None else (Origin(trace_id=self.trace_id, step=self.step),)
 
 
+_IDENTIFYING = ("purpose", "right", "wrong", "mistake", "scope")
+
+
 class ContrastPair(Frozen):
     """A right and a wrong evaluation of one transition, and why the wrong one is wrong.
 
@@ -209,11 +225,21 @@ class ContrastPair(Frozen):
     scope: Scope = Scope(roles=("critic",))
     provenance: Provenance = Provenance()
 
-    @property
+    @cached_property
     def id(self) -> str:
-        """Content hash, 64 hexadecimal digits: equal pairs are one, whoever made them and when."""
-        names = {"purpose", "transition", "right", "wrong", "mistake", "scope"}
-        return digest(self.model_dump(mode="json", include=names))
+        """Content hash, 64 hexadecimal digits: equal pairs are one, whoever made them and when.
+
+        It takes time in proportion to the states, once for each object and what is copied from it.
+        """
+        said = self.model_dump(mode="json", include=set(_IDENTIFYING))
+        return digest({**said, "transition": self.transition.plain})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; its id is its own where what it follows from is another."""
+        copied = super().model_copy(update=update, deep=deep)
+        if not {"transition", *_IDENTIFYING}.isdisjoint(update or ()):
+            copied.__dict__.pop("id", None)
+        return copied
 
     @property
     def difficulty(self) -> float | None:

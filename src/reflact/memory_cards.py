@@ -252,7 +252,7 @@ def subject(pair: ContrastPair) -> str:
 
 def subject_of(purpose: str, transition: Transition) -> str:
     """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
-    return digest({"purpose": purpose, "transition": transition.model_dump(mode="json")})
+    return digest({"purpose": purpose, "transition": transition.plain})
 
 
 class Anchored(NamedTuple):
@@ -270,8 +270,9 @@ class Anchored(NamedTuple):
 
     def holds(self, purpose: str, transition: Transition, origin: Origin) -> bool:
         """Whether a step is an anchor's."""
-        whole = Origin(trace_id=origin.trace_id)
-        return subject_of(purpose, transition) in self.subjects or bool(self.origins & {origin, whole})
+        if self.origins & {origin, Origin(trace_id=origin.trace_id)}:
+            return True
+        return bool(self.subjects) and subject_of(purpose, transition) in self.subjects
 
 
 def texts_of(value: JsonValue) -> Iterator[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from reflact.calibration.constructions import Band, Built, Label, plain
 from reflact.calibration.made import DropReason
 from reflact.calibration.mistakes import Mistake, Reach, reach
+from reflact.memory import ContrastPair
 
 ELSEWHERE_KIND = "inflated_score"
 """The kind of mistake that an evaluation makes which is meant for another purpose."""
@@ -36,18 +37,20 @@ class Impossible(NamedTuple):
     words: str
 
 
-Choice: TypeAlias = Built | Elsewhere | Asked | Impossible
+Ready = TypeVar("Ready", Built, ContrastPair)
+
+Choice: TypeAlias = Ready | Elsewhere | Asked | Impossible
 
 
 def choose(
     hand: Sequence[str],
     label: Label,
     *,
-    ready: Sequence[Built],
+    ready: Sequence[Ready],
     elsewhere: Elsewhere | None,
     band: Band,
     mistakes: Mapping[str, Mistake],
-) -> tuple[Choice, ...]:
+) -> tuple[Choice[Ready], ...]:
     """Return for each kind of mistake in a hand how to make it: each way at most once, the best first.
 
     Args:
@@ -69,8 +72,8 @@ def other_than(purpose: str, others: Sequence[str], *, place: int) -> str | None
 
 
 def _ways(
-    mistake: Mistake, ready: Sequence[Built], elsewhere: Elsewhere | None, label: Label, band: Band
-) -> Iterator[Choice]:
+    mistake: Mistake, ready: Sequence[Ready], elsewhere: Elsewhere | None, label: Label, band: Band
+) -> Iterator[Choice[Ready]]:
     yield from (one for one in ready if one.mistake == mistake.name)
     if elsewhere is not None and mistake.name == ELSEWHERE_KIND:
         yield elsewhere

@@ -26,7 +26,7 @@ from pydantic import JsonValue
 
 from reflact.calibration.changes import changes, show_state
 from reflact.calibration.evidence import Grounds
-from reflact.memory import Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
+from reflact.memory import Action, Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
 from reflact.types import Frozen
 
 HIDDEN = "(not shown)"
@@ -37,6 +37,7 @@ CLOSE = 0.5
 
 ROUNDING = 1e-9
 _QUOTE = 80
+_FIELDS = 3
 
 
 class Label(Frozen):
@@ -141,15 +142,27 @@ def kind_of_error(wrong: Evaluation, right: Evaluation) -> str:
 
 def quotes(transition: Transition) -> tuple[str, ...]:
     """Return words that point at what changed, as evidence: fields, or the first new line of a text."""
-    before, after = transition.before, transition.after
-    if isinstance(before, str) and isinstance(after, str):
-        old = set(before.splitlines())
-        new = [line.strip()[:_QUOTE] for line in show_state(after).splitlines() if line not in old]
-        found = [line for line in new if line][:1]
-    else:
-        found = list(dict.fromkeys(change.path[:_QUOTE] for change in changes(before, after)))[:3]
-    invented = Grounds(transition).unfounded(found)
-    return tuple(quote for quote in found if quote not in invented)
+    texts = isinstance(transition.before, str) and isinstance(transition.after, str)
+    kept: dict[str, str] = {}
+    for place in _places(transition.before, transition.after):
+        kept.setdefault(place[:_QUOTE], place)
+        if len(kept) == (1 if texts else _FIELDS):
+            break
+    return tuple(quote for quote, place in kept.items() if _stands(quote, place, transition.action))
+
+
+def _places(before: JsonValue, after: JsonValue) -> Iterator[str]:
+    if not isinstance(before, str) or not isinstance(after, str):
+        yield from (change.path for change in changes(before, after))
+        return
+    old = set(before.splitlines())
+    new = (line.strip() for line in show_state(after).splitlines() if line not in old)
+    yield from (line for line in new if line)
+
+
+def _stands(quote: str, place: str, action: Action) -> bool:
+    """Whether a quote from the beginning of a place ends where a word does, and says more than connects."""
+    return not Grounds(Transition(before="", action=action, after=place)).unfounded([quote])
 
 
 # --------------------------------------------------------------------------------------- constructions

@@ -9,7 +9,9 @@ mistake of a named kind. Every candidate ends as a pair or as a drop with its re
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Sequence
+from functools import partial
 
+from reflact.aside import aside
 from reflact.calibration.agreement import Scorer
 from reflact.calibration.curriculum import Round, deal
 from reflact.calibration.made import DEFAULTS, ContrastSettings, Drop, DropReason, Made, Report
@@ -90,10 +92,11 @@ async def contrast(
         others=others,
         report=report,
     )
-    chosen = selected(events, settings)
+    states = [state for event in events for state in event.transition.states]
+    chosen, again = await aside(partial(_selected, events, settings), *states)
     hands = deal(plan, trace_id=trace_id, events=len(chosen), each=settings.per_event, seed=settings.seed)
     places = range(0, len(chosen) * settings.per_event, settings.per_event)
-    jobs = [Job(*job) for job in zip(chosen, hands, places, repeated(chosen), strict=True)]
+    jobs = [Job(*job) for job in zip(chosen, hands, places, again, strict=True)]
     results = await fan_out(maker.make, jobs, limit=settings.concurrency)
     return _folded([one for each in results for one in each], skipped=len(events) - len(chosen))
 
@@ -118,6 +121,13 @@ def selected(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[
     return tuple(event for event in events if _moved(event, settings) or _still(event, settings))
 
 
+def _selected(
+    events: Sequence[ScoreEvent], settings: ContrastSettings
+) -> tuple[tuple[ScoreEvent, ...], tuple[bool, ...]]:
+    chosen = selected(events, settings)
+    return chosen, repeated(chosen)
+
+
 def _moved(event: ScoreEvent, settings: ContrastSettings) -> bool:
     deltas = _deltas(event)
     if not deltas:
@@ -138,9 +148,14 @@ def _deltas(event: ScoreEvent) -> list[float]:
 
 def repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
     """Say for each event whether an earlier one equals it but for its place in the trace."""
-    hashes = [digest(event.model_dump(mode="json", exclude={"step"})) for event in events]
+    hashes = [_content(event) for event in events]
     first = {one: n for n, one in reversed(list(enumerate(hashes)))}
     return tuple(first[one] != n for n, one in enumerate(hashes))
+
+
+def _content(event: ScoreEvent) -> str:
+    rest = event.model_dump(mode="json", exclude={"step", "transition"})
+    return digest({**rest, "transition": event.transition.plain})
 
 
 def _folded(results: Sequence[ContrastPair | Drop], *, skipped: int) -> Made:

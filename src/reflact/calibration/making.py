@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import anyio
 from pydantic import JsonValue
 
+from reflact.aside import aside
 from reflact.calibration.agreement import Scorer, agreed
 from reflact.calibration.choosing import Asked, Choice, Elsewhere, Impossible, choose, other_than
 from reflact.calibration.comparing import compare, sides
@@ -26,13 +28,16 @@ from reflact.calibration.mistakes import (
     purpose_check,
 )
 from reflact.calibration.showing import show_transition
-from reflact.calls import Sample
+from reflact.calls import Rendered, Sample
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory import Construction, ContrastPair, Evaluation, Provenance, ScoreEvent, Transition
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.tasks import fan_out
 from reflact.types import digest
+
+Way: TypeAlias = Choice[ContrastPair]
+"""How a candidate comes about; pairs that need no model are there already."""
 
 
 class Job(NamedTuple):
@@ -102,28 +107,29 @@ class Maker:
         choices = await self._choices(job)
         return await fan_out(lambda n: self._candidate(job, n, choices), range(len(job.hand)))
 
-    async def _choices(self, job: Job) -> tuple[Choice, ...]:
+    async def _choices(self, job: Job) -> tuple[Way, ...]:
         if job.repeated:
             return (Impossible("duplicate", "an earlier step of this trace is equal"),) * len(job.hand)
         try:
-            label = await self._label(job.event)
+            agreed_on = None if job.event.gold is not None else await self._agreed(job.event, self._purpose)
+            return await aside(partial(self._chosen, job, agreed_on), *job.event.transition.states)
         except _Failed as failed:
             return (Impossible(failed.reason, str(failed)),) * len(job.hand)
-        ready = [
-            one
-            for one in built(job.event, label, purpose=self._purpose, band=self._band)
-            if self._pair(job.event, one).id not in self._known
-        ]
+
+    def _chosen(self, job: Job, agreed_on: Evaluation | None) -> tuple[Way, ...]:
+        label = _label(job.event, agreed_on)
+        possible = built(job.event, label, purpose=self._purpose, band=self._band)
+        pairs = [self._pair(job.event, one) for one in possible]
         return choose(
             job.hand,
             label,
-            ready=ready,
+            ready=[pair for pair in pairs if pair.id not in self._known],
             elsewhere=self._elsewhere(label),
             band=self._band,
             mistakes=self._mistakes,
         )
 
-    async def _candidate(self, job: Job, number: int, choices: Sequence[Choice]) -> ContrastPair | Drop:
+    async def _candidate(self, job: Job, number: int, choices: Sequence[Way]) -> ContrastPair | Drop:
         choice = choices[number]
 
         def lost(reason: DropReason, error: Exception) -> Drop:
@@ -137,7 +143,7 @@ class Maker:
 
         result: ContrastPair | Drop
         try:
-            pair = self._pair(job.event, await self._built(job.event, choice))
+            pair = await self._made(job.event, choice)
             result = await self._judged(pair, job.place + number)
         except _Failed as failed:
             result = lost(failed.reason, failed)
@@ -149,17 +155,6 @@ class Maker:
         return result
 
     # ------------------------------------------------------------------------------------ what is right
-
-    async def _label(self, event: ScoreEvent) -> Label:
-        if event.gold is not None:
-            label = label_of(event, event.gold)
-            if label is None:
-                raise _Failed(
-                    "unverified", "gold says what the state after is worth, and not the state before"
-                )
-            return label
-        right = await self._agreed(event, self._purpose)
-        return Label(right=right, source="agreement")
 
     async def _agreed(self, event: ScoreEvent, purpose: str) -> Evaluation:
         if self._critic is None:
@@ -184,14 +179,21 @@ class Maker:
         purpose = other_than(self._purpose, self._others, place=self._plan.number - 1)
         return Elsewhere(label, purpose) if purpose is not None or self._settings.near_misses else None
 
-    async def _built(self, event: ScoreEvent, choice: Choice) -> Built:
+    async def _made(self, event: ScoreEvent, choice: Way) -> ContrastPair:
         if isinstance(choice, Impossible):
             raise _Failed(choice.reason, choice.words)
+        if isinstance(choice, ContrastPair):
+            return choice
         if isinstance(choice, Elsewhere):
-            return await self._looked_at(event, choice)
-        if isinstance(choice, Asked):
-            return await self._asked(event, choice)
-        return choice
+            made = await self._looked_at(event, choice)
+        else:
+            made = await self._asked(event, choice)
+        return await aside(partial(self._hashed, event, made), *event.transition.states)
+
+    def _hashed(self, event: ScoreEvent, made: Built) -> ContrastPair:
+        pair = self._pair(event, made)
+        _ = pair.id
+        return pair
 
     async def _looked_at(self, event: ScoreEvent, choice: Elsewhere) -> Built:
         purpose = choice.purpose
@@ -217,23 +219,7 @@ class Maker:
 
     async def _asked(self, event: ScoreEvent, choice: Asked) -> Built:
         right, kind = choice.label.right, choice.mistake.name
-        prompt = ask_mistake(
-            self._prompts,
-            step=self._shown(self._purpose, event.transition),
-            right=right,
-            mistake=choice.mistake,
-            reach=choice.reach,
-            subtle=self._plan.number > 1,
-        )
-        about: JsonValue = {
-            "purpose": self._purpose,
-            "transition": event.transition.model_dump(mode="json"),
-            "right": right.model_dump(mode="json"),
-            "mistake": choice.mistake.model_dump(mode="json"),
-            "reach": choice.reach.model_dump(mode="json"),
-            "round": self._plan.number,
-        }
-        place = Sample(role="contrast", purpose="mistake", part=digest(about)[:32], trial=choice.variation)
+        prompt, place = await aside(partial(self._question, event, choice), *event.transition.states)
         check = mistaken_check(right, choice.reach)
         said = (await self._llm.ask(prompt, mistaken(kind), sample=place, check=check)).value
         wrong = right.model_copy(
@@ -250,6 +236,27 @@ class Maker:
             why=said.why,
         )
 
+    def _question(self, event: ScoreEvent, choice: Asked) -> tuple[Rendered, Sample]:
+        right = choice.label.right
+        prompt = ask_mistake(
+            self._prompts,
+            step=self._shown(self._purpose, event.transition),
+            right=right,
+            mistake=choice.mistake,
+            reach=choice.reach,
+            subtle=self._plan.number > 1,
+        )
+        about: JsonValue = {
+            "purpose": self._purpose,
+            "transition": event.transition.plain,
+            "right": right.model_dump(mode="json"),
+            "mistake": choice.mistake.model_dump(mode="json"),
+            "reach": choice.reach.model_dump(mode="json"),
+            "round": self._plan.number,
+        }
+        part = digest(about)[:32]
+        return prompt, Sample(role="contrast", purpose="mistake", part=part, trial=choice.variation)
+
     # ----------------------------------------------------------------------------------- what is kept
 
     async def _judged(self, pair: ContrastPair, place: int) -> ContrastPair:
@@ -261,7 +268,7 @@ class Maker:
         outcome, found = await compare(
             pair,
             sides(place, judges, seed=self._settings.seed),
-            step=self._shown(pair.purpose, pair.transition),
+            step=await aside(partial(self._shown, pair.purpose, pair.transition), *pair.transition.states),
             judge=self._judge,
             prompts=self._prompts,
             agreement=self._settings.agreement,
@@ -337,8 +344,17 @@ def described(plan: Round, settings: ContrastSettings) -> Mapping[str, Mistake]:
     return known
 
 
-def _construction(choice: Choice) -> Construction | None:
-    if isinstance(choice, Built):
+def _label(event: ScoreEvent, agreed_on: Evaluation | None) -> Label:
+    if agreed_on is not None:
+        return Label(right=agreed_on, source="agreement")
+    label = None if event.gold is None else label_of(event, event.gold)
+    if label is None:
+        raise _Failed("unverified", "gold says what the state after is worth, and not the state before")
+    return label
+
+
+def _construction(choice: Way) -> Construction | None:
+    if isinstance(choice, ContrastPair):
         return choice.construction
     if isinstance(choice, Elsewhere):
         return "other_purpose"

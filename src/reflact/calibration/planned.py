@@ -166,7 +166,7 @@ def _label(event: ScoreEvent) -> Label | None:
     return Label(right=event.evaluation or middle, source="agreement")
 
 
-def _candidate(choice: Choice, purpose: str, about: str) -> _Candidate | None:
+def _candidate(choice: Choice[Built], purpose: str, about: str) -> _Candidate | None:
     if isinstance(choice, Built):
         return _Candidate(choice, purpose, about, _pair(choice))
     return _Candidate(choice, purpose, about) if isinstance(choice, Asked | Elsewhere) else None

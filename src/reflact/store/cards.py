@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 
-import anyio.to_thread
-
+from reflact.aside import aside
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
 from reflact.memory_cards import Finding, Scan, content_id
@@ -23,14 +23,11 @@ from reflact.memory_ports import (
 )
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
-from reflact.store.units import Row, Text, Unit, written
+from reflact.store.units import Row, Text, Unit, texts_in, written
 from reflact.store.words import indexed
 
 ACTIVE_CARDS = 2_000
 """How many active cards of a kind a store holds unless told otherwise."""
-
-LONG = 5_000
-"""Characters of a unit from which on scanning it would hold up an event loop."""
 
 Clock = Callable[[], datetime]
 
@@ -65,7 +62,9 @@ class SQLiteCards:
 
         The same pair twice is one; made of another step, it has that origin as well.
         """
-        return await self._submit(Unit.of(pair, created_by))
+        return await self._submit(
+            *await aside(partial(self._looked_at, pair, created_by), *pair.transition.states)
+        )
 
     async def submit_card(self, card: MemoryCard) -> Submission:
         """Store a card that stands alone, scanned, made by ``memory_cards.new_card``.
@@ -79,10 +78,13 @@ class SQLiteCards:
             raise DataError(f"card {card.id} is handed in as {card.status}; a card begins as a candidate")
         if card.id != content_id(card) or card.version != 1:
             raise DataError(f"card {card.id}: its id does not follow from its content; make it with new_card")
-        return await self._submit(Unit(card.id, (card,), None))
+        unit = Unit(card.id, (card,), None)
+        return await self._submit(unit, await aside(partial(self._scan, unit.texts), *unit.texts))
 
-    async def _submit(self, unit: Unit) -> Submission:
-        finding = await self._look(unit.texts)
+    def _looked_at(self, pair: ContrastPair, created_by: str) -> tuple[Unit, Finding | None]:
+        return Unit.of(pair, created_by), self._scan(texts_in(pair))
+
+    async def _submit(self, unit: Unit, finding: Finding | None) -> Submission:
         made_of = unit.cards[0].provenance.origins
 
         def add(tables: Tables) -> Submission:
@@ -102,12 +104,6 @@ class SQLiteCards:
             return _submission(*units.units(tables, [unit.id]), new=True)
 
         return await self._database.write(add)
-
-    async def _look(self, texts: Sequence[str]) -> Finding | None:
-        """Scan texts, long ones beside the event loop."""
-        if sum(map(len, texts)) <= LONG:
-            return self._scan(texts)
-        return await anyio.to_thread.run_sync(self._scan, texts)
 
     async def edit(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from reflact.errors import DataError
 from reflact.memory import (
@@ -24,6 +24,7 @@ from reflact.memory import (
     Origin,
     Provenance,
     Scope,
+    ScoreEvent,
     Transition,
 )
 from reflact.memory_cards import (
@@ -131,8 +132,13 @@ class Unit(NamedTuple):
             return (*self.said, *texts_of(self.cards[0].scope.model_dump(mode="json")))
         derived = Unit.of(self.pair, "").said
         edited = (text for text in self.said if text not in derived)
-        held = texts_of(self.pair.model_dump(mode="json"))
-        return (*edited, *(text for text in dict.fromkeys(held) if text not in FIELDS))
+        return (*edited, *texts_in(self.pair))
+
+
+def texts_in(pair: ContrastPair) -> tuple[str, ...]:
+    """Return all texts of a pair, each once: those that its cards are made of."""
+    held = texts_of(_plain(pair))
+    return tuple(text for text in dict.fromkeys(held) if text not in FIELDS)
 
 
 def rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -182,8 +188,10 @@ def stored_pairs(tables: Tables, rows: Sequence[Row]) -> list[StoredPair]:
 
 
 def _stored_pair(row: Row, made_of: tuple[Origin, ...]) -> StoredPair:
+    pair = pair_of(row)
+    _ = pair.id  # hashed here, on a reader's thread, and not where it is asked for
     return StoredPair(
-        pair=pair_of(row),
+        pair=pair,
         status=row.status,
         reason=row.reason,
         version=row.version,
@@ -267,7 +275,15 @@ def time_of(text: str) -> datetime:
 
 def written(value: BaseModel) -> str:
     """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold."""
-    return canonical(value.model_dump(mode="json"))
+    return canonical(_plain(value))
+
+
+def _plain(value: BaseModel) -> dict[str, JsonValue]:
+    """Return a value as JSON; pydantic would ask for each value in a state of what kind it is."""
+    if isinstance(value, ContrastPair | ScoreEvent):
+        rest = {**value.model_dump(mode="json", exclude={"transition"}), "transition": value.transition.plain}
+        return {name: rest[name] for name in type(value).model_fields}
+    return value.model_dump(mode="json")
 
 
 def read(kind: type[Value], text: str, what: str) -> Value:

@@ -1,0 +1,56 @@
+"""Long pure work, done on a thread beside the event loop, one piece after the other.
+
+Python runs one thread at a time. Of several that compute, each would make the loop wait for its turn, so on
+each loop there is one; what is handed over later waits in line. A function of C that works on a long text
+keeps the turn until it returns: whoever hands over work looks at long texts in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+from pydantic import JsonValue
+
+T = TypeVar("T")
+
+SHORT = 2_000
+"""Characters and values in what is looked at, up to which the way to a thread takes longer than the work."""
+
+_TURN: RunVar[CapacityLimiter] = RunVar("reflact_aside")
+
+
+async def aside(work: Callable[[], T], *seen: JsonValue) -> T:
+    """Return what a function returns that touches nothing but what it was given.
+
+    A caller that is cancelled leaves at once; the function goes on to its end, for nothing.
+
+    Args:
+        work: The function.
+        seen: What it looks at; where that is short the function is called in place.
+    """
+    if short(seen):
+        return work()
+    turn = _TURN.get(None)
+    if turn is None:
+        turn = CapacityLimiter(1)
+        _TURN.set(turn)
+    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=turn)
+
+
+def short(values: Iterable[JsonValue], most: int = SHORT) -> bool:
+    """Whether JSON values hold no more than so many characters and values together; looks no further."""
+    waiting = list(values)
+    while waiting and most >= len(waiting):
+        value = waiting.pop()
+        most -= 1
+        if isinstance(value, str):
+            most -= len(value)
+        elif isinstance(value, list):
+            waiting.extend(value)
+        elif isinstance(value, dict):
+            most -= sum(map(len, value))
+            waiting.extend(value.values())
+    return most >= len(waiting)
