@@ -125,7 +125,7 @@ def hostile(text: str) -> CalibrationReport:
     tests = tuple(
         test.model_copy(update={"critic": critic, "prompt": text, "outcome": text, "pair_ids": (text,)})
         for test, critic in zip(
-            full.tests, (text, f'{{"llm":"{{}}","{text.encode().hex()}":1}}', CRITIC), strict=True
+            full.tests, (text, f'{{"llm":"{{}}","{text.encode('utf-8', 'surrogatepass').hex()}":1}}', CRITIC), strict=True
         )
     )
     ill = measures(2.0, mistakes=(text,))

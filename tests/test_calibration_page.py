@@ -138,6 +138,12 @@ def test_hostile_text_stays_text() -> None:
     assert {node.name for node in page_of(everything()).all()} >= {node.name for node in root.all()} - {"wbr"}
 
 
+def test_a_page_can_be_written_whatever_is_in_it() -> None:
+    """Half a surrogate pair, which UTF-8 does not have, appears as its escape."""
+    page = calibration_page(hostile("half \ud800 a pair"))
+    assert "half \\ud800 a pair" in page.encode("utf-8").decode("utf-8")
+
+
 @given(st.text(max_size=40))
 def test_no_text_adds_an_element_or_an_attribute(text: str) -> None:
     """Whatever an outlook says, the page has the elements and attributes that it has without it."""

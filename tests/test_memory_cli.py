@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 
 from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair
 from reflact.cli.app import app
+from reflact.cli.stored import columns
+from reflact.memory_cards import new_card
 from reflact.memory_store import MemoryStore
 from reflact.store.runs import open_store
 
@@ -43,6 +45,36 @@ def test_a_list_shows_all_states_and_scopes(store: Path) -> None:
     (card,) = [json.loads(line) for line in promoted.stdout.splitlines()]
     assert (card["pair_id"], card["status"], card["kind"]) == (PAIR.id, "promoted", "failure_pattern")
     assert len(run("list", store, "--limit", "1", "--json").stdout.splitlines()) == 1
+
+
+def test_a_list_has_a_line_for_each_card_and_columns_that_are_aligned(tmp_path: Path) -> None:
+    """Names stand above, nothing is cut but the long last column, and wide letters take their room."""
+    texts = ("Short.", "検索 finds\nwhat follows.", "x" * 200)
+
+    async def fill_it() -> None:
+        async with MemoryStore(tmp_path / "m.db") as memory:
+            await memory.submit(PAIR)
+            for text in texts:
+                await memory.submit_card(new_card("tool_policy", text))
+
+    anyio.run(fill_it)
+    head, *lines = run("list", tmp_path / "m.db").stdout.splitlines()
+    assert head.split() == ["card", "kind", "status", "utility", "says"]
+    assert len(lines) == 5
+    at = head.index("says")
+    assert {line[at:] for line in lines} >= {"Short.", "検索 finds what follows.", f"{'x' * 59}…"}
+    assert {line[at - 2 : at] for line in lines} == {"  "}
+    assert sum("critic_calibration  quarantined" in line for line in lines) == 1
+
+
+def test_a_table_is_what_its_cells_are() -> None:
+    """A line break in a cell is written out, so that no row can pretend to be two; numbers stand right."""
+    rows = [("one\nforged  7", "3", "a\ttab"), ("検", "12", "\x1b[2J\ud800")]
+    assert list(columns(("name", "n", "says"), rows, right={1})) == [
+        "name             n  says",
+        r"one\nforged  7   3  a\ttab",
+        r"検              12  \x1b[2J\ud800",
+    ]
 
 
 def test_a_search_finds_by_words(store: Path) -> None:

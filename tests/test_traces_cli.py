@@ -104,6 +104,23 @@ def test_a_trace_is_shown_step_by_step(store: Path) -> None:
     assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000}
 
 
+def test_an_id_with_a_line_break_forges_no_line(tmp_path: Path) -> None:
+    """Whatever traces are called and for, each is one line of a list, and named in one line elsewhere."""
+    name, path = "real\nforged-trace  9  9  9  9  none", tmp_path / "m.db"
+
+    async def open_it() -> None:
+        async with MemoryStore(path) as memory:
+            await memory.open_trace(name, "Do\nit.\u2028Now.")
+            await memory.submit(make_pair(1, trace=name))
+
+    anyio.run(open_it)
+    shown = [run("traces", path), run("trace", path, name), run("show", path, make_pair(1).id)]
+    lines = [line for one in shown for line in one.stdout.splitlines()]
+    assert len(shown[0].stdout.splitlines()) == 2
+    assert [line for line in lines if line.lstrip().startswith(("forged", "it."))] == []
+    assert r"trace real\nforged-trace" in run("forget", path, name).stdout
+
+
 def test_the_beginning_of_an_id_is_enough_where_it_is_the_only_one(store: Path) -> None:
     """A whole id stands for itself, whatever begins with it; what begins several is refused, with them."""
     assert run("trace", store, "monday-2").stdout.startswith("trace monday-2\n")

@@ -16,7 +16,7 @@ import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
 from reflact.cli.app import app
-from reflact.report.visible import visible
+from reflact.report.visible import in_line, visible
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
 
@@ -36,6 +36,15 @@ def test_nothing_that_steers_is_left(text: str) -> None:
 def test_ordinary_text_is_left_alone(text: str) -> None:
     """Scripts and signs that need joiners keep them."""
     assert visible(text) == text
+
+
+@given(st.text(st.characters() | st.sampled_from("\n\r\t\v\x85\u2028\ud800\udfff")))
+def test_one_line_stays_one(text: str) -> None:
+    """A text in a line of many breaks no line, and can be written as UTF-8 whatever is in it."""
+    shown = in_line(text)
+    assert len(shown.splitlines()) <= 1
+    assert visible(text).encode().decode() == visible(text)
+    assert "\t" not in shown
 
 
 def test_steering_characters_are_written_out() -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reflact.cli.stored import Json, NewStore, Store, existing, line, only
+from reflact.cli.deciding import label, reject, release
+from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
 from reflact.cli.traces import LISTED, keep, list_traces, show_trace
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ memory = typer.Typer(
 memory.command("keep")(keep)
 memory.command("traces")(list_traces)
 memory.command("trace")(show_trace)
+memory.command("label")(label)
 
 
 @memory.command("list")
@@ -77,6 +79,10 @@ def show(
     anyio.run(_show, store, name, json)
 
 
+memory.command("release")(release)
+memory.command("reject")(reject)
+
+
 @memory.command()
 def forget(
     store: Store,
@@ -95,7 +101,7 @@ def forget(
     """Remove everything that came from a trace, and say what was removed; there is no way back."""
     import anyio
 
-    from reflact.report.visible import visible
+    from reflact.report.visible import in_line
 
     gone = anyio.run(_forget, store, trace, calls)
     if json:
@@ -103,7 +109,7 @@ def forget(
         return
     if _came_from(gone):
         typer.echo(
-            f"forgot trace {visible(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
+            f"forgot trace {in_line(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
             f"{gone.cards} cards, {gone.anchors} anchors"
         )
     if calls:
@@ -188,7 +194,7 @@ async def _found(
 
 
 async def _show(path: Path, name: str, json: bool) -> None:
-    from reflact.report.visible import visible
+    from reflact.report.visible import in_line, visible
 
     async with existing(path) as store:
         ids = await store.units_named(name)
@@ -199,14 +205,14 @@ async def _show(path: Path, name: str, json: bool) -> None:
             typer.echo(text)
         return
     for card in cards:
-        typer.echo(f"{card.kind} {card.id}")
+        typer.echo(f"{card.kind} {in_line(card.id)}")
         for field, value in _facts(card):
-            typer.echo(f"  {field}: {visible(value)}")
+            typer.echo(f"  {field}: {in_line(value)}")
         for text in filter(None, (card.content, card.pattern, card.strategy)):
             typer.echo("\n" + "\n".join(f"    {one}" for one in visible(text).split("\n")))
         typer.echo()
     for change in history:
-        why = f" ({visible(change.reason)})" if change.reason else ""
+        why = f" ({in_line(change.reason)})" if change.reason else ""
         test = "" if change.promotion is None else f", test {change.promotion}"
         typer.echo(f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}")
 
@@ -280,23 +286,19 @@ def _facts(card: MemoryCard) -> list[tuple[str, str]]:
 
 
 def _print_cards(cards: Iterable[MemoryCard], *, json: bool) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from reflact.report.visible import visible
-
     if json:
         for card in cards:
             typer.echo(line(card))
         return
-    table = Table("card", "kind", "status", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("utility", justify="right", no_wrap=True)
-    table.add_column("says")
-    for card in cards:
-        says = " ".join((card.strategy or card.content).split())
-        status = card.status if card.reason is None else f"{card.status} ({card.reason})"
-        shown = visible(says if len(says) <= SHOWN else f"{says[: SHOWN - 1]}…")
-        table.add_row(card.id[:12], card.kind, Text(visible(status)), f"{card.utility:.2f}", Text(shown))
-    Console().print(table)
+    rows = [
+        (
+            card.id[:12],
+            card.kind,
+            card.status if card.reason is None else f"{card.status} ({card.reason})",
+            f"{card.utility:.2f}",
+            short(card.strategy or card.content, SHOWN),
+        )
+        for card in cards
+    ]
+    for text in columns(("card", "kind", "status", "utility", "says"), rows, right={3}):
+        typer.echo(text)

@@ -1,8 +1,8 @@
-"""What the commands of ``reflact memory`` share: the file, and ids by their beginnings."""
+"""What the commands of ``reflact memory`` share: the file, ids by their beginnings, tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 LEAST = 4
 """Characters that the beginning of an id needs at least."""
+
+GAP = "  "
+"""What stands between two columns."""
 
 Store = Annotated[
     Path,
@@ -74,3 +77,43 @@ def line(value: Frozen) -> str:
     from reflact.types import canonical
 
     return canonical(value.model_dump(mode="json"))
+
+
+def columns(
+    names: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
+) -> Iterator[str]:
+    """Yield a table's lines: the names of its columns, then one line for each row, whatever is in it.
+
+    What cannot be seen is written out. Columns are as wide as what stands in them, at a terminal the last one
+    ends where that does; elsewhere nothing is cut.
+
+    Args:
+        names: The columns.
+        rows: A text for each column.
+        right: Numbers of columns that stand at their right edge.
+    """
+    import shutil
+    import sys
+
+    from rich.cells import cell_len, set_cell_size
+
+    from reflact.report.visible import in_line
+
+    table = [[in_line(text) for text in row] for row in (names, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    end = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for row in table:
+        cells = (
+            " " * (width - cell_len(text)) + text
+            if number in right
+            else text + " " * (width - cell_len(text))
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        whole = GAP.join(cells).rstrip()
+        yield whole if end is None or cell_len(whole) <= end else f"{set_cell_size(whole, end - 1)}…"
+
+
+def short(text: str, most: int) -> str:
+    """Return a text on one line, cut where it is longer than so many characters."""
+    words = " ".join(text.split())
+    return words if len(words) <= most else f"{words[: most - 1]}…"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reflact.cli.stored import Json, NewStore, Store, existing, line, only
+from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def keep(
     """Put traces that `Trace(path=...)` wrote into a memory; those that are there get what is new in them."""
     import anyio
 
-    from reflact.report.visible import visible
+    from reflact.report.visible import in_line
 
     traces = [trace for place in places for trace in _read(place)]
     events = anyio.run(_keep, store, traces)
@@ -46,7 +46,7 @@ def keep(
     steps = sum(len(trace.events) for trace in traces)
     for trace in traces:
         if trace.lost:
-            typer.echo(f"trace {visible(trace.id)}: {trace.lost} bytes of its file are not whole, left out")
+            typer.echo(f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out")
     typer.echo(f"{len(traces)} traces with {steps} steps, {gold} of them with gold; {events} steps were new")
 
 
@@ -111,36 +111,26 @@ async def _trace(path: Path, name: str) -> tuple[StoredTrace, TraceSummary]:
 
 
 def _print_traces(found: Sequence[TraceSummary]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from reflact.report.visible import visible
-
-    table = Table("trace", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("steps", "scored", "gold", "pairs"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("purpose")
-    for one in found:
-        purpose = " ".join(one.purpose.split())
-        short = purpose if len(purpose) <= PURPOSE_SHOWN else f"{purpose[: PURPOSE_SHOWN - 1]}…"
-        numbers = map(str, (one.events, one.scored, one.gold, one.pairs))
-        table.add_row(Text(visible(one.id)), *numbers, Text(visible(short)))
-    Console().print(table)
+    rows = [
+        (one.id, *map(str, (one.events, one.scored, one.gold, one.pairs)), short(one.purpose, PURPOSE_SHOWN))
+        for one in found
+    ]
+    names = ("trace", "steps", "scored", "gold", "pairs", "purpose")
+    for text in columns(names, rows, right=range(1, 5)):
+        typer.echo(text)
 
 
 def _shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
-    from reflact.report.visible import visible
+    from reflact.report.visible import in_line
 
-    yield f"trace {visible(trace.id)}"
-    yield f"  purpose: {visible(trace.purpose)}"
+    yield f"trace {in_line(trace.id)}"
+    yield f"  purpose: {in_line(trace.purpose)}"
     yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
     yield f"  pairs made of it: {summary.pairs}"
     for event in trace.events:
         yield ""
         for text in _lines(event):
-            yield visible(text)
+            yield in_line(text)
 
 
 def _lines(event: ScoreEvent) -> Iterator[str]:

@@ -59,11 +59,17 @@ class SQLiteTraces:
         """
         return await self._database.write(lambda tables: append(tables, trace_id, event))
 
-    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
+    async def label(self, trace_id: str, step: int, gold: Gold, *, replace: bool = True) -> None:
         """Say what is right for a step that was appended without it, or otherwise.
 
+        Args:
+            trace_id: The trace.
+            step: Its step.
+            gold: What is right.
+            replace: Whether what a person or a program said before is replaced; what samples agreed on is.
+
         Raises:
-            DataError: The trace has no such step.
+            DataError: The trace has no such step, or it has gold already that is not to be replaced.
         """
 
         def change(tables: Tables) -> None:
@@ -73,6 +79,12 @@ class SQLiteTraces:
             if stored is None:
                 raise DataError(f"trace {trace_id} has no step {step} that could be labelled")
             event = read(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
+            known = event.gold
+            if known is not None and known.source != "agreement" and not replace:
+                raise DataError(
+                    f"step {step} of trace {trace_id} has gold from a {known.source} already, phi after "
+                    f"{known.phi_after:g}; it stays as it is"
+                )
             _replace(tables, trace_id, event.model_copy(update={"gold": gold}))
 
         await self._database.write(change)
