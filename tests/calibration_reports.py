@@ -122,11 +122,10 @@ def everything() -> CalibrationReport:
 def hostile(text: str) -> CalibrationReport:
     """Return a report that holds a text in each place that holds text."""
     full = everything()
+    marked = text.encode("utf-8", "surrogatepass").hex()
     tests = tuple(
         test.model_copy(update={"critic": critic, "prompt": text, "outcome": text, "pair_ids": (text,)})
-        for test, critic in zip(
-            full.tests, (text, f'{{"llm":"{{}}","{text.encode('utf-8', 'surrogatepass').hex()}":1}}', CRITIC), strict=True
-        )
+        for test, critic in zip(full.tests, (text, f'{{"llm":"{{}}","{marked}":1}}', CRITIC), strict=True)
     )
     ill = measures(2.0, mistakes=(text,))
     return full.model_copy(
