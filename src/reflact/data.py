@@ -140,7 +140,7 @@ def rng(seed: int, label: str) -> random.Random:
 
     Only its ``random()`` is promised by Python to give the same numbers in every version.
     """
-    text = f"{seed}/{label}".encode()
+    text = f"{seed}/{label}".encode("utf-8", "surrogatepass")
     return random.Random(int.from_bytes(hashlib.sha256(text).digest()))  # noqa: S311 - plans, not secrets
 
 
