@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,8 @@ from reflact.errors import DataError, StoreError
 from reflact.memory import Action, Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import StoredTrace
 from reflact.memory_store import MemoryStore
+from reflact.tasks import fan_out
+from reflact.types import canonical
 
 pytestmark = pytest.mark.anyio
 
@@ -397,3 +402,83 @@ async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
         stored = await store.trace("t")
     assert stored is not None
     assert Trace.of(stored).events == resumed.events
+
+
+# ------------------------------------------------------------------------------------- much, and at once
+
+
+def test_threads_that_share_a_trace_lose_nothing(tmp_path: Path) -> None:
+    """Steps are numbered in the order in which they were recorded, in the file as in memory."""
+    trace = Trace(PURPOSE, path=tmp_path / "t.jsonl")
+
+    def work(worker: int) -> None:
+        for n in range(50):
+            trace.record(step(after={"worker": worker, "n": n}))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert [event.step for event in trace.events] == [*range(200)]
+    assert Trace.load(tmp_path / "t.jsonl").events == trace.events
+    assert len({canonical(event.transition.after) for event in trace.events}) == 200
+
+
+async def test_tasks_that_share_a_trace_lose_nothing() -> None:
+    """Two tasks that record in turns give one trace with the steps of both."""
+    trace = Trace(PURPOSE)
+
+    async def work(worker: int) -> None:
+        for n in range(5):
+            trace.record(step(after=[worker, n]))
+            await anyio.lowlevel.checkpoint()
+
+    await fan_out(work, range(2))
+    assert [event.step for event in trace.events] == [*range(10)]
+
+
+def test_two_traces_of_one_file_do_not_erase_each_other(tmp_path: Path) -> None:
+    """What somebody else recorded into the file meanwhile stays, and the step is refused."""
+    path = tmp_path / "t.jsonl"
+    mine = recorded(path)
+    theirs = Trace.resume(path)
+    theirs.record(step("paid", "shipped"))
+    with pytest.raises(StoreError, match=r"t\.jsonl has lines that this trace did not write: .* own file"):
+        mine.record(step(), LOW)
+    assert Trace.load(path).events == theirs.events
+    assert len(mine.events) == 3
+
+
+async def test_a_long_trace_is_recorded_and_kept(tmp_path: Path) -> None:
+    """Thousands of steps come back in their order; those that are new later are added."""
+    path = tmp_path / "t.jsonl"
+    trace = Trace(PURPOSE, id="t", path=path)
+    for n in range(3_000):
+        trace.record(step(n, n + 1))
+    assert Trace.load(path).events == trace.events
+    trace.record(step())
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        assert await Trace.load(path).keep(memory) == 3_001
+        stored = await memory.trace("t")
+    assert stored is not None
+    assert stored.events == trace.events
+
+
+def test_a_purpose_may_be_long(tmp_path: Path) -> None:
+    """It is kept whole, and shown by its beginning."""
+    purpose = "user: do this\nassistant: I will\n" * 10_000
+    Trace(purpose, id="t", path=tmp_path / "t.jsonl").finish()
+    trace = Trace.load(tmp_path / "t.jsonl")
+    assert trace.purpose == purpose
+    assert repr(trace) == f"Trace({purpose[:60] + '...'!r}, id='t': 0 events, finished)"
+
+
+def test_an_id_in_a_file_is_one_line(tmp_path: Path) -> None:
+    """A header whose id would print other lines than its own is refused by file and field."""
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"trace": "a\\nb", "purpose": "p"}\n', encoding="ascii")
+    with pytest.raises(DataError, match=r"t\.jsonl, line 1, `trace`: the id of a trace is 'a\\nb'; give it"):
+        Trace.load(path)
+
+
+def test_what_a_store_holds_is_read_whatever_its_id() -> None:
+    """A trace that an older version stored under an odd id can still be learned from."""
+    assert Trace.of(StoredTrace(id="a\nb", purpose="p", events=())).id == "a\nb"

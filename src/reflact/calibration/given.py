@@ -38,6 +38,19 @@ def require(value: object, *kinds: type, what: str) -> None:
         raise DataError(f"{what} is {a(value)}; give {FORMS[kinds[0].__name__]}")
 
 
+def one_line(name: object, *, what: str = "the id of a trace") -> str:
+    """Return the id of a trace: text on one line, since lists and messages show it, and files hold it.
+
+    Raises:
+        DataError: It is no text, empty, or holds what cannot be seen.
+    """
+    if not isinstance(name, str):
+        raise DataError(f"{what} is {a(name)}; give text")
+    if not name.strip() or not name.isprintable():
+        raise DataError(f"{what} is {name!r}; give it letters, digits and signs on one line")
+    return name
+
+
 def require_traces(traces: object, kind: type, *, what: str) -> None:
     """Make sure that a value is a list of traces.
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from uuid import uuid4
 
-from reflact.calibration.given import require
+from reflact.calibration.given import one_line, require
 from reflact.calibration.trace_file import End, Header, Whole, read_whole
 from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import Recording, StoredTrace, TraceStore, first_content, next_content
+from reflact.tasks import fan_out
 from reflact.types import canonical, digest
+
+AT_ONCE = 100
+"""Events that are appended to a store together: those that wait at the same time share a transaction."""
+
+PURPOSE_SHOWN = 60
+"""Characters of a purpose in a representation."""
 
 
 class Trace:
@@ -46,8 +54,9 @@ class Trace:
                 "a trace needs a purpose: say in words what the agent was to achieve, since every step is "
                 "scored by how far it comes towards that"
             )
-        self._header = Header(trace=uuid4().hex if id is None else _named(id), purpose=purpose)
+        self._header = Header(trace=uuid4().hex if id is None else one_line(id), purpose=purpose)
         self._events: list[ScoreEvent] = []
+        self._one_at_a_time = Lock()
         self._contents: list[str] = []
         self._finished = False
         self._path = None if path is None else Path(path)
@@ -59,7 +68,8 @@ class Trace:
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else "open"
-        return f"Trace({self.purpose!r}, id={self.id!r}: {len(self.events)} events, {state})"
+        short = self.purpose if len(self.purpose) <= PURPOSE_SHOWN else f"{self.purpose[:PURPOSE_SHOWN]}..."
+        return f"Trace({short!r}, id={self.id!r}: {len(self.events)} events, {state})"
 
     @property
     def id(self) -> str:
@@ -106,6 +116,8 @@ class Trace:
     ) -> ScoreEvent:
         """Append a step; it is in the file, if there is one, when this returns.
 
+        Tasks and threads may share a trace: its steps are numbered in the order in which they were recorded.
+
         Args:
             transition: What the agent did; states are kept whole.
             score: How it was judged; of a critic's score what counts after the guards. None where no critic
@@ -125,10 +137,13 @@ class Trace:
         if self._finished:
             raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
-        event = ScoreEvent(step=len(self._events), transition=transition, evaluation=evaluation, gold=gold)
-        event = _known_before(event, self._events)
-        self._write(_line(event, f"step {event.step} of trace {self.id}"))
-        self._events.append(event)
+        with self._one_at_a_time:
+            event = ScoreEvent(
+                step=len(self._events), transition=transition, evaluation=evaluation, gold=gold
+            )
+            event = _known_before(event, self._events)
+            self._write(_line(event, f"step {event.step} of trace {self.id}"))
+            self._events.append(event)
         return event
 
     def finish(self) -> None:
@@ -149,7 +164,11 @@ class Trace:
             StoreError: The store cannot be written.
         """
         await store.open_trace(self.id, self.purpose)
-        return sum([await store.append(self.id, event) for event in self.events])
+        events, new = self.events, 0
+        for start in range(0, len(events), AT_ONCE):
+            together = events[start : start + AT_ONCE]
+            new += sum(await fan_out(lambda event: store.append(self.id, event), together))
+        return new
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
@@ -199,7 +218,7 @@ class Trace:
         trace._path = path
         trace._length = whole.length
         if whole.lost or whole.open:
-            trace._append(b"\n" if whole.open else b"")
+            trace._cut(b"\n" if whole.open else b"")
         return trace
 
     @classmethod
@@ -219,7 +238,8 @@ class Trace:
 
     @classmethod
     def _of(cls, whole: Whole) -> Trace:
-        trace = cls(whole.header.purpose, id=whole.header.trace)
+        trace = cls(whole.header.purpose)
+        trace._header = whole.header
         for event in whole.events:
             trace._events.append(_known_before(event, trace._events))
         trace._finished = True
@@ -232,6 +252,22 @@ class Trace:
 
     def _append(self, line: bytes) -> None:
         """Write after what is whole; what an earlier attempt left half-written there is cut off."""
+        assert self._path is not None
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._length)
+                others = b"\n" in file.read()
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
+        if others:
+            raise StoreError(
+                f"{self._path} has lines that this trace did not write: another process records in it; give "
+                "each its own file, this step is not recorded"
+            )
+        self._cut(line)
+
+    def _cut(self, line: bytes) -> None:
+        """Write a line in place of whatever follows what is whole."""
         assert self._path is not None
         try:
             with self._path.open("r+b") as file:
@@ -249,14 +285,6 @@ def _line(value: Header | ScoreEvent | End, place: str) -> bytes:
         return f"{canonical(value.model_dump())}\n".encode("ascii")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} cannot be written: {error}; take such values out of the states") from None
-
-
-def _named(name: str) -> str:
-    """Return a trace's id: text on one line, since lists and messages show it, and files hold it."""
-    require(name, str, what="the id of a trace")
-    if not name.strip() or not name.isprintable():
-        raise DataError(f"the id of a trace is {name!r}; give it letters, digits and signs on one line")
-    return name
 
 
 def _known_before(event: ScoreEvent, earlier: Sequence[ScoreEvent]) -> ScoreEvent:

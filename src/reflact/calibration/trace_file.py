@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from reflact.calibration.given import wrong
+from reflact.calibration.given import one_line, wrong
 from reflact.errors import DataError, StoreError
 from reflact.memory import ScoreEvent
 from reflact.types import Frozen
@@ -93,6 +93,7 @@ def _header(path: Path, lines: Sequence[bytes]) -> Header:
             "Trace(path=...) wrote"
         ) from None
     header = _parsed(value, Header, f"{path} holds no trace: line 1")
+    one_line(header.trace, what=f"{path}, line 1, `trace`: the id of a trace")
     if not header.purpose.strip():
         raise DataError(
             f"{path}: the trace has no purpose; write into `purpose` of its first line what the agent was to "
