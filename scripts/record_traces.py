@@ -300,6 +300,7 @@ def gold_pairs(trace: Trace) -> list[ContrastPair]:
     for event in trace.events:
         assert event.gold is not None
         label = label_of(event, event.gold)
+        assert label is not None
         perturbed = [
             one
             for one in built(event, label, purpose=trace.purpose, band=Band(1, 10))
