@@ -7,12 +7,14 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from flattered_world import flattered, trace_of
 from reflact import Critic, Item, Score, Skill, Trainer
+from reflact.calibration.answers import nothing_said
 from reflact.calibration.grading import CriticGrader, input_of, measure_critic
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.data import DataSet
@@ -103,6 +105,93 @@ async def test_feedback_says_where_praise_was_not_believed() -> None:
     found = await graded(saying(10, evidence="a deep bow"))
     assert found.score == Score.of(0)
     assert "0 of 10, 8 needed, no credit for the answer (invented evidence)" in str(found.feedback)
+
+
+@pytest.mark.parametrize(
+    ("reply", "guard"),
+    [
+        (
+            {"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 10},
+            "invented evidence",
+        ),
+        ({"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 9}, "invented evidence"),
+        ({"evidence": ["nowhere at all"], "phi_before": 0, "phi_after": 10}, "invented evidence"),
+        ({"evidence": [], "phi_before": 9, "phi_after": 9}, "no evidence"),
+        ({"evidence": [], "phi_before": 10, "phi_after": 8}, "no evidence"),
+    ],
+)
+async def test_praise_without_grounds_is_asked_again_and_then_counts_nothing(
+    reply: dict[str, Any], guard: str
+) -> None:
+    """Whatever number the model gives the bare question, credit that a guard takes away leaves 0."""
+    llm = ScriptedLLM(lambda *_: {"reasoning": "Brilliant.", "confidence": 1, **reply}, reasks=1)
+    found = await graded(llm, "Good day.")
+    assert found.score == Score.of(0)
+    assert f"0 of 10, 8 needed, no credit for the answer ({guard})" in str(found.feedback)
+    assert len(llm.calls) == 2
+
+
+async def test_a_bare_question_counts_nothing() -> None:
+    """The model's number for it neither adds to the score nor takes from it."""
+    for before in (0, 5, 10):
+        llm = ScriptedLLM(
+            lambda *_, before=before: {
+                "reasoning": "Polite.",
+                "evidence": ["Majesty"],
+                "phi_before": before,
+                "phi_after": 7,
+                "confidence": 1,
+            }
+        )
+        assert (await graded(llm)).score == Score(hard=0, soft=0.7)
+        assert len(llm.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("", "the answer is empty"),
+        (" \n", "the answer is empty"),
+        ("Greet the queen.", "the answer is the question again"),
+        (" greet\n the QUEEN. ", "the answer is the question again"),
+        ("I do not know.", "the answer says that it does not know"),
+        ("I don\u2019t know!", "the answer says that it does not know"),
+        ("No idea...", "the answer says that it does not know"),
+    ],
+)
+async def test_an_answer_that_says_nothing_earns_nothing(answer: str, words: str) -> None:
+    """Empty answers, the question again and words of not knowing are worth 0; no critic is asked."""
+    llm = saying(10, evidence=answer)
+    found = await graded(llm, answer)
+    assert found.score == Score.of(0)
+    assert found.feedback == f"worth 0 of 10, 8 needed: {words}"
+    assert llm.calls == []
+
+
+@pytest.mark.parametrize(
+    ("question", "purpose", "answer"),
+    [
+        ("alpha 100", None, "alpha:100"),
+        ("anna met bob", "Set the capitals.", "Anna met Bob"),
+        ("Who won in 2090? Say 'I do not know' where nobody can.", None, "I do not know."),
+        ("Who won in 2090?", "Answer, or say: I don't know.", "I don't know."),
+        ("Who won in 2090?", None, "I do not know who, but it was in May."),
+        ("Which word is missing?", None, "unknown"),
+    ],
+)
+def test_what_says_something_is_put_to_the_critic(question: str, purpose: str | None, answer: str) -> None:
+    """Another form of the question may be the answer, and so may not knowing where that is asked for."""
+    assert nothing_said(answer, question=question, purpose=purpose or question) is None
+
+
+async def test_the_same_transition_is_scored_apart_from_its_grade() -> None:
+    """A critic that grades and also scores steps keeps the two apart."""
+    critic = Critic(saying(9)).pinned(())
+    step = Transition(before="q", action=Action(name="reply", arguments="Majesty"), after="Majesty")
+    plain = await critic.score(step, purpose="q", phi_before=None)
+    graded_at_zero = await critic.score(step, purpose="q", phi_before=4)
+    assert (plain.evaluation.phi_before, graded_at_zero.evaluation.phi_before) == (0, 4)
+    assert graded_at_zero.raw.phi_before == 0
 
 
 async def test_the_critic_sees_input_answer_and_purpose() -> None:

@@ -176,6 +176,7 @@ class Critic:
         scope: Scope = CRITIC,
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
+        phi_before: Phi | None = None,
     ) -> StateScore:
         """Score a transition.
 
@@ -186,6 +187,8 @@ class Critic:
             pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their status
                 and scope; ``()`` is none. Either way they are ranked and shown as far as the budget goes.
             trial: Equal questions of another trial are independent samples.
+            phi_before: What the state before is worth by definition, whatever the model says, such as 0
+                where nothing is done yet; guards take credit away down to it. None: the model says.
 
         Raises:
             DataError: The transition or the purpose is something else.
@@ -198,8 +201,10 @@ class Critic:
             pairs = await self._candidates(transition, purpose, scope)
         examples = self._examples(pairs, transition, purpose)
         shown = [pair.id for pair in examples.pairs]
-        place: list[JsonValue] = [purpose, transition.model_dump(mode="json"), trial, *shown]
-        return await self._scores.once(digest(place), lambda: self._ask(transition, purpose, examples, trial))
+        place: list[JsonValue] = [purpose, transition.model_dump(mode="json"), trial, phi_before, *shown]
+        return await self._scores.once(
+            digest(place), lambda: self._ask(transition, purpose, examples, trial, phi_before)
+        )
 
     # ---------------------------------------------------------------------------------- what is shown
 
@@ -235,12 +240,19 @@ class Critic:
 
     # ------------------------------------------------------------------------------------- the question
 
-    async def _ask(self, transition: Transition, purpose: str, examples: Shown, trial: int) -> StateScore:
+    async def _ask(
+        self,
+        transition: Transition,
+        purpose: str,
+        examples: Shown,
+        trial: int,
+        phi_before: float | None,
+    ) -> StateScore:
         settings = self._settings
         shown = show_transition(purpose, transition, room=settings.state_tokens, count=self._count)
         prompt = self._prompts.render(PROMPT, {"examples": examples.text, "transition": shown})
         limits = Limits(settings.jump, settings.jump_confidence, settings.unsupported_confidence)
-        case = Case.of(transition, limits)
+        case = Case.of(transition, limits, phi_before=phi_before)
         part = digest([purpose, transition.model_dump(mode="json")])[:16]
         places = [
             Sample(role="critic", purpose="score", part=part, trial=trial * settings.samples + n)

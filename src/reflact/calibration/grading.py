@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import JsonValue
 
+from reflact.calibration.answers import nothing_said
 from reflact.calibration.critic import Critic
 from reflact.calibration.metrics import Measures, measure
 from reflact.calibration.replay import Step, score_steps, steps_of
@@ -19,6 +20,9 @@ from reflact.types import Graded, Item, Score, canonical
 MOST = 10.0
 """The largest phi."""
 
+BARE = 0.0
+"""The phi of a question that is not answered yet."""
+
 NO_CREDIT = frozenset({"no_change", "invented_evidence", "no_evidence"})
 """Guards after which what the critic says is not what counts."""
 
@@ -31,9 +35,11 @@ def input_of(item: Item) -> str:
 class CriticGrader:
     """Grades answers by the opinion of a pinned critic; pass it to ``DatasetEnvironment(grade=...)``.
 
-    An answer is a transition from the item's input to the answer. Soft is phi after the answer over ten;
-    hard is 1 where that phi reaches ``passes_at``. What the critic says of an answer without full marks is
-    the feedback. An item's reference is not looked at.
+    An answer is a transition from the item's input to the answer. The input counts 0 whatever the critic
+    makes of it, since nothing is answered yet; so where a guard takes credit away, nothing is left. Soft is
+    phi after the answer over ten; hard is 1 where that phi reaches ``passes_at``. What the critic says of an
+    answer without full marks is the feedback. An answer that says nothing (see ``answers.nothing_said``) is
+    worth 0, and the critic is not asked. An item's reference is not looked at.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
@@ -70,6 +76,7 @@ class CriticGrader:
             "grader": "critic",
             "critic": self._used.identity,
             "passes_at": float(self._passes_at),
+            "phi_before": BARE,
             "purpose": self._purpose_name,
         }
 
@@ -86,9 +93,17 @@ class CriticGrader:
                 of the judge, which says nothing of the answer, so that the item stays unmeasured.
             ProviderError, BudgetSpent: The critic's endpoint or budget failed.
         """
+        purpose = self._purpose(item)
+        nothing = nothing_said(answer, question=input_of(item), purpose=purpose)
+        if nothing is not None:
+            return Graded(
+                score=Score.of(0),
+                answer=answer,
+                feedback=f"worth 0 of {MOST:g}, {self._passes_at:g} needed: {nothing}",
+            )
         transition = Transition(before=item.input, action=Action(name=REPLY, arguments=answer), after=answer)
         try:
-            score = await self._critic.score(transition, purpose=self._purpose(item))
+            score = await self._critic.score(transition, purpose=purpose, phi_before=BARE)
         except (ReplyError, ContextOverflow) as error:
             raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
         phi = score.evaluation.phi_after

@@ -22,16 +22,24 @@ class Limits(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A transition as guards see it."""
+    """A transition as guards see it.
+
+    Args:
+        changed: Whether its states differ.
+        grounds: What evidence may quote.
+        limits: What the guards go by.
+        phi_before: What the state before is worth whatever an evaluation says; None: that is its to say.
+    """
 
     changed: bool
     grounds: Grounds
     limits: Limits
+    phi_before: float | None = None
 
     @classmethod
-    def of(cls, transition: Transition, limits: Limits) -> Case:
+    def of(cls, transition: Transition, limits: Limits, *, phi_before: float | None = None) -> Case:
         """Return what the guards need to know of a transition."""
-        return cls(transition.changed, Grounds(transition), limits)
+        return cls(transition.changed, Grounds(transition), limits, phi_before)
 
 
 def no_change(said: Evaluation, case: Case) -> Evaluation:
@@ -80,7 +88,7 @@ GUARDS: Final[tuple[Callable[[Evaluation, Case], Evaluation], ...]] = (
 
 def guarded(said: Evaluation, case: Case) -> tuple[Evaluation, tuple[str, ...]]:
     """Return what is left of an evaluation, and the names of the guards that changed something."""
-    names: list[str] = []
+    said, names = _counted(said, case), list[str]()
     for guard in GUARDS:
         left = guard(said, case)
         if left != said:
@@ -94,15 +102,30 @@ def objection(said: Evaluation, case: Case) -> str | None:
 
     A difference between two states that differ has to rest on evidence, and on none that is invented.
     """
+    said = _counted(said, case)
     if not case.changed or said.delta == 0:
         return None
     if not said.evidence:
-        return "evidence is empty: copy words from the state after or from the change, or give equal numbers"
+        return f"evidence is empty: copy words from the state after or from the change, or {_withdrawn(case)}"
     invented = case.grounds.unfounded(said.evidence)
     if not invented:
         return None
     quotes = ", ".join(repr(quote[:100]) for quote in invented[:3])
     return f"evidence {quotes} stands neither in the state after nor in the change: copy words that do"
+
+
+def _counted(said: Evaluation, case: Case) -> Evaluation:
+    """Return an evaluation from where it counts: the state before is worth what is known of it."""
+    if case.phi_before is None or case.phi_before == said.phi_before:
+        return said
+    return said.model_copy(update={"phi_before": case.phi_before})
+
+
+def _withdrawn(case: Case) -> str:
+    """Return in words how an evaluation claims no change."""
+    if case.phi_before is None:
+        return "give equal numbers"
+    return f"give {case.phi_before:g} as phi after, since the state before counts {case.phi_before:g} here"
 
 
 def _no_credit(said: Evaluation) -> Evaluation:
