@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+from reflact.calibration_ports import StoredCalibration
 from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, ScoreEvent
 from reflact.memory_ports import (
     BatchTest,
@@ -30,6 +31,7 @@ class ListMemory:
         self.traces: dict[str, StoredTrace] = {}
         self.booked: list[BatchTest] = []
         self.kept: tuple[ContrastPair, ...] = ()
+        self.begun: dict[str, StoredCalibration] = {}
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
         new = pair.id not in self.stored
@@ -97,6 +99,18 @@ class ListMemory:
 
     async def trace_ids(self) -> tuple[str, ...]:
         return tuple(sorted(self.traces))
+
+    async def begin_calibration(self, identity: str, baseline: str) -> StoredCalibration:
+        self.begun[identity] = StoredCalibration(number=len(self.begun) + 1, baseline=baseline)
+        return self.begun[identity]
+
+    async def calibration(self, identity: str) -> StoredCalibration | None:
+        return self.begun.get(identity)
+
+    async def end_calibration(self, number: int, result: str) -> None:
+        for identity, one in self.begun.items():
+            if one.number == number and one.result is None:
+                self.begun[identity] = one.model_copy(update={"result": result})
 
     # ------------------------------------------------------------------------- never called by a calibrator
 

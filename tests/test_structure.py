@@ -46,7 +46,7 @@ RANKS = (
         "estimates",
         "forecast",
     },
-    {"ports", "memory_ports", "conventions", "telemetry", "traced"},
+    {"ports", "memory_ports", "calibration_ports", "conventions", "telemetry", "traced"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
     {"wiring", "critics", "connection", "history", "importing", "memory_store", "pages"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},

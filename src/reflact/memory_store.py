@@ -8,6 +8,7 @@ from typing import Self
 
 from reflact.calibration.scan import scan as scan_texts
 from reflact.memory_cards import Scan
+from reflact.store.calibrations import SQLiteCalibrations
 from reflact.store.cards import ACTIVE_CARDS, Clock, utc
 from reflact.store.database import PATIENCE_SECONDS, Database
 from reflact.store.exchange import SQLiteExchange
@@ -15,11 +16,12 @@ from reflact.store.migrations import MIGRATIONS
 from reflact.store.traces import SQLiteTraces
 
 
-class MemoryStore(SQLiteExchange, SQLiteTraces):
+class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
     """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
 
     The file may be a run's own and may be shared by several processes: what one promotes, the next read of
-    another finds. Implements ``memory_ports.CardStore`` and ``memory_ports.TraceStore``.
+    another finds. Implements ``memory_ports.CardStore`` and ``TraceStore``, and
+    ``calibration_ports.CalibrationStore``.
 
     Args:
         path: The file; it and its folder are made where missing.

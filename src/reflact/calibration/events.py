@@ -37,13 +37,17 @@ class Figures(Frozen):
 
 
 class Began(Frozen):
-    """A call of ``calibrate`` began: so many traces, and steps whose correct score is known."""
+    """A call of ``calibrate`` began: so many traces, and steps whose correct score is known.
+
+    ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
+    """
 
     kind: Literal["began"] = "began"
     learn: int
     held_out: int
     steps: int
     anchors: int
+    resumed: bool = False
 
 
 class RoundBegan(Frozen):

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import anyio
+from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from reflact.calibration.contrast import contrast
 from reflact.calibration.counted import Books, total
+from reflact.calibration.course import Course, Given, Result, hash_of, opened, stored
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import KindMeasured, Measured, Round, measured, next_round
+from reflact.calibration.curriculum import Round, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
 from reflact.calibration.holding import GIVEN, Split, known, split
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop, Made
-from reflact.calibration.metrics import Measures, Scored, measure_accuracy
+from reflact.calibration.metrics import Scored
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
-from reflact.calibration.reviewing import measured as measures
 from reflact.calibration.settings import CalibratorSettings
+from reflact.calibration.tally import Tally, history_of, measures_of, no_batch
 from reflact.calibration.trace import Trace
+from reflact.calibration_ports import CalibrationStore
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import Anchored
 from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
@@ -41,21 +43,8 @@ Tested = Callable[[Promotion | NotEnoughTraces, int, Use], None]
 """Is told how a test of so many pairs ended, and what it was for."""
 
 
-class Memory(CardStore, TraceStore, Protocol):
-    """A store of cards and traces, such as ``MemoryStore``."""
-
-
-@dataclass
-class Tally:
-    """What the rounds of one call made."""
-
-    rounds: int = 0
-    pairs: list[ContrastPair] = field(default_factory=list)
-    drops: list[Drop] = field(default_factory=list)
-    held: int = 0
-    tests: list[Promotion] = field(default_factory=list)
-    not_tested: str | None = None
-    by_round: list[Measures] = field(default_factory=list)
+class Memory(CardStore, TraceStore, CalibrationStore, Protocol):
+    """A store of cards, traces and calibrations, such as ``MemoryStore``."""
 
 
 class Stored(Made):
@@ -203,18 +192,59 @@ class Rounds:
             name=GIVEN,
         )
 
+    async def course(
+        self,
+        traces: Sequence[Trace],
+        heldout: Sequence[Trace] | None,
+        anchors: Sequence[ContrastPair],
+        *,
+        standing: Standing,
+    ) -> Course:
+        """Return the course of a calibration of these traces: a new one, or one that was stopped."""
+        given = Given(
+            traces,
+            heldout,
+            anchors,
+            critic=self.reviewer.critic.identity,
+            llm=self._llm.identity,
+            settings=self._settings,
+            prompts=self._prompts,
+        )
+        identity = await to_thread.run_sync(lambda: given.identity)
+        last = await self._store.calibration(identity)
+        split = self.split(traces, heldout, standing)
+        return await opened(given, identity, split, standing=standing, store=self._store, last=last)
+
     async def run(self, traces: Sequence[Trace], heldout: Sequence[Trace] | None) -> CalibrationReport:
         """Calibrate on traces, round by round, and measure before and after."""
-        began = self._books.entries
-        standing = await self.reviewer.standing()
-        parts = self.split(traces, heldout, standing)
-        steps, anchors = steps_of(parts.held_out), steps_in(await self._store.anchors())
+        standing, anchors = await self.reviewer.standing(), await self._store.anchors()
+        course = await self.course(traces, heldout, anchors, standing=standing)
+        number = course.number
+        if number is None:
+            baseline = course.baseline.model_dump_json()
+            number = (await self._store.begin_calibration(course.identity, baseline)).number
+        report = await self._run(course, steps_in(anchors))
+        result = Result(report=report, standing=hash_of(await self.reviewer.standing()))
+        await self._store.end_calibration(number, result.model_dump_json())
+        return report
+
+    async def _run(self, course: Course, anchors: Sequence[Step]) -> CalibrationReport:
+        began, parts = self._books.entries, course.parts
+        steps = steps_of(parts.held_out)
         held = {step.trace for step in steps}
-        self._tell(Began(learn=len(parts.learn), held_out=len(held), steps=len(steps), anchors=len(anchors)))
-        before = await self.reviewer.score(steps, standing.promoted)
-        anchors_before = await self.reviewer.score(anchors, standing.promoted)
+        self._tell(
+            Began(
+                learn=len(parts.learn),
+                held_out=len(held),
+                steps=len(steps),
+                anchors=len(anchors),
+                resumed=course.resumed,
+            )
+        )
+        before = await self.reviewer.score(steps, course.promoted)
+        anchors_before = await self.reviewer.score(anchors, course.promoted)
         self._measured("before", before, anchors_before)
-        tally = await self._rounds(parts, steps, before)
+        tally = await self._rounds(course, steps, before)
         promoted = (await self.reviewer.standing()).promoted
         after = await self.reviewer.score(steps, promoted)
         anchors_after = await self.reviewer.score(anchors, promoted)
@@ -235,7 +265,7 @@ class Rounds:
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
             by_round=tuple(tally.by_round),
-            outlook=outlook(len(held), before=count_tests(standing.tests, held)),
+            outlook=outlook(len(held), before=count_tests(course.before, held)),
             usage=total(consumed),
             consumed=consumed,
         )
@@ -255,82 +285,75 @@ class Rounds:
             )
         )
 
-    async def _rounds(self, parts: Split, steps: Sequence[Step], before: Sequence[Scored | None]) -> Tally:
-        tally, history = Tally(by_round=await _measures(before)), _history(before, ())
+    async def _rounds(self, course: Course, steps: Sequence[Step], before: Sequence[Scored | None]) -> Tally:
+        tally, history = Tally(by_round=await measures_of(before)), history_of(before, ())
         while (plan := next_round(history, self._settings.curriculum)) is not None:
             tally.rounds = plan.number
-            self._tell(RoundBegan(number=plan.number, traces=len(parts.learn), usage=self._books.usage))
-            pairs = await self._round(parts, plan, tally)
-            if not await self._tested(parts, steps, tally) or not history:
+            learn = len(course.parts.learn)
+            self._tell(RoundBegan(number=plan.number, traces=learn, usage=self._books.usage))
+            pairs = await self._round(course, plan, tally)
+            if not await self._tested(course, steps, pairs, tally) or not history:
                 break
-            standing = await self.reviewer.standing()
-            after = await self.reviewer.score(steps, standing.promoted)
-            tally.by_round += await _measures(after)
-            if next_round([*history, *_history(after, ())], self._settings.curriculum) is None:
+            after = await self.reviewer.score(steps, course.promoted)
+            tally.by_round += await measures_of(after)
+            if next_round([*history, *history_of(after, ())], self._settings.curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
-            invited = await self.reviewer.score(steps_in(pairs), standing.promoted)
-            history += _history(after, invited)
+            invited = await self.reviewer.score(steps_in(pairs), course.promoted)
+            history += history_of(after, invited)
         return tally
 
-    async def _round(self, parts: Split, plan: Round, tally: Tally) -> list[ContrastPair]:
+    async def _round(self, course: Course, plan: Round, tally: Tally) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time."""
-        ids = (await self.reviewer.standing()).known
-        purposes = sorted({trace.purpose for trace in parts.learn})
+        learn = course.parts.learn
+        ids = course.known.union(pair.id for pair in tally.pairs)
+        purposes = sorted({trace.purpose for trace in learn})
 
         async def one(trace: Trace) -> Stored:
             made = await self.make(trace, plan, known_ids=ids, others=purposes)
             self.made(trace, made)
             return made
 
-        made = await fan_out(one, parts.learn, limit=self._settings.concurrency)
+        made = await fan_out(one, learn, limit=self._settings.concurrency)
         pairs = [pair for one in made for pair in one.pairs]
         tally.pairs += pairs
         tally.drops += [drop for one in made for drop in one.drops]
         tally.held += sum(one.held for one in made)
         return pairs
 
-    async def _tested(self, parts: Split, steps: Sequence[Step], tally: Tally) -> bool:
-        """Test all pairs that wait and do not come from the held-out traces; say whether there was a test."""
+    async def _tested(
+        self, course: Course, steps: Sequence[Step], pairs: Sequence[ContrastPair], tally: Tally
+    ) -> bool:
+        """Test all pairs that wait and do not come from the held-out traces; say whether there was a test.
+
+        A test that had ended when the calibration was stopped is taken as it ended.
+        """
+        ended = course.take([pair.id for pair in pairs])
+        if ended is not None and ended.evidence is not None:
+            tally.tests.append(await self._retold(course, steps, ended.unit_ids, ended.evidence))
+            return True
         standing = await self.reviewer.standing()
-        batch = standing.testable(parts.held_out)
+        batch = standing.testable(course.parts.held_out)
         if not batch:
-            tally.not_tested = tally.not_tested or _no_batch(parts, tally)
+            tally.not_tested = tally.not_tested or no_batch(course.parts, tally)
             return False
-        result = await self.test(batch, steps, standing=standing, name=parts.name)
+        result = await self.test(batch, steps, standing=standing, name=course.parts.name)
         if isinstance(result, NotEnoughTraces):
             tally.not_tested = result.words
             return False
         tally.tests.append(result)
+        course.known = course.known.union(result.pair_ids)
+        course.promoted = (await self.reviewer.standing()).promoted
         return True
 
-
-async def _measures(scored: Sequence[Scored | None]) -> list[Measures]:
-    found = await measures([one for one in scored if one is not None])
-    return [] if found is None else [found]
-
-
-def _no_batch(parts: Split, tally: Tally) -> str:
-    """Return in a sentence why there is nothing to test."""
-    if not parts.learn:
-        return (
-            "there was no trace to learn from: all that were given are held out; pass others, or more of them"
-        )
-    if not tally.pairs:
-        return f"none of {len(tally.drops)} candidates became a pair: the drops say why"
-    if tally.held == len(tally.pairs):
-        return f"the scan holds back all {tally.held} pairs: look at them, and release those that are sound"
-    return "all pairs were tested before, or wait for somebody to look at them"
-
-
-def _history(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:
-    """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
-
-    Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
-    to how their batches came about.
-    """
-    accuracy = measure_accuracy([one for one in held_out if one is not None])
-    if accuracy is None:
-        return []
-    learned = measured([one for one in invited if one is not None])
-    kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
-    return [Measured(accuracy=accuracy, kinds=kinds)]
+    async def _retold(
+        self, course: Course, steps: Sequence[Step], pair_ids: Sequence[str], evidence: Promotion
+    ) -> Promotion:
+        """Score the sides of a test that is over, as it did, and go on from what it decided."""
+        with_ = await stored(self._store, {*pair_ids, *(pair.id for pair in course.promoted)})
+        await self.reviewer.score(steps, course.promoted)
+        await self.reviewer.score(steps, with_)
+        self.tested(evidence, len(pair_ids), "promote")
+        course.known = course.known.union(pair_ids)
+        if evidence.promoted:
+            course.promoted = with_
+        return evidence

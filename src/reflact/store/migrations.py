@@ -303,6 +303,18 @@ ALTER TABLE memory_tests ADD COLUMN traces TEXT;
 DROP INDEX memory_tests_by_set;
 """
 
+CALIBRATIONS = """
+CREATE TABLE calibrations (
+    number INTEGER PRIMARY KEY,
+    identity TEXT NOT NULL,
+    baseline TEXT NOT NULL,
+    result TEXT,
+    at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+);
+
+CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
@@ -311,4 +323,5 @@ MIGRATIONS = (
     Migration("0005_memory", MEMORY),
     Migration("0006_origins", ORIGINS),
     Migration("0007_tested_traces", TESTED_TRACES),
+    Migration("0008_calibrations", CALIBRATIONS),
 )
