@@ -74,9 +74,9 @@ def only(name: str, ids: Sequence[str], *, what: str, store: Path, listed: str) 
 
 def line(value: Frozen) -> str:
     """Return a value as a line of JSON."""
-    from reflact.types import canonical
+    from reflact.store.units import written
 
-    return canonical(value.model_dump(mode="json"))
+    return written(value)
 
 
 def columns(

@@ -339,6 +339,8 @@ class SQLiteCards:
         Raises:
             DataError: A stored pair speaks of the same transition, or was made of the same step.
         """
+        for pair in pairs:
+            units.id_of(pair)
         return await self._database.write(lambda tables: booking.keep_anchors(tables, pairs))
 
     async def anchors(self) -> tuple[ContrastPair, ...]:

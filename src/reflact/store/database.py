@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from sqlite_utils import Migrations
 
 from reflact.errors import StoreError
 from reflact.store.migrations import Migration
+from reflact.store.refused import REASONS, UNFIT, renamed
 
 __all__ = ["Database", "Tables"]
 
@@ -40,20 +41,6 @@ EMPTYING_SECONDS = 1.0
 
 SLICE_SECONDS = 0.1
 """How long the writer waits for another process's lock before it looks whether the database is closing."""
-
-REASONS: Mapping[int, str] = {
-    sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
-    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
-    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
-    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
-    "mend that and start again, what was stored is kept",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
-    sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
-}
 
 
 @dataclass(frozen=True)
@@ -77,6 +64,7 @@ class Database:
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
+        DataError: From every method: a text or a number that was given is none that a file can hold.
     """
 
     _tables: Tables
@@ -352,20 +340,13 @@ class Database:
         try:
             with tables.atomic():
                 return work(tables)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, *UNFIT) as error:
             raise self._renamed(error) from error
         finally:
             self._idle.put(tables)
 
     def _renamed(self, error: Exception) -> Exception:
-        if not isinstance(error, sqlite3.Error):
-            return error
-        code = getattr(error, "sqlite_errorcode", None)
-        reason = REASONS.get(code & 0xFF) if code is not None else None
-        known = f"{reason} ({error})" if reason else str(error)
-        renamed = StoreError(f"database {self.path}: {known}")
-        renamed.__cause__ = error
-        return renamed
+        return renamed(error, self.path)
 
 
 def _is_cancellation(kind: type[BaseException]) -> bool:

@@ -1,30 +1,36 @@
 """A memory as JSON lines: everything in it goes out and comes back, and nothing is promoted on the way.
 
-The first line says what the file is; each other line is a trace, an anchor, a test or a unit with its cards
-and its history.
+What the lines are stands in ``lines``.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from functools import partial
-from itertools import count
-from typing import Annotated, Literal
 
 import anyio.to_thread
-from pydantic import Field, TypeAdapter, ValidationError
 
-from reflact.errors import DataError
-from reflact.memory import CardStatus, ContrastPair, MemoryCard, Origin
-from reflact.memory_cards import PAIR_KINDS, Finding, cards_of, content_id
-from reflact.memory_ports import BatchTest, StatusChange, StoredTrace
+from reflact.memory import CardStatus
+from reflact.memory_cards import Finding
+from reflact.memory_ports import BatchTest
 from reflact.store import booking, changing, origins, traces, units
 from reflact.store.cards import SQLiteCards
 from reflact.store.database import Tables
-from reflact.store.units import Unit, stamp, written
-from reflact.types import Frozen, canonical
+from reflact.store.lines import (
+    AnchorLine,
+    ChangeLine,
+    HeaderLine,
+    Line,
+    TestLine,
+    TraceLine,
+    UnitLine,
+    parse,
+    text_of,
+    unit_of,
+)
+from reflact.store.units import stamp
+from reflact.types import Frozen
 
 PAGE = 200
 """Units that are read at once."""
@@ -33,67 +39,6 @@ NO_EVIDENCE = "imported without its evidence"
 
 MORE_TESTS = "more tests on its traces here than where it was promoted"
 """The reason of a unit whose batch passes no longer at the level that it has here."""
-
-
-class HeaderLine(Frozen):
-    """The first line."""
-
-    type: Literal["reflact_memory"] = "reflact_memory"
-    version: Literal[1] = 1
-
-
-class TraceLine(Frozen):
-    """A trace with its events."""
-
-    type: Literal["trace"] = "trace"
-    trace: StoredTrace
-
-
-class AnchorLine(Frozen):
-    """A gold pair that is never learned from."""
-
-    type: Literal["anchor"] = "anchor"
-    pair: ContrastPair
-    origins: tuple[Origin, ...] = ()
-
-    @property
-    def made_of(self) -> tuple[Origin, ...]:
-        """All steps that it was made of; a line without origins has that of its pair."""
-        return self.origins or self.pair.provenance.origins
-
-
-class TestLine(Frozen):
-    """A test of a batch, with the id by which histories refer to it."""
-
-    type: Literal["test"] = "test"
-    id: str
-    test: BatchTest
-
-
-class ChangeLine(Frozen):
-    """A line of a history; ``test`` is the id of the evidence that it rests on."""
-
-    change: StatusChange
-    test: str | None = None
-
-
-class UnitLine(Frozen):
-    """A unit: its cards, the pair where it is one, and its history."""
-
-    type: Literal["unit"] = "unit"
-    cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
-    pair: ContrastPair | None = None
-    history: tuple[ChangeLine, ...] = Field(min_length=1)
-    origins: tuple[Origin, ...] = ()
-
-    @property
-    def made_of(self) -> tuple[Origin, ...]:
-        """All steps that it was made of; a line without origins has that of its cards."""
-        return self.origins or self.cards[0].provenance.origins
-
-
-Line = HeaderLine | TraceLine | AnchorLine | TestLine | UnitLine
-LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
 
 
 class Imported(Frozen):
@@ -125,22 +70,22 @@ class SQLiteExchange(SQLiteCards):
 
         What is written while this runs may be missing or come along.
         """
-        yield written(HeaderLine())
+        yield text_of(HeaderLine())
         for trace_id in await self._ids("SELECT id FROM traces ORDER BY id"):
             trace = await self._database.read(partial(traces.find_trace, trace_id=trace_id))
             if trace is not None:
-                yield written(TraceLine(trace=trace))
+                yield text_of(TraceLine(trace=trace))
         for anchor in await self._database.read(_anchor_lines):
-            yield written(anchor)
+            yield text_of(anchor)
         made = await self._database.read(booking.made_tests)
         tests = {test.number: booking.test_id(test) for test in made}
         for test in made:
-            yield written(TestLine(id=tests[test.number], test=test))
+            yield text_of(TestLine(id=tests[test.number], test=test))
         ids = await self._ids("SELECT id FROM memory_units ORDER BY number")
         for start in range(0, len(ids), PAGE):
             page = ids[start : start + PAGE]
             for line in await self._database.read(partial(_unit_lines, ids=page, tests=tests)):
-                yield written(line)
+                yield text_of(line)
 
     async def import_lines(self, lines: Iterable[str]) -> Imported:
         """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
@@ -159,9 +104,9 @@ class SQLiteExchange(SQLiteCards):
         """
 
         def look() -> tuple[list[tuple[int, Line]], dict[int, Finding | None]]:
-            parsed = _parsed(lines)
+            parsed = parse(lines)
             looked_at = ((number, line) for number, line in parsed if isinstance(line, UnitLine))
-            return parsed, {number: self._scan(_unit(line).texts) for number, line in looked_at}
+            return parsed, {number: self._scan(unit_of(line).texts) for number, line in looked_at}
 
         parsed, findings = await anyio.to_thread.run_sync(look)
         return await self._database.write(lambda tables: self._bring(tables, parsed, findings, self._clock()))
@@ -197,7 +142,7 @@ class SQLiteExchange(SQLiteCards):
                     lowered, reason = _bring_unit(tables, line, findings[number], now)
                     done["held"] += lowered is not None
                     done["unproven"] += lowered is not None and reason == MORE_TESTS
-                    changing.make_room(tables, _unit(line).kind, self._bound, now)
+                    changing.make_room(tables, unit_of(line).kind, self._bound, now)
                 case _:
                     pass
         return Imported(**done)
@@ -231,86 +176,9 @@ def _anchor_lines(tables: Tables) -> list[AnchorLine]:
     return [AnchorLine(pair=pair, origins=found[pair.id]) for pair in pairs]
 
 
-def _parsed(lines: Iterable[str]) -> list[tuple[int, Line]]:
-    """Return the lines with their numbers, all of them sound."""
-    parsed: list[tuple[int, Line]] = []
-    for number, text in zip(count(1), lines, strict=False):
-        if not text.strip():
-            continue
-        try:
-            line = LINE.validate_python(json.loads(text))
-        except ValidationError as error:
-            raise DataError(f"line {number} is not one of an exported memory: {_wrong(error)}") from None
-        except (ValueError, RecursionError):
-            said = "it is no whole JSON; where the file was cut off, export it again"
-            raise DataError(f"line {number} is not one of an exported memory: {said}") from None
-        if isinstance(line, HeaderLine) != (not parsed):
-            raise DataError(f"line {number}: the first line, and no other, says what the file is")
-        if isinstance(line, UnitLine):
-            _check(line, number)
-        if isinstance(line, TestLine):
-            _check_test(line, number)
-        parsed.append((number, line))
-    if not parsed:
-        raise DataError("there is no exported memory: no line says anything")
-    return parsed
-
-
-def _wrong(error: ValidationError) -> str:
-    """Return what is wrong first with a line, and what to do about it."""
-    first = error.errors()[0]
-    place = first["loc"]
-    if place == ("reflact_memory", "version"):
-        return f"its version is {first['input']!r}, which this reflact does not know; upgrade reflact"
-    if not place:
-        return (
-            "it does not say with a known `type` what it is; `reflact memory export` writes such files, and "
-            "files of traces are for `reflact memory keep`"
-        )
-    return f"`{'.'.join(map(str, place[1:]))}`: {first['msg'][:1].lower()}{first['msg'][1:]}; export it again"
-
-
-def _check(line: UnitLine, number: int) -> None:
-    first = line.cards[0]
-    same = {canonical(card.model_dump(mode="json", include=SHARED)) for card in line.cards}
-    if line.pair is None:
-        sound = len(line.cards) == 1 and first.pair_id is None
-        sound = sound and (first.version > 1 or first.id == content_id(first))
-    else:
-        wanted = cards_of(line.pair)
-        sound = {card.id for card in line.cards} == {card.id for card in wanted} and len(same) == 1
-        sound = sound and [card.kind for card in line.cards] == list(PAIR_KINDS)
-        sound = sound and all(card.pair_id == line.pair.id for card in line.cards)
-        sound = sound and all(card.scope == line.pair.scope for card in line.cards)
-    if not sound or line.history[-1].change.after != first.status:
-        raise DataError(
-            f"line {number}: the cards of unit {first.pair_id or first.id} do not fit its id, its pair, its "
-            "history or each other; export it again"
-        )
-
-
-def _check_test(line: TestLine, number: int) -> None:
-    if booking.test_id(line.test) != line.id:
-        raise DataError(
-            f"line {number}: the id of test {line.id} does not follow from its content; export it again"
-        )
-    try:
-        booking.check_evidence(line.test, line.test.evidence)
-    except DataError as error:
-        raise DataError(f"line {number}: {error}") from None
-
-
-SHARED = set(MemoryCard.model_fields) - {"id", "kind", "content", "pattern", "strategy"}
-
-
-def _unit(line: UnitLine) -> Unit:
-    first = line.cards[0]
-    return Unit(first.id if line.pair is None else line.pair.id, line.cards, line.pair)
-
-
 def _wanted(tables: Tables, line: UnitLine) -> bool:
     """Whether a unit is new and no anchor's; one that is there gets the steps that it was made of as well."""
-    unit = _unit(line)
+    unit = unit_of(line)
     if booking.barred(tables, unit, line.made_of) is not None:
         return False
     known = units.rows(tables, "id = ?", (unit.id,))
@@ -329,7 +197,7 @@ def _bring_unit(
     tables: Tables, line: UnitLine, finding: Finding | None, now: datetime
 ) -> tuple[CardStatus | None, str | None]:
     """Write a unit with its history; returns what ``_lowered`` does."""
-    unit, first = _unit(line), line.cards[0]
+    unit, first = unit_of(line), line.cards[0]
     number = changing.add(tables, unit, first.status, now)
     origins.add(tables, origins.UNITS, number, line.made_of)
     tables.execute(

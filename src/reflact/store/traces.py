@@ -8,7 +8,7 @@ from reflact.errors import DataError
 from reflact.memory import Gold, ScoreEvent
 from reflact.memory_ports import StoredTrace, TraceSummary
 from reflact.store.database import Database, Tables
-from reflact.store.units import read, written
+from reflact.store.units import plain, read, written
 from reflact.types import canonical, digest
 
 MATCHES = 10
@@ -130,7 +130,7 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     if stored is None:
         tables.execute(
             "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)",
-            (trace_id, event.step, written(event)),
+            (trace_id, event.step, written(event, f"step {event.step} of trace {trace_id}")),
         )
         return True
     known = read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
@@ -165,4 +165,4 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
 
 def _unlabelled(event: ScoreEvent) -> str:
     """Return what makes an event the same: all but who said afterwards what is right."""
-    return digest(event.model_dump(mode="json", exclude={"gold"}))
+    return digest({name: value for name, value in plain(event).items() if name != "gold"})

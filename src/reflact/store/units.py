@@ -33,7 +33,7 @@ from reflact.memory_cards import (
     ranked,
     texts_of,
 )
-from reflact.memory_ports import Query, StatusChange, StoredPair
+from reflact.memory_ports import Query, StatusChange, StoredPair, StoredTrace
 from reflact.store import origins
 from reflact.store.database import Tables
 from reflact.store.reading import read_back
@@ -106,7 +106,7 @@ class Unit(NamedTuple):
     @classmethod
     def of(cls, pair: ContrastPair, created_by: str) -> Unit:
         """Return the unit of a pair."""
-        return cls(pair.id, cards_of(pair, created_by=created_by), pair)
+        return cls(id_of(pair), cards_of(pair, created_by=created_by), pair)
 
     @property
     def kind(self) -> str:
@@ -137,7 +137,7 @@ class Unit(NamedTuple):
 
 def texts_in(pair: ContrastPair) -> tuple[str, ...]:
     """Return all texts of a pair, each once: those that its cards are made of."""
-    held = texts_of(_plain(pair))
+    held = texts_of(plain(pair))
     return tuple(text for text in dict.fromkeys(held) if text not in FIELDS)
 
 
@@ -273,13 +273,44 @@ def time_of(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def written(value: BaseModel) -> str:
-    """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold."""
-    return canonical(_plain(value))
+def written(value: BaseModel, what: str = "a value") -> str:
+    """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold.
+
+    Raises:
+        DataError: It holds a number of so many digits that JSON cannot be read with it; names ``what`` it is.
+    """
+    try:
+        return canonical(plain(value))
+    except ValueError as error:
+        raise _too_long(what, error) from None
 
 
-def _plain(value: BaseModel) -> dict[str, JsonValue]:
-    """Return a value as JSON; pydantic would ask for each value in a state of what kind it is."""
+def id_of(pair: ContrastPair) -> str:
+    """Return a pair's id.
+
+    Raises:
+        DataError: It has none, since it holds a number of so many digits that JSON cannot be read with it.
+    """
+    try:
+        return pair.id
+    except ValueError as error:
+        origin = pair.provenance
+        raise _too_long(f"a pair made of step {origin.step} of trace {origin.trace_id}", error) from None
+
+
+def _too_long(what: str, error: ValueError) -> DataError:
+    said = str(error).partition(";")[0]
+    return DataError(f"{what} cannot be stored: {said}; write such a number as a text")
+
+
+def plain(value: BaseModel) -> dict[str, JsonValue]:
+    """Return a value as JSON.
+
+    States are as they are: pydantic would ask for each value in them of what kind it is, and replace half a
+    surrogate pair in the name of a field.
+    """
+    if isinstance(value, StoredTrace):
+        return {"id": value.id, "purpose": value.purpose, "events": [plain(event) for event in value.events]}
     if isinstance(value, ContrastPair | ScoreEvent):
         rest = {**value.model_dump(mode="json", exclude={"transition"}), "transition": value.transition.plain}
         return {name: rest[name] for name in type(value).model_fields}
