@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from reflact.calibration.scan import scan as scan_texts
+from reflact.calibration.scan import Remembering
 from reflact.memory_cards import Scan
 from reflact.store.calibrations import SQLiteCalibrations
 from reflact.store.cards import ACTIVE_CARDS, Clock, utc
@@ -27,7 +27,7 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         path: The file; it and its folder are made where missing.
         active_cards: At most so many candidate, quarantined and promoted cards of each kind; beyond it the
             weakest are archived.
-        scan: Looks at every text before it is stored.
+        scan: Looks at every text before it is stored; None: the rules that stand on the page on memory.
         clock: Gives the time of changes, with its time zone.
         patience: Seconds to wait for another process's lock.
         read_only: Write nothing to the file, which has to be there; one that an older version wrote is read
@@ -42,13 +42,14 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         path: Path | str,
         *,
         active_cards: int = ACTIVE_CARDS,
-        scan: Scan = scan_texts,
+        scan: Scan | None = None,
         clock: Clock = utc,
         patience: float = PATIENCE_SECONDS,
         read_only: bool = False,
     ) -> None:
         database = Database(Path(path), MIGRATIONS, patience=patience, read_only=read_only)
-        super().__init__(database, scan=scan, active_cards=active_cards, clock=clock)
+        looks = Remembering() if scan is None else scan
+        super().__init__(database, scan=looks, active_cards=active_cards, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()

@@ -6,17 +6,19 @@ in a few languages and nothing of meaning: a paraphrase passes. What keeps a car
 prompts fence it as data; what keeps a useless one out is that it is tested.
 
 A repetition is bounded wherever its pattern could begin again within it, so that looking takes time in
-proportion to a text whatever it holds: a pattern at work holds up the event loop from any thread.
+proportion to a text whatever it holds. A pattern at work holds up the event loop from any thread, so long
+texts are looked at in parts that overlap by more than any rule takes in.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from reflact.memory_cards import Finding
+from reflact.memory_cards import Finding, Scan
 
 # ------------------------------------------------------------------------------------------- folding
 
@@ -31,13 +33,47 @@ _SPACED = re.compile(r"(?<!\w)\w(?:[ .\-_*]\w){3,}(?!\w)")
 _SEPARATOR = re.compile(r"[ .\-_*]")
 _SPACES = re.compile(r"\s+")
 _UNSEEN = {"Cc", "Cf", "Mn", "Me", "Co", "Cs", "Cn"}
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 _TAGS = {code: code - 0xE0000 for code in range(0xE0020, 0xE007F)}
 """Unseen copies of ASCII, which models read."""
 
+PART = 16_384
+"""Characters of a text that a pattern looks at in one go, at most."""
 
-def views(text: str) -> tuple[str, ...]:
+OVERLAP = 2_048
+"""Characters that two parts of a text share, at least; no rule looks at more."""
+
+_EDGE = "xx"
+"""Stands where a text was cut, so that nothing seems to begin or end there."""
+
+_LONG_GAP = re.compile(r"(\s{64})\s+")
+
+
+def parts(text: str) -> Iterator[str]:
+    """Cut a text into parts that overlap, after white space where there is any; a short one is one part.
+
+    Long runs of white space are shortened, so that an overlap holds words.
+    """
+    if len(text) <= PART:
+        yield text
+        return
+    text = _LONG_GAP.sub(r"\1", text)
+    start = 0
+    while start + PART < len(text):
+        end = 1 + _gap(text, start + PART - OVERLAP, start + PART)
+        yield f"{_EDGE if start else ''}{text[start:end]}{_EDGE}"
+        start = _gap(text, end - 2 * OVERLAP, end - OVERLAP)
+    yield f"{_EDGE if start else ''}{text[start:]}"
+
+
+def _gap(text: str, least: int, most: int) -> int:
+    """Return where in a range the last white space stands; the last place where there is none."""
+    last = max(text.rfind(sign, least, most) for sign in " \n\t")
+    return most - 1 if last < 0 else last
+
+
+def _views(plain: str) -> tuple[str, ...]:
     """Return the ways in which a text may be read, without repetitions."""
-    plain = _plain(text)
     latin = plain.translate(_LOOKALIKES)
     joined = _SPACED.sub(lambda run: _SEPARATOR.sub("", run[0]), latin)
     mixed = _MIXED.search(joined) is not None
@@ -46,9 +82,10 @@ def views(text: str) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    if text.isascii() and text.isprintable():
-        return text.casefold()
-    decomposed = unicodedata.normalize("NFKD", text.translate(_TAGS)).casefold()
+    if text.isascii():
+        return _CONTROL.sub("", text.casefold())
+    seen = "".join(text[at : at + PART].translate(_TAGS) for at in range(0, len(text), PART))
+    decomposed = unicodedata.normalize("NFKD", seen).casefold()
     return "".join(c for c in decomposed if c.isspace() or unicodedata.category(c) not in _UNSEEN)
 
 
@@ -192,15 +229,45 @@ def scan(texts: Iterable[str]) -> Finding | None:
     return found
 
 
+class Remembering:
+    """Scans each text once: steps that follow each other hold the same ones.
+
+    Texts in which nothing was found are remembered by their hashes.
+
+    Args:
+        look: Looks at each text by itself.
+        size: How many are remembered; beyond it all are forgotten.
+    """
+
+    def __init__(self, look: Scan = scan, size: int = 32_768) -> None:
+        self._look = look
+        self._size = size
+        self._clean: set[bytes] = set()
+
+    def __call__(self, texts: Iterable[str]) -> Finding | None:
+        """Return the gravest finding in a unit's texts, the first of equally grave ones, or None."""
+        hashed = {_hash(text): text for text in texts}
+        found = self._look([text for key, text in hashed.items() if key not in self._clean])
+        if found is None:
+            if len(self._clean) + len(hashed) > self._size:
+                self._clean.clear()
+            self._clean.update(hashed)
+        return found
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
 def _findings(text: str) -> Iterator[Finding]:
-    seen = views(text)
+    seen = [view for part in parts(_plain(text)) for view in _views(part)]
     for rule in RULES:
         if any(pattern.search(view) for pattern in rule.patterns for view in seen):
             yield Finding(rule=rule.name, verdict=rule.verdict)
-    shown = _shown(text)
-    if _UNBROKEN.search(shown) and _SECRETS.search(shown):
+    shown = [*parts(_shown(text))]
+    if any(_UNBROKEN.search(part) and _SECRETS.search(part) for part in shown):
         yield Finding(rule="secret", verdict="reject")
-    if any(looks(shown) for looks in _PERSONAL):
+    if any(looks(part) for looks in _PERSONAL for part in shown):
         yield Finding(rule="personal_data", verdict="quarantine")
 
 
