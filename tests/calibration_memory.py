@@ -6,8 +6,12 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+<<<<<<< HEAD
 from reflact.calibration_ports import StoredCalibration
 from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, ScoreEvent
+=======
+from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, Scope, ScoreEvent
+>>>>>>> 26ae180 (tmp)
 from reflact.memory_ports import (
     BatchTest,
     Forgotten,
@@ -46,6 +50,9 @@ class ListMemory:
 
     async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
         return tuple(one for one in self.stored.values() if one.status == "promoted")[: query.limit]
+
+    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        return tuple(one.pair for one in self.stored.values() if one.status == "promoted")
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None

@@ -28,7 +28,8 @@ from reflact.memory import (
     StateScore,
     Transition,
 )
-from reflact.memory_ports import Query, StoredPair
+from reflact.memory_cards import visible_to
+from reflact.memory_ports import StoredPair
 from reflact.prompts import load_book
 from reflact.testing import ScriptedLLM
 
@@ -67,21 +68,23 @@ BOOK = load_book()
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Careless:
-    """A card store that finds everything, in whatever order, and counts how often it was asked."""
+class Shelf:
+    """A card store in a list, which gives pairs in whatever order, and keeps who asked."""
 
     def __init__(self, pairs: Sequence[StoredPair]) -> None:
         self.stored = list(pairs)
-        self.queries: list[Query] = []
+        self.asked: list[Scope] = []
 
-    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
-        self.queries.append(query)
-        return tuple(self.stored)
+    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        self.asked.append(scope)
+        return tuple(
+            one.pair for one in self.stored if one.status == "promoted" and visible_to(one.pair.scope, scope)
+        )
 
 
 def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
     """Return a store of pairs that all have one status."""
-    return Careless([stored(pair, status) for pair in pairs])
+    return Shelf([stored(pair, status) for pair in pairs])
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
@@ -160,7 +163,7 @@ class World:
         llm = ScriptedLLM(
             lambda *_: {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
         )
-        memory: Any = Careless(self.stored if order is None else order)
+        memory: Any = Shelf(self.stored if order is None else order)
         critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
         score = await critic.score(self.transition, purpose=self.purpose, scope=self.scope)
         (call,) = llm.calls

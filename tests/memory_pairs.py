@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from reflact.calls import Intent, Sample, StoredReply
 from reflact.memory import (
     Action,
@@ -13,7 +15,7 @@ from reflact.memory import (
     Transition,
 )
 from reflact.memory_cards import level
-from reflact.memory_ports import BatchTest, Recording, first_content
+from reflact.memory_ports import BatchTest, CardStore, Recording, first_content
 from reflact.ports import EffectStore
 from reflact.types import digest
 
@@ -88,3 +90,11 @@ def evidence_for(test: BatchTest, *, promoted: bool = True) -> Promotion:
         prompt="critic@1",
         outcome=outcomes[not promoted],
     )
+
+
+async def promote(memory: CardStore, pairs: Sequence[ContrastPair]) -> None:
+    """Store pairs and promote them as one batch."""
+    for pair in pairs:
+        await memory.submit(pair)
+    test = await memory.open_test([pair.id for pair in pairs], held_out="h", traces=HELD_OUT)
+    await memory.close_test(test.number, evidence_for(test))

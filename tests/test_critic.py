@@ -334,7 +334,7 @@ async def test_a_pinned_critic_does_not_follow_the_memory() -> None:
     assert (await pinned.score(PAID, purpose=PURPOSE)).pair_ids == (first.id,)
     assert (await (await pinned.pin()).score(PAID, purpose=PURPOSE)).pair_ids == (first.id,)
     assert (await pinned.pinned([foreign]).score(PAID, purpose=PURPOSE)).pair_ids == ()
-    assert len(memory.queries) == 1
+    assert len(memory.asked) == 1
 
 
 def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:

@@ -9,21 +9,19 @@ import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
-from memory_pairs import HELD_OUT
+from memory_pairs import promote
 from reflact.calibration.critic import CRITIC, Critic
 from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import ABOVE, Renderer, show_examples
 from reflact.calibration.tokens import estimate
 from reflact.critic_config import CriticSettings
-from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Promotion, Scope, Transition
-from reflact.memory_cards import level, visible_to
-from reflact.memory_ports import Query, StoredPair
+from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Scope, Transition
+from reflact.memory_cards import visible_to
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
 
@@ -189,7 +187,7 @@ async def test_given_pairs_are_the_only_ones(given: tuple[int, ...]) -> None:
     llm = ScriptedLLM(lambda *_: EQUAL)
     score = await Critic(llm, memory=memory).score(transition(Random(4)), purpose="p", pairs=pairs)
     assert set(score.pair_ids) == {one.id for one in pairs}
-    assert memory.queries == []
+    assert memory.asked == []
     assert bool(examples_in(llm.calls[0].prompt.messages[1].content)) == bool(given)
 
 
@@ -204,23 +202,6 @@ async def test_the_memory_is_asked_anew_for_each_score() -> None:
     assert (await critic.score(asked, purpose="p")).pair_ids == (new.id,)
 
 
-async def test_where_few_are_relevant_the_best_of_all_are_shown() -> None:
-    """A memory without anything on the matter is still asked for its best pairs."""
-
-    class Strict(critic_worlds.Careless):
-        async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
-            self.queries.append(query)
-            return () if query.text else tuple(self.stored)
-
-    one = pair(Random(9)).model_copy(update={"scope": CRITIC})
-    memory: Any = Strict([critic_worlds.stored(one, "promoted")])
-    score = await Critic(ScriptedLLM(lambda *_: EQUAL), memory=memory).score(
-        transition(Random(4)), purpose="p"
-    )
-    assert score.pair_ids == (one.id,)
-    assert [query.statuses for query in memory.queries] == [("promoted",), ("promoted",)]
-
-
 async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
     """What one opening of a store promotes on evidence, the next score through another one shows."""
     asked = Transition(before="Draft.", action=Action(name="send"), after="Draft. Sent: yes")
@@ -233,28 +214,34 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
         for submitted in (promoted, waiting):
             await mine.submit(submitted)
         assert (await critic.score(asked, purpose="Send it.")).pair_ids == ()
-        test = await mine.open_test([promoted.id], held_out="h", traces=HELD_OUT[:20])
-        await mine.close_test(test.number, evidence_of(promoted, test.before))
+        await promote(mine, [promoted])
         assert (await critic.score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
         assert (await (await critic.pin()).score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
 
 
-def evidence_of(one: ContrastPair, before: int) -> Promotion:
-    """Return evidence that a pair helps."""
-    return Promotion(
-        pair_ids=(one.id,),
-        promoted=True,
-        traces=20,
-        transitions=40,
-        batches_before=before,
-        effect=1,
-        low=0.5,
-        high=1.5,
-        p_value=0.001,
-        alpha=level(before),
-        critic="c",
-        prompt="critic@1",
+async def test_what_was_tested_is_what_scores(tmp_path: Path) -> None:
+    """With 200 promoted pairs a replay test's prompts are those of live and of pinned scores, to the byte."""
+    promoted, batch = (
+        [pair(Random(n)).model_copy(update={"scope": CRITIC}) for n in numbers]
+        for numbers in (range(180), range(1000, 1020))
     )
+    steps = [(f"Purpose {n}: {critic_worlds.text(Random(n))}", transition(Random(n))) for n in range(30)]
+
+    async def prompts(critic: Critic, llm: ScriptedLLM, pairs: list[ContrastPair] | None) -> list[str]:
+        for purpose, asked in steps:
+            await critic.score(asked, purpose=purpose, pairs=pairs)
+        return [call.prompt.model_dump_json() for call in llm.calls]
+
+    async with MemoryStore(tmp_path / "memory.db", scan=lambda _: None) as memory:
+        await promote(memory, promoted)
+        tested = ScriptedLLM(lambda *_: EQUAL)
+        replayed = await prompts(Critic(tested, memory=memory), tested, [*promoted, *batch])
+        await promote(memory, batch)
+        live, pinned = ScriptedLLM(lambda *_: EQUAL), ScriptedLLM(lambda *_: EQUAL)
+        assert await prompts(Critic(live, memory=memory), live, None) == replayed
+        assert await prompts(await Critic(pinned, memory=memory).pin(), pinned, None) == replayed
+    assert len(set(replayed)) == len(steps)
+    assert all("<example_1" in prompt for prompt in replayed)
 
 
 def test_an_example_is_rendered_once_whatever_is_scored() -> None:

@@ -265,6 +265,13 @@ class CardStore(Protocol):
         """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
         ...
 
+    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return all promoted pairs that whoever asks may see, in the order of their ids.
+
+        Among these a critic chooses its worked examples. Pairs that were given before are the same objects.
+        """
+        ...
+
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
     ) -> tuple[StoredPair, ...]:

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, field_validator
 from reflact.calibration.given import require, require_memory, require_model
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
-from reflact.calibration.selection import Reader, ranked, search_text
+from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import Renderer, Shown, show_examples, show_transition
 from reflact.calibration.tokens import Count, estimate
 from reflact.calls import Rendered, ReplyModel, Sample
@@ -18,7 +18,7 @@ from reflact.critic_config import CriticSettings
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
 from reflact.memory_cards import visible_to
-from reflact.memory_ports import CardStore, Query
+from reflact.memory_ports import CardStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_book
 from reflact.tasks import fan_out
@@ -28,12 +28,6 @@ CRITIC = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
 
 PROMPT = "critic"
-
-_FOUND = 64
-"""Pairs that the memory is asked for; the worked examples are chosen among them."""
-
-_SNAPSHOT = 1000
-"""Pairs that a critic is pinned to at most."""
 
 DEFAULTS = CriticSettings()
 
@@ -166,7 +160,7 @@ class Critic:
         """
         if self._pinned is not None:
             return self.pinned(self._pinned)
-        return self.pinned(await self._promoted(Query(scope=scope, limit=_SNAPSHOT)))
+        return self.pinned(await self._candidates(scope))
 
     async def score(
         self,
@@ -198,7 +192,7 @@ class Critic:
         require(transition, Transition, what="what is scored")
         require(purpose, str, what="the purpose")
         if pairs is None:
-            pairs = await self._candidates(transition, purpose, scope)
+            pairs = await self._candidates(scope)
         examples = self._examples(pairs, transition, purpose)
         shown = [pair.id for pair in examples.pairs]
         place: list[JsonValue] = [purpose, transition.model_dump(mode="json"), trial, phi_before, *shown]
@@ -208,25 +202,11 @@ class Critic:
 
     # ---------------------------------------------------------------------------------- what is shown
 
-    async def _candidates(
-        self, transition: Transition, purpose: str, scope: Scope
-    ) -> tuple[ContrastPair, ...]:
+    async def _candidates(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return all pairs that may be shown, as many as there are: a replay test chooses among the same."""
         if self._pinned is not None:
             return tuple(pair for pair in self._pinned if visible_to(pair.scope, scope))
-        query = Query(scope=scope, limit=_FOUND)
-        text = search_text(purpose, transition)
-        found = await self._promoted(query.model_copy(update={"text": text}))
-        return found if len(found) == _FOUND else (*found, *await self._promoted(query))
-
-    async def _promoted(self, query: Query) -> tuple[ContrastPair, ...]:
-        if self._memory is None:
-            return ()
-        found = await self._memory.find_pairs(query)
-        return tuple(
-            stored.pair
-            for stored in found
-            if stored.status == "promoted" and visible_to(stored.pair.scope, query.scope)
-        )
+        return () if self._memory is None else await self._memory.promoted(scope)
 
     def _examples(self, pairs: Sequence[ContrastPair], transition: Transition, purpose: str) -> Shown:
         return show_examples(

@@ -87,7 +87,7 @@ def require_memory(memory: object, *, who: str) -> None:
     Raises:
         ConfigError: It is none, such as a path.
     """
-    if not callable(getattr(memory, "find_pairs", None)):
+    if not callable(getattr(memory, "promoted", None)):
         raise ConfigError(
             f"{who} needs an open memory and got {a(memory)}: `async with MemoryStore(path) as memory` gives "
             "one"

@@ -20,7 +20,6 @@ from reflact.types import digest
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _READ = 4000
-_SEARCHED = 200
 
 
 class Read(NamedTuple):
@@ -115,12 +114,6 @@ def _in_turns(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
         credited, shown = credited + key[1], shown + 1
         turn = {kind for kind in turn - {key[0]} if any(kind == left for left, _ in queues)}
         yield pair
-
-
-def search_text(purpose: str, transition: Transition) -> str:
-    """Return what a memory is searched with: the action, the beginning of the change, the purpose."""
-    change = show_change(transition.before, transition.after)[:_SEARCHED]
-    return f"{transition.action.name}\n{change}\n{purpose}"
 
 
 def _place(purpose: str, transition: Transition) -> str:

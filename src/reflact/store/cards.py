@@ -10,8 +10,8 @@ from typing import Literal
 
 from reflact.aside import aside
 from reflact.errors import DataError
-from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion
-from reflact.memory_cards import Finding, Scan, content_id
+from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion, Scope
+from reflact.memory_cards import Finding, Scan, content_id, visible_to
 from reflact.memory_ports import (
     BatchTest,
     Forgotten,
@@ -23,6 +23,7 @@ from reflact.memory_ports import (
 )
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
+from reflact.store.promoted import Promoted
 from reflact.store.units import Row, Text, Unit, texts_in, written
 from reflact.store.words import indexed
 
@@ -54,6 +55,7 @@ class SQLiteCards:
         self._scan = scan
         self._bound = active_cards
         self._clock = clock
+        self._promoted = Promoted()
 
     # --------------------------------------------------------------------------------------- handing in
 
@@ -167,6 +169,11 @@ class SQLiteCards:
             return units.stored_pairs(tables, units.found(tables, query, pairs=True))
 
         return tuple(await self._database.read(look))
+
+    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return all promoted pairs that whoever asks may see, in the order of their ids."""
+        found = await self._database.read(self._promoted.look)
+        return tuple(pair for pair in found if visible_to(pair.scope, scope))
 
     async def card(self, card_id: str) -> MemoryCard | None:
         """Return a card by its id."""

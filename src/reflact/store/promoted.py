@@ -1,0 +1,34 @@
+"""The promoted pairs of a store, each read once for as long as it stays promoted."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+from reflact.memory import ContrastPair
+from reflact.store import units
+from reflact.store.database import Tables
+
+STANDING = "SELECT number, id FROM memory_units WHERE status = 'promoted' ORDER BY id"
+READ = "number IN (SELECT value FROM json_each(?))"
+
+
+class Promoted:
+    """Gives all promoted pairs of a file, whoever promoted them: asks which there are, reads the new ones.
+
+    What is no longer promoted is forgotten. Looks of several threads wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._known: dict[tuple[int, str], ContrastPair | None] = {}
+
+    def look(self, tables: Tables) -> tuple[ContrastPair, ...]:
+        """Return the promoted pairs in the order of their ids; one given before is the same object."""
+        with self._turn:
+            standing = [(number, unit_id) for number, unit_id in tables.execute(STANDING)]
+            numbers = json.dumps([unit[0] for unit in standing if unit not in self._known])
+            for row in units.rows(tables, READ, (numbers,)):
+                self._known[row.number, row.id] = None if row.pair is None else units.pair_of(row)
+            self._known = {unit: self._known[unit] for unit in standing}
+            return tuple(pair for pair in self._known.values() if pair is not None)
