@@ -1,0 +1,138 @@
+"""A critic at work on one connection, its calibrator on another with its own budget. Runs without a model.
+
+The agent sorts letters and waits for its critic after every step, so no budget may end the critic. The
+calibrator learns when there is time: its calls go through a second connection with a hard limit of its own
+and few questions in flight. Once that is spent it stops and says so, and agent and critic go on.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+from reflact import (
+    Action,
+    BudgetConfig,
+    Calibrator,
+    CalibratorSettings,
+    Critic,
+    Gold,
+    MemoryStore,
+    ModelConfig,
+    Trace,
+    Transition,
+    connect,
+)
+from reflact.calibration.events import BatchTested, CalibrationEvent, Stopped
+
+PURPOSE, CLAIM = "Sort all ten letters.", "All letters are sorted!"
+RUNS, CALLS = 80, 1200
+
+
+class Flattered(BaseHTTPRequestHandler):
+    """In place of your endpoint: a model that believes claims until a worked example shows it better."""
+
+    def do_POST(self) -> None:
+        """Answer a request as OpenAI-compatible endpoints do."""
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        examples, _, question = asked["messages"][-1]["content"].rpartition("<purpose>")
+        phis = [int(number) for number in re.findall(r"(\d+) of 10", question)]
+        believes = CLAIM in question and CLAIM not in examples
+        said = {
+            "reasoning": "All is sorted." if believes else "So many are sorted.",
+            "evidence": ["letters are sorted"],
+            "phi_before": phis[0] if phis else 0,
+            "phi_after": 9 if believes else phis[1] if len(phis) > 1 else 0,
+            "confidence": 0.8,
+        }
+        if asked["response_format"]["json_schema"]["name"] == "PurposeReply":
+            said = {"purpose": "Sort the letters by colour."}
+        message = {"role": "assistant", "content": json.dumps(said)}
+        usage = {"prompt_tokens": 500, "completion_tokens": 40, "total_tokens": 540}
+        about = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"]}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        content = json.dumps({**about, "choices": choices, "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that it has there
+        """Say nothing."""
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Serve the model, and give its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Flattered) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+async def run(number: int, critic: Critic) -> Trace:
+    """Let the agent sort some letters, and score each step as it happens."""
+    trace = Trace(PURPOSE, id=f"desk {number}")
+    done = number % 4
+    for note in ("I begin.", CLAIM):
+        step = Transition(
+            before=f"Desk {number}: {done} of 10 letters are sorted.",
+            action=Action(name="sort", arguments=note),
+            after=f"Desk {number}: {done + 1} of 10 letters are sorted.",
+        )
+        score = await critic.score(step, purpose=PURPOSE)
+        trace.record(step, score, gold=Gold(phi_before=done, phi_after=done + 1, source="program"))
+        done += 1
+    trace.finish()
+    return trace
+
+
+def tell(event: CalibrationEvent) -> None:
+    """Say what the calibrator found out, and why it stopped if it did."""
+    if isinstance(event, BatchTested):
+        found = event.evidence
+        print(f"a batch on {found.traces} held-out runs: error falls by {found.effect:.2f}, {found.outcome}")
+    elif isinstance(event, Stopped):
+        print(f"the calibrator stopped: {event.reason}")
+
+
+def show(trace: Trace) -> Trace:
+    """Print what the critic said of the first run and of the last one, where the agent claims to be done."""
+    said, right = trace.events[-1].evaluation, trace.events[-1].gold
+    assert said is not None
+    assert right is not None
+    if trace.id in {"desk 0", f"desk {RUNS}"}:
+        print(f"{trace.id}: {right.phi_after:g} of 10 are sorted; the critic says {said.phi_after:g}")
+    return trace
+
+
+async def main(url: str) -> None:
+    """Work through the desks, with a calibrator beside the agent."""
+    model = ModelConfig(model="your-model", base_url=url, api_key_env=None, max_tokens=500)
+    async with (
+        MemoryStore("memory.db") as memory,
+        connect(model, store="agent-calls.db") as for_agent,
+        connect(model, store="calibrator-calls.db", budget=BudgetConfig(max_calls=CALLS)) as for_calibrator,
+        Calibrator(
+            for_calibrator,
+            memory,
+            judges=0,
+            settings=CalibratorSettings(concurrency=2, slices=3),
+            tell=tell,
+        ) as calibrator,
+    ):
+        critic = Critic(for_agent, memory=memory)  # of the same model and settings as the one that is tested
+        for number in range(RUNS):
+            calibrator.submit(show(await run(number, critic)))
+        await calibrator.idle()  # no agent has to wait; here it does, to show what was learned
+        show(await run(RUNS, critic))
+        print(f"replies: {2 * RUNS + 2} for the agent, {calibrator.usage.calls} for the calibrator")
+
+
+if __name__ == "__main__":
+    with serving() as address:
+        asyncio.run(main(address))
