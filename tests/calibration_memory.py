@@ -6,12 +6,8 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
-<<<<<<< HEAD
 from reflact.calibration_ports import StoredCalibration
-from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, ScoreEvent
-=======
 from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, Scope, ScoreEvent
->>>>>>> 26ae180 (tmp)
 from reflact.memory_ports import (
     BatchTest,
     Forgotten,
