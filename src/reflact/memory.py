@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, JsonValue
 
-from reflact.types import Frozen, alike, digest
+from reflact.types import Frozen, alike, canonical, canonical_object, digest_of
 
 Phi = Annotated[float, Field(ge=0, le=10)]
 """How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
@@ -70,6 +70,11 @@ class Transition(Frozen):
         """Its fields as the JSON values that they are, which takes no time however large states are."""
         action: JsonValue = {"name": self.action.name, "arguments": self.action.arguments}
         return {"before": self.before, "action": action, "after": self.after}
+
+    @property
+    def canonical(self) -> str:
+        """Its canonical JSON, made one state after the other."""
+        return canonical_object({name: canonical(value) for name, value in self.plain.items()})
 
 
 class Evaluation(Frozen):
@@ -191,6 +196,13 @@ class Provenance(Frozen):
         return () if self.trace_id is None else (Origin(trace_id=self.trace_id, step=self.step),)
 
 
+class Hashes(NamedTuple):
+    """Of all that makes a pair, and of its subject: purpose and transition."""
+
+    pair: str
+    subject: str
+
+
 _IDENTIFYING = ("purpose", "right", "wrong", "mistake", "scope")
 
 
@@ -225,20 +237,25 @@ class ContrastPair(Frozen):
     scope: Scope = Scope(roles=("critic",))
     provenance: Provenance = Provenance()
 
-    @cached_property
+    @property
     def id(self) -> str:
-        """Content hash, 64 hexadecimal digits: equal pairs are one, whoever made them and when.
+        """Content hash, 64 hexadecimal digits: equal pairs are one, whoever made them and when."""
+        return self.hashes.pair
 
-        It takes time in proportion to the states, once for each object and what is copied from it.
-        """
+    @cached_property
+    def hashes(self) -> Hashes:
+        """Its hashes; they take time in proportion to the states, once for each object and its copies."""
         said = self.model_dump(mode="json", include=set(_IDENTIFYING))
-        return digest({**said, "transition": self.transition.plain})
+        texts = {name: canonical(value) for name, value in said.items()}
+        texts["transition"] = self.transition.canonical
+        subject = {name: texts[name] for name in ("purpose", "transition")}
+        return Hashes(digest_of(canonical_object(texts)), digest_of(canonical_object(subject)))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; its id is its own where what it follows from is another."""
+        """Return a copy; its hashes are its own where what they follow from is another."""
         copied = super().model_copy(update=update, deep=deep)
         if not {"transition", *_IDENTIFYING}.isdisjoint(update or ()):
-            copied.__dict__.pop("id", None)
+            copied.__dict__.pop("hashes", None)
         return copied
 
     @property

@@ -27,7 +27,7 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.types import Frozen, digest
+from reflact.types import Frozen, canonical, canonical_object, digest, digest_of
 
 NEXT: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
@@ -247,12 +247,13 @@ def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, M
 
 def subject(pair: ContrastPair) -> str:
     """Return the hash of what a pair speaks of: its purpose and transition."""
-    return subject_of(pair.purpose, pair.transition)
+    return pair.hashes.subject
 
 
 def subject_of(purpose: str, transition: Transition) -> str:
     """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
-    return digest({"purpose": purpose, "transition": transition.plain})
+    texts = {"purpose": canonical(purpose), "transition": transition.canonical}
+    return digest_of(canonical_object(texts))
 
 
 class Anchored(NamedTuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -23,9 +24,19 @@ def canonical(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
+def canonical_object(fields: Mapping[str, str]) -> str:
+    """Return the canonical JSON of an object, from that of each of its fields."""
+    return "{" + ",".join(f"{canonical(name)}:{fields[name]}" for name in sorted(fields)) + "}"
+
+
 def digest(value: JsonValue) -> str:
     """Return the SHA-256 of a value's canonical JSON, as 64 hexadecimal digits."""
-    return hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
+    return digest_of(canonical(value))
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of a text of canonical JSON, as 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def alike(one: JsonValue, other: JsonValue) -> bool:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from operator import eq
+from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
-from reflact.types import canonical
+from reflact.types import alike
+
+S = TypeVar("S")
 
 NOTHING = "Nothing changed."
 ABSENT = "(not there)"
@@ -67,11 +70,11 @@ def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Cha
 
     Lists are compared between what they have in common at their beginnings and ends, place by place.
     """
-    if canonical(before) == canonical(after):
+    if alike(before, after):
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
-            yield from _field(before, after, name, _below(path, name))
+            yield from _field(before, after, name, path)
     elif isinstance(before, list) and isinstance(after, list):
         yield from _places(before, after, path)
     else:
@@ -79,18 +82,18 @@ def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Cha
 
 
 def _field(
-    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, path: str
+    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, above: str
 ) -> Iterator[Change]:
     if name not in before:
-        yield Change(path, None, _json(after[name]))
+        yield Change(_below(above, name), None, _json(after[name]))
     elif name not in after:
-        yield Change(path, _json(before[name]), None)
-    else:
-        yield from changes(before[name], after[name], path)
+        yield Change(_below(above, name), _json(before[name]), None)
+    elif not alike(before[name], after[name]):
+        yield from changes(before[name], after[name], _below(above, name))
 
 
 def _places(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[Change]:
-    start, end = _shared([canonical(value) for value in before], [canonical(value) for value in after])
+    start, end = _shared(before, after, alike)
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     for n in range(max(len(old), len(new))):
         place = f"{path}[{start + n}]"
@@ -130,12 +133,12 @@ def _apart(old: str, new: str) -> tuple[str, str]:
     return first, second
 
 
-def _shared(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+def _shared(old: Sequence[S], new: Sequence[S], same: Callable[[S, S], bool] = eq) -> tuple[int, int]:
     """Return how much two sequences share at the beginning, and how much of the rest at the end."""
     most = min(len(old), len(new))
-    start = next((n for n in range(most) if old[n] != new[n]), most)
+    start = next((n for n in range(most) if not same(old[n], new[n])), most)
     left = most - start
-    end = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
+    end = next((n for n in range(left) if not same(old[-1 - n], new[-1 - n])), left)
     return start, end
 
 

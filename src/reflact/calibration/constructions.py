@@ -27,7 +27,7 @@ from pydantic import JsonValue
 from reflact.calibration.changes import changes, show_state
 from reflact.calibration.evidence import Grounds
 from reflact.memory import Action, Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
-from reflact.types import Frozen
+from reflact.types import Frozen, alike
 
 HIDDEN = "(not shown)"
 """Stands for what is withdrawn from a state."""
@@ -295,7 +295,7 @@ def _withdrawn(before: JsonValue, after: JsonValue) -> JsonValue:
 def _differs(before: dict[str, JsonValue], after: dict[str, JsonValue], name: str) -> bool:
     if name not in before or name not in after:
         return True
-    return next(changes(before[name], after[name]), None) is not None
+    return not alike(before[name], after[name])
 
 
 def same_words(one: str, other: str) -> bool:

@@ -38,7 +38,7 @@ from reflact.store import origins
 from reflact.store.database import Tables
 from reflact.store.reading import read_back
 from reflact.store.words import relevances
-from reflact.types import Frozen, canonical
+from reflact.types import Frozen, canonical, canonical_object
 
 Value = TypeVar("Value", bound=BaseModel)
 
@@ -280,7 +280,10 @@ def written(value: BaseModel, what: str = "a value") -> str:
         DataError: It holds a number of so many digits that JSON cannot be read with it; names ``what`` it is.
     """
     try:
-        return canonical(plain(value))
+        if not isinstance(value, ContrastPair | ScoreEvent):
+            return canonical(plain(value))
+        texts = {name: canonical(field) for name, field in plain(value).items() if name != "transition"}
+        return canonical_object({**texts, "transition": value.transition.canonical})
     except ValueError as error:
         raise _too_long(what, error) from None
 
