@@ -169,7 +169,7 @@ def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -
 
     anyio.run(keep)
     with flattering() as (url, _):
-        settings = ("--set", "traces=null", "--set", "heldout=null", "--json")
+        settings = ("--set", "traces=null", "--set", "heldout=null", "--json", "--anyway")
         report = CalibrationReport.model_validate_json(reflact(configured(folder, url), *settings).stdout)
     assert report.held_out_name.startswith("slice ")
     assert 0 < report.learned_from < 24
@@ -240,12 +240,16 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
     with flattering() as (url, asked):
         path = configured(folder, url)
         first = one_line(reflact(path, "--dry-run").stdout)
-        reflact(path)
+        refused = reflact(path)
+        assert (refused.exit_code, refused.stdout, asked) == (2, "", [])
+        reflact(path, "--anyway")
         paid = len(asked)
         second = one_line(reflact(path, "--dry-run").stdout)
         assert len(asked) == paid
     assert "Nothing can be tested or promoted: 19 held-out traces have steps with a gold score" in first
+    assert "so 1 more is missing: hold out more traces with gold" in first
     assert "no test" in first
+    assert "nothing was asked: 19 held-out traces have steps with a gold score" in refused.stderr
     assert "paid for" not in first
     assert f"{paid} calls are paid for already" in second
 

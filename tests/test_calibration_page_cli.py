@@ -26,10 +26,10 @@ def test_the_page_is_written_beside_what_is_printed(folder: Path) -> None:
     """The last line names the file; the page is that of the report that `--json` prints."""
     page = folder / "pages" / "report.html"
     with flattering() as (url, _):
-        result = reflact(configured(folder, url), "--html", page)
+        result = reflact(configured(folder, url), "--anyway", "--html", page)
         assert result.exit_code == 0, result.output
         assert result.stdout.splitlines()[-1] == "report.html shows this as a page."
-        printed = reflact(configured(folder, url), "--json", "--set", f"memory={folder}/other.db")
+        printed = reflact(configured(folder, url), "--anyway", "--json", "--set", f"memory={folder}/other.db")
     report = CalibrationReport.model_validate_json(printed.stdout)
     assert page.read_text(encoding="utf-8") == calibration_page(report)
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
@@ -40,7 +40,7 @@ def test_json_stays_alone(folder: Path) -> None:
     with flattering() as (url, _):
         for options in (["--json"], ["--show", "json"]):
             page = folder / f"{len(options)}.html"
-            result = reflact(configured(folder, url), *options, "--html", page)
+            result = reflact(configured(folder, url), *options, "--anyway", "--html", page)
             assert all(line.startswith("{") for line in result.stdout.splitlines())
             assert "3 held-out traces" in read(page.read_text(encoding="utf-8")).text
 
@@ -49,7 +49,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(folder: Path) -> None:
     """The report is printed, and the error says where the page could not be written."""
     (folder / "file").write_text("", encoding="utf-8")
     with flattering() as (url, _):
-        result = reflact(configured(folder, url), "--html", folder / "file" / "report.html")
+        result = reflact(configured(folder, url), "--anyway", "--html", folder / "file" / "report.html")
     assert result.exit_code != 0
     assert "held-out traces: 3 traces" in result.stdout
     assert "cannot write" in result.output

@@ -387,7 +387,7 @@ async def test_awaited_work_raises() -> None:
     """Who waits for a round, or iterates over pairs, gets the error itself."""
     calibrator = Calibrator(raising(ProviderDown("the endpoint is down")), ListMemory(), settings=settings())
     with pytest.raises(ProviderDown, match="down"):
-        await calibrator.calibrate([recorded("t", claims=False)], heldout=[])
+        await calibrator.calibrate([recorded("t", claims=False)], heldout=[], anyway=True)
     with pytest.raises(ProviderDown, match="down"):
         [pair async for pair in calibrator.pairs(recorded("u", claims=False))]
 
@@ -405,7 +405,9 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
     traces = [recorded("learned", claims=False)]
     held_out = traces if same else [recorded("held out", 1)]
     mistaken = settings().model_copy(update={"curriculum": CurriculumSettings(mistakes=("inflated_score",))})
-    report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(traces, heldout=held_out)
+    report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(
+        traces, heldout=held_out, anyway=True
+    )
     assert report.not_tested is not None
     assert said in report.not_tested
 
@@ -452,7 +454,9 @@ async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, 
 
     async def calibrate(endpoint: Playing, path: Path, store: Any) -> int:
         async with connected(endpoint, store=store) as client, MemoryStore(path) as memory:
-            await Calibrator(client, memory, settings=judged).calibrate(traces[:3], heldout=traces[3:])
+            await Calibrator(client, memory, settings=judged).calibrate(
+                traces[:3], heldout=traces[3:], anyway=True
+            )
             return len(await memory.pairs())
 
     made = await calibrate(whole, tmp_path / "whole.db", await opened())

@@ -205,16 +205,20 @@ class Calibrator:
         return Stream(produce)
 
     async def calibrate(
-        self, traces: Sequence[Trace], *, heldout: Sequence[Trace] | None = None
+        self, traces: Sequence[Trace], *, heldout: Sequence[Trace] | None = None, anyway: bool = False
     ) -> CalibrationReport:
         """Make pairs, test them, promote what helps, and measure the critic before and after.
+
+        One that was stopped goes on exactly: what it began with is in the store.
 
         Args:
             traces: What is learned from, and held out where ``heldout`` is None.
             heldout: What tests and measures instead; those among them that were learned from are left out.
+            anyway: Make pairs also where nothing can come to a test, such as for a later one.
 
         Raises:
-            DataError: Something else than a list of traces is given.
+            DataError: Something else than a list of traces is given; or nothing could be tested, which is
+                said before anything is asked.
             ModelError: The endpoint refused, failed or could not be reached; what was made is stored.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
@@ -222,7 +226,7 @@ class Calibrator:
         require_traces(traces, Trace, what="what is learned from")
         if heldout is not None:
             require_traces(heldout, Trace, what="what is held out")
-        report = await self._rounds.run(traces, heldout)
+        report = await self._rounds.run(traces, heldout, anyway=anyway)
         self._say(Calibrated(report=report))
         return report
 
@@ -247,12 +251,15 @@ class Calibrator:
             StoreError: The store cannot be read.
         """
         standing = await self._rounds.reviewer.standing()
-        kept = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
+        by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
+        kept = tuple(by_id.values())
+        course = await self._rounds.course(traces, heldout, kept, standing=standing)
         work = partial(
             foreseen,
-            self._rounds.split(traces, heldout, standing),
-            anchors=tuple(kept.values()),
-            standing=standing,
+            course,
+            missing=await self._rounds.lacking(course, traces, heldout, kept, standing=standing),
+            anchors=kept,
+            waiting=bool(standing.testable(course.parts.held_out)),
             settings=self._settings,
             critic=self._critic.settings,
             prompts=self._prompts,

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from reflact.calibration.choosing import ELSEWHERE_KIND
 from reflact.calibration.comparing import outcome, sides
-from reflact.calibration.holding import Split
+from reflact.calibration.course import Course
 from reflact.calibration.lengths import EVALUATION, example_bytes, mean, shown_bytes
 from reflact.calibration.made import ContrastSettings
 from reflact.calibration.metrics import measure_accuracy
 from reflact.calibration.planned import Planned, planned, round_of
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.review import enough, outlook
-from reflact.calibration.reviewing import Standing
 from reflact.calibration.settings import CalibratorSettings
 from reflact.critic_config import CriticSettings
 from reflact.estimates import BYTES_PER_TOKEN, Amount, Estimates, Length, Row, exactly
@@ -64,6 +63,9 @@ class CalibrationForecast(Estimates):
         tests: Batches that are tested.
         testable: Whether there are enough held-out traces; else nothing can be promoted.
         outlook: What they can show, or what is missing, in words.
+        missing: Why nothing would come to a test, and what to do; None where something can.
+        tests_before: Batches that were tested on these held-out traces before the calibration began.
+        resumed: Whether it was begun and stopped; what it asked before is in these numbers and costs nothing.
     """
 
     learn: int
@@ -76,6 +78,9 @@ class CalibrationForecast(Estimates):
     tests: Amount
     testable: bool
     outlook: str
+    missing: str | None = None
+    tests_before: int = 0
+    resumed: bool = False
 
     def priced(self, price: Callable[[Usage], float | None]) -> CalibrationForecast:
         """Return the forecast with money, by a function that prices one call, as far as it knows a price."""
@@ -83,10 +88,11 @@ class CalibrationForecast(Estimates):
 
 
 def foreseen(
-    parts: Split,
+    course: Course,
     *,
+    missing: str | None,
     anchors: Sequence[ContrastPair],
-    standing: Standing,
+    waiting: bool,
     settings: CalibratorSettings,
     critic: CriticSettings,
     prompts: PromptBook,
@@ -95,9 +101,10 @@ def foreseen(
     """Return what a calibration will take.
 
     Args:
-        parts: The traces that are learned from and held out.
+        course: The calibration as it begins, or as it began where it was stopped.
+        missing: Why nothing would come to a test.
         anchors: Gold pairs that are measured.
-        standing: Where the memory's pairs stand.
+        waiting: Whether the memory has pairs that wait for a test.
         settings: How pairs are made and tested.
         critic: What the critic shows.
         prompts: The prompts.
@@ -107,9 +114,10 @@ def foreseen(
         ConfigError: A kind of mistake is asked for that nobody described.
     """
     return _Forecaster(
-        parts,
+        course,
+        missing=missing,
         anchors=anchors,
-        standing=standing,
+        waiting=waiting,
         settings=settings,
         critic=critic,
         sizes={name: len((prompt.system + prompt.user).encode()) for name, prompt in prompts.prompts.items()},
@@ -120,22 +128,24 @@ def foreseen(
 class _Forecaster:
     def __init__(
         self,
-        parts: Split,
+        course: Course,
         *,
+        missing: str | None,
         anchors: Sequence[ContrastPair],
-        standing: Standing,
+        waiting: bool,
         settings: CalibratorSettings,
         critic: CriticSettings,
         sizes: Mapping[str, int],
         asking: Asking,
     ) -> None:
-        self._parts = parts
-        self._standing = standing
+        self._course, self._parts = course, course.parts
+        self._missing = missing
+        self._waiting = waiting
         self._settings = settings
         self._critic = critic
         self._sizes = sizes
         self._asking = asking
-        self._steps, self._anchors = steps_of(parts.held_out), steps_in(anchors)
+        self._steps, self._anchors = steps_of(course.parts.held_out), steps_in(anchors)
         self._traces = {step.trace for step in self._steps}
         self._testable = enough(self._traces) is None
         own = settings.curriculum
@@ -145,6 +155,7 @@ class _Forecaster:
 
     def forecast(self) -> CalibrationForecast:
         rows = [self._row(*one) for one in (*self._scores(), *self._writing()) if one[2].high]
+        tested = count_tests(self._course.before, self._traces)
         return CalibrationForecast(
             rows=tuple(rows),
             assumptions=self._assumptions(),
@@ -157,12 +168,15 @@ class _Forecaster:
             rounds=self._rounds,
             tests=self._tests,
             testable=self._testable,
-            outlook=outlook(len(self._traces), before=count_tests(self._standing.tests, self._traces)),
+            outlook=outlook(len(self._traces), before=tested),
+            missing=self._missing,
+            tests_before=tested,
+            resumed=self._course.resumed,
         )
 
     def _planned(self, anchored: Anchored) -> tuple[Planned, ...]:
         """Return what each round would make, the pairs of earlier ones known."""
-        known, plans = set(self._standing.known), []
+        known, plans = set(self._course.known), []
         for number in range(1, int(self._rounds.high) + 1):
             plan = planned(
                 self._parts.learn,
@@ -191,7 +205,7 @@ class _Forecaster:
     def _tests(self) -> Amount:
         if not self._testable:
             return Amount()
-        some = bool(self._pairs.expected or self._standing.waiting)
+        some = bool(self._pairs.expected or self._waiting)
         return Amount(expected=self._rounds.expected * some, high=self._rounds.high)
 
     # ----------------------------------------------------------------------------------------- scores
@@ -282,7 +296,7 @@ class _Forecaster:
         if kind == "score":
             held = [(step.purpose, step.transition) for step in self._steps] or learned
             shown = shown_bytes(held, self._critic.state_tokens)
-            with_ = examples or bool(self._standing.promoted)
+            with_ = examples or bool(self._course.promoted)
             return self._sizes["critic"] + shown + (example_bytes(learned, self._critic) if with_ else 0)
         prompt, evaluations = ("judge", 2) if kind == "compare" else ("contrast", 1)
         shown = shown_bytes(learned, self._settings.contrast.state_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Literal, Protocol
 
 import anyio
@@ -19,6 +20,7 @@ from reflact.calibration.holding import GIVEN, Split, known, split
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop, Made
 from reflact.calibration.metrics import Scored
+from reflact.calibration.ready import lacking
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
@@ -27,6 +29,7 @@ from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.tally import Tally, history_of, measures_of, no_batch
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
+from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import Anchored
 from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
@@ -215,10 +218,40 @@ class Rounds:
         split = self.split(traces, heldout, standing)
         return await opened(given, identity, split, standing=standing, store=self._store, last=last)
 
-    async def run(self, traces: Sequence[Trace], heldout: Sequence[Trace] | None) -> CalibrationReport:
-        """Calibrate on traces, round by round, and measure before and after."""
+    async def lacking(
+        self,
+        course: Course,
+        traces: Sequence[Trace],
+        heldout: Sequence[Trace] | None,
+        anchors: Sequence[ContrastPair],
+        *,
+        standing: Standing,
+    ) -> str | None:
+        """Return in a sentence what is missing for a test; None where nothing is."""
+        work = partial(
+            lacking,
+            course.parts,
+            traces,
+            heldout,
+            standing=standing,
+            anchored=Anchored.of(anchors),
+            settings=self._settings,
+        )
+        return await to_thread.run_sync(work)
+
+    async def run(
+        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, *, anyway: bool = False
+    ) -> CalibrationReport:
+        """Calibrate on traces, round by round, and measure before and after.
+
+        Raises:
+            DataError: Nothing can come to a test, and ``anyway`` is not given.
+        """
         standing, anchors = await self.reviewer.standing(), await self._store.anchors()
         course = await self.course(traces, heldout, anchors, standing=standing)
+        missing = await self.lacking(course, traces, heldout, anchors, standing=standing)
+        if missing is not None and not anyway:
+            raise DataError(f"nothing could be tested, so nothing was asked: {missing}")
         number = course.number
         if number is None:
             baseline = course.baseline.model_dump_json()

@@ -43,6 +43,9 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what it will take, call nothing and write nothing.")
     ] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
+    ] = False,
 ) -> None:
     """Make contrast pairs of traces, promote those that help the critic, and measure it before and after.
 
@@ -51,7 +54,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     if dry_run:
         foresee_and_show(config, overrides, as_json=as_json)
     else:
-        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html)
+        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, anyway=anyway)
 
 
 def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
@@ -103,13 +106,13 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
     from reflact.calibration.forecast import Asking
-    from reflact.cli.calibrating import Unasked, given, pairs_of, spent_before
+    from reflact.cli.calibrating import given, pairs_of, spent_before
     from reflact.llm.prices import usd_of
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_book
 
-    prompts, llm = load_book(config.prompts.versions, config.prompts.folder), Unasked()
-    spent = await spent_before(config)
+    prompts = load_book(config.prompts.versions, config.prompts.folder)
+    llm, spent = await spent_before(config)
     with TemporaryDirectory() as empty:
         known = config.memory if config.memory.is_file() else Path(empty) / "memory.db"
         async with MemoryStore(known, read_only=known == config.memory) as memory:
@@ -144,6 +147,7 @@ def calibrate_and_show(
     show: Shown | None = None,
     as_json: bool = False,
     html: Path | None = None,
+    anyway: bool = False,
 ) -> None:
     """Calibrate as a file describes it, tell what happens meanwhile, and print what it did.
 
@@ -162,7 +166,7 @@ def calibrate_and_show(
     settings = configured(path, overrides)
     tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
     with Interrupts(GRACE_SECONDS) as interrupts:
-        ended = _run(settings, tell, interrupts)
+        ended = _run(settings, tell, interrupts, anyway=anyway)
         if ended.report is None:
             _tell_stopped(ended)
             raise typer.Exit(interrupts.code or 1)
@@ -180,18 +184,28 @@ def calibrate_and_show(
 
 
 def _run(
-    config: CalibrateConfig, tell: Callable[[CalibrationEvent], None] | None, interrupts: Interrupts
+    config: CalibrateConfig,
+    tell: Callable[[CalibrationEvent], None] | None,
+    interrupts: Interrupts,
+    *,
+    anyway: bool,
 ) -> _Ended:
+    from functools import partial
+
     import anyio
 
     try:
-        return anyio.run(_calibrated, config, tell, interrupts)
+        return anyio.run(partial(_calibrated, config, tell, interrupts, anyway=anyway))
     except KeyboardInterrupt:
         raise typer.Exit(interrupts.code or 130) from None
 
 
 async def _calibrated(
-    config: CalibrateConfig, tell: Callable[[CalibrationEvent], None] | None, interrupts: Interrupts
+    config: CalibrateConfig,
+    tell: Callable[[CalibrationEvent], None] | None,
+    interrupts: Interrupts,
+    *,
+    anyway: bool,
 ) -> _Ended:
     import anyio
 
@@ -216,7 +230,7 @@ async def _calibrated(
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=brake.pull, cancel=scope.cancel)
             with brake.run():
-                report = await calibrator.calibrate(traces, heldout=heldout)
+                report = await calibrator.calibrate(traces, heldout=heldout, anyway=anyway)
         return _Ended(report, before, await model.spent())
 
 

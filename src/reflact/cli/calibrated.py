@@ -77,8 +77,11 @@ def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequ
         console.print(
             f"{paid:,} calls are paid for already; those that come again cost nothing", highlight=False
         )
-    words = predicted.outlook
-    console.print(f"{words}." if predicted.testable else f"Nothing can be tested or promoted: {words}.")
+    if predicted.missing is None:
+        console.print(f"{predicted.outlook}.", highlight=False)
+    else:
+        console.print(f"Nothing can be tested or promoted: {predicted.missing}.", highlight=False)
+        console.print("Without --anyway the command stops there, before it asks anything.", highlight=False)
 
 
 def _consumed(entries: Sequence[Consumed]) -> Iterator[str]:

@@ -21,12 +21,19 @@ ROLE = "critic"
 
 
 class Unasked:
-    """A model that nobody asks: what is foreseen is foreseen without it."""
+    """A model that nobody asks: what is foreseen is foreseen without it.
+
+    Args:
+        identity: That of the model which is meant, by which a calibration that was stopped is known.
+    """
+
+    def __init__(self, identity: str = "unasked") -> None:
+        self._identity = identity
 
     @property
     def identity(self) -> str:
-        """Its name."""
-        return "unasked"
+        """That of the model."""
+        return self._identity
 
     async def ask(
         self,
@@ -61,15 +68,19 @@ def opened(config: CalibrateConfig) -> AbstractAsyncContextManager[Connection]:
     )
 
 
-async def spent_before(config: CalibrateConfig) -> tuple[Spend, ...]:
-    """Return what earlier starts have paid for, where there is a store of calls."""
+async def spent_before(config: CalibrateConfig) -> tuple[Unasked, tuple[Spend, ...]]:
+    """Return the model without asking it, and what earlier starts have paid for."""
+    from reflact.llm.client import Client
     from reflact.store.runs import open_store
 
-    path = config.store or config.memory
+    path, run_id = config.store or config.memory, run_of(config)
     if not path.is_file():
-        return ()
+        return Unasked(), ()
     async with open_store(path, read_only=True) as store:
-        return await store.spend(run_of(config))
+        client = Client(
+            config.models.critic, role=ROLE, run_id=run_id, effects=store, journal=store.journal(run_id)
+        )
+        return Unasked(client.identity), await store.spend(run_id)
 
 
 async def given(

@@ -1,0 +1,125 @@
+"""What a calibration lacks to come to a test, said before anything is paid for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reflact.calibration.contrast import selected
+from reflact.calibration.holding import GIVEN, Split, distinct, known
+from reflact.calibration.review import slice_of
+from reflact.calibration.reviewing import Standing
+from reflact.calibration.settings import CalibratorSettings
+from reflact.calibration.trace import Trace
+from reflact.memory import Origin, ScoreEvent
+from reflact.memory_cards import LEAST_TRACES, Anchored
+
+
+def lacking(
+    parts: Split,
+    traces: Sequence[Trace],
+    heldout: Sequence[Trace] | None,
+    *,
+    standing: Standing,
+    anchored: Anchored,
+    settings: CalibratorSettings,
+) -> str | None:
+    """Return in a sentence what is missing for a test, and how to come by it; None where nothing is.
+
+    Args:
+        parts: What is learned from and what is held out.
+        traces: All traces that were given.
+        heldout: Those that were given to be held out; None where a slice is.
+        standing: Where the memory's pairs stand.
+        anchored: Which steps are anchors; they teach nothing.
+        settings: How pairs are made and tested.
+    """
+    there = len(distinct(parts.held_out))
+    if there < LEAST_TRACES:
+        if parts.name == GIVEN and heldout is not None:
+            return _few_given(there, heldout, standing)
+        return _few_in_slice(there, traces, standing, settings)
+    return None if standing.testable(parts.held_out) else _nothing_taught(parts, anchored, settings)
+
+
+def _nothing_taught(parts: Split, anchored: Anchored, settings: CalibratorSettings) -> str | None:
+    if not parts.learn:
+        return (
+            "there is no trace to learn from: all that were given are held out, or were of the held-out "
+            "slice and learned from earlier; pass others, or more of them"
+        )
+    events = sum(len(trace.events) for trace in parts.learn)
+    free = [_free(trace, anchored) for trace in parts.learn]
+    if any(selected(each, settings.contrast) for each in free):
+        return None
+    about = f"none of {events} steps of {_counted(len(parts.learn))} to learn from teaches anything"
+    if not any(free):
+        return f"{about}: all of them are anchors; learn from other traces, or take other anchors"
+    still = "" if settings.contrast.include_no_change else ", and contrast.include_no_change is false"
+    return (
+        f"{about}: no score moves by contrast.min_delta {settings.contrast.min_delta:g}{still}; record "
+        "traces whose steps get somewhere, or set a smaller contrast.min_delta"
+    )
+
+
+def _few_given(there: int, heldout: Sequence[Trace], standing: Standing) -> str:
+    told = [trace for trace in heldout if known(trace)]
+    spoilt = sum(trace.id in standing.learned for trace in told)
+    copies = len(told) - spoilt - there
+    left_out = [
+        f"{count} {what}"
+        for count, what in (
+            (len(heldout) - len(told), "without a gold score"),
+            (spoilt, "that pairs were made from earlier"),
+            (copies, "that are copies of others"),
+        )
+        if count
+    ]
+    beside = f" beside {', '.join(left_out)}" if left_out else ""
+    return (
+        f"{there} held-out traces have steps with a gold score{beside}; a batch is tested on at least "
+        f"{LEAST_TRACES}, so {_more(LEAST_TRACES - there)} missing: hold out more traces with gold"
+    )
+
+
+def _few_in_slice(
+    there: int, traces: Sequence[Trace], standing: Standing, settings: CalibratorSettings
+) -> str:
+    usable = [trace for trace in distinct(traces) if trace.id not in standing.learned]
+    slices, missing = settings.slices, LEAST_TRACES - there
+    words = (
+        f"{there} held-out traces have steps with a gold score; a batch is tested on at least "
+        f"{LEAST_TRACES}, so {_more(missing)} missing: one slice of {slices} is held out, and of "
+        f"{_counted(len(traces))} {len(usable)} have gold and were not learned from"
+    )
+    better = next((n for n in range(slices - 1, 1, -1) if _most(usable, n) >= LEAST_TRACES), None)
+    if better is not None:
+        return f"{words}; set calibrator.slices to {better}, which holds out {_most(usable, better)} of them"
+    return (
+        f"{words}; record about {missing * slices} more with gold, or record {missing} and name those that "
+        "are to be held out as `heldout`"
+    )
+
+
+def _most(traces: Sequence[Trace], slices: int) -> int:
+    """Return how many traces the slice has that would be held out of so many slices."""
+    counts = [0] * slices
+    for trace in traces:
+        counts[slice_of(trace.id, slices=slices)] += 1
+    return next((count for count in counts if count >= LEAST_TRACES), counts[0])
+
+
+def _free(trace: Trace, anchored: Anchored) -> list[ScoreEvent]:
+    """Return the steps of a trace that are no anchors."""
+    return [
+        event
+        for event in trace.events
+        if not anchored.holds(trace.purpose, event.transition, Origin(trace_id=trace.id, step=event.step))
+    ]
+
+
+def _more(traces: int) -> str:
+    return f"{traces} more {'is' if traces == 1 else 'are'}"
+
+
+def _counted(traces: int) -> str:
+    return "1 trace" if traces == 1 else f"{traces} traces"
