@@ -55,6 +55,9 @@ class ListMemory:
     ) -> tuple[StoredPair, ...]:
         return tuple(self.stored[one] for one in sorted(self.stored))
 
+    async def room(self) -> int:
+        return 1_000_000
+
     async def open_test(
         self,
         unit_ids: Sequence[str],

@@ -46,6 +46,11 @@ class Submission(Frozen):
     status: CardStatus
     reason: str | None = None
 
+    @property
+    def held(self) -> bool:
+        """Whether it is in no test until somebody has looked at it, or ever."""
+        return self.status == "rejected" or (self.status == "quarantined" and self.reason is not None)
+
 
 class StoredPair(Frozen):
     """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested.
@@ -331,6 +336,10 @@ class CardStore(Protocol):
 
     async def release(self, unit_id: str, *, reason: str) -> None:
         """Let a held unit be tested: somebody looked at it."""
+        ...
+
+    async def room(self) -> int:
+        """Return how many pairs can be added before a bound archives one that no test has refused."""
         ...
 
     async def measure(self, unit_id: str, *, utility: float) -> None:

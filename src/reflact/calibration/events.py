@@ -98,7 +98,8 @@ class TraceLeftOut(Frozen):
 class PairsMade(Frozen):
     """The contrast pairs of a trace are in the store.
 
-    ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none.
+    ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none. Where the
+    memory is ``full`` nothing was made: its bound would have put away what waits or is promoted.
     """
 
     kind: Literal["pairs_made"] = "pairs_made"
@@ -106,6 +107,7 @@ class PairsMade(Frozen):
     candidates: int
     kept: int
     held: int
+    full: bool = False
     drops: tuple[DropCount, ...] = ()
     usage: Usage = Usage()
 

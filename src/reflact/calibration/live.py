@@ -6,8 +6,9 @@ from reflact.calibration.holding import held_slice, known, slice_name
 from reflact.calibration.replay import steps_of
 from reflact.calibration.review import NotEnoughTraces, enough, slice_of
 from reflact.calibration.reviewing import Standing
-from reflact.calibration.rounds import Memory, Rounds, Stored
+from reflact.calibration.rounds import Memory, Rounds
 from reflact.calibration.settings import CalibratorSettings
+from reflact.calibration.tally import Stored
 from reflact.calibration.trace import Trace
 
 
@@ -47,6 +48,8 @@ class Learning:
 
     async def learn(self, trace: Trace) -> Stored:
         """Make the pairs of a trace."""
+        if not await self._store.room():
+            return Stored(full=True)
         made = await self._rounds.make(trace, self._rounds.first, known_ids=self._known)
         self._waiting += made.new
         return made

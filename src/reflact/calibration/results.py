@@ -73,6 +73,8 @@ class CalibrationReport(Frozen):
         pairs: Kept pairs by kind of mistake, sorted.
         drops: Dropped candidates by reason, sorted.
         held: Kept pairs that the scan holds back or rejected; they are in no test.
+        archived: Kept pairs that the memory's bound put away before they could be tested.
+        left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
         tests: The evidence of all batches that were tested, in order.
         not_tested: Why a batch was not tested, in words; None where all were.
         held_out: The change on held-out traces, which chose what was promoted.
@@ -93,6 +95,8 @@ class CalibrationReport(Frozen):
     pairs: tuple[PairCount, ...]
     drops: tuple[DropCount, ...]
     held: int
+    archived: int = 0
+    left_out: int = 0
     tests: tuple[Promotion, ...]
     not_tested: str | None
     held_out: Change

@@ -18,18 +18,16 @@ from reflact.calibration.curriculum import Round, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
 from reflact.calibration.holding import GIVEN, Split, known, split
 from reflact.calibration.limited import LimitedCritic
-from reflact.calibration.made import Drop, Made
+from reflact.calibration.made import Drop
 from reflact.calibration.metrics import Scored
-from reflact.calibration.ready import lacking
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
 from reflact.calibration.settings import CalibratorSettings
-from reflact.calibration.tally import Tally, history_of, measures_of, no_batch
+from reflact.calibration.tally import Stored, Tally, history_of, measures_of, no_batch, put_away
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
-from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import Anchored
 from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
@@ -48,13 +46,6 @@ Tested = Callable[[Promotion | NotEnoughTraces, int, Use], None]
 
 class Memory(CardStore, TraceStore, CalibrationStore, Protocol):
     """A store of cards, traces and calibrations, such as ``MemoryStore``."""
-
-
-class Stored(Made):
-    """What became of a trace's candidates: how many kept pairs the scan holds back, how many are new."""
-
-    held: int = 0
-    new: int = 0
 
 
 class Rounds:
@@ -139,9 +130,9 @@ class Rounds:
             others=others,
             report=report,
         )
-        held = [one for one in submissions if one.reason is not None or one.status == "rejected"]
-        fresh = [one for one in submissions if one.new and one not in held]
-        return Stored(**dict(made), held=len(held), new=len(fresh))
+        held = sum(one.held for one in submissions)
+        fresh = sum(one.new and one.status == "quarantined" and not one.held for one in submissions)
+        return Stored(**dict(made), held=held, new=fresh)
 
     def made(self, trace: Trace, made: Stored) -> None:
         """Tell of a trace's pairs."""
@@ -151,6 +142,7 @@ class Rounds:
                 candidates=made.candidates,
                 kept=len(made.pairs),
                 held=made.held,
+                full=made.full,
                 drops=count_drops(made.drops),
                 usage=self._books.usage,
             )
@@ -293,6 +285,8 @@ class Rounds:
             pairs=count_pairs(tally.pairs),
             drops=count_drops(tally.drops),
             held=tally.held,
+            archived=tally.archived,
+            left_out=tally.left_out,
             tests=tuple(tally.tests),
             not_tested=tally.not_tested,
             held_out=await changed(before, after),
@@ -342,7 +336,9 @@ class Rounds:
         purposes = sorted({trace.purpose for trace in learn})
 
         async def one(trace: Trace) -> Stored:
-            made = await self.make(trace, plan, known_ids=ids, others=purposes)
+            made = Stored(full=True)
+            if await self._store.room():
+                made = await self.make(trace, plan, known_ids=ids, others=purposes)
             self.made(trace, made)
             return made
 
@@ -351,6 +347,8 @@ class Rounds:
         tally.pairs += pairs
         tally.drops += [drop for one in made for drop in one.drops]
         tally.held += sum(one.held for one in made)
+        tally.archived += await put_away(self._store, pairs)
+        tally.left_out += sum(one.full for one in made)
         return pairs
 
     async def _tested(

@@ -8,10 +8,25 @@ from dataclasses import dataclass, field
 from reflact.calibration.curriculum import KindMeasured, Measured
 from reflact.calibration.curriculum import measured as kinds_measured
 from reflact.calibration.holding import Split
-from reflact.calibration.made import Drop
+from reflact.calibration.made import Drop, Made
 from reflact.calibration.metrics import Measures, Scored, measure_accuracy
 from reflact.calibration.reviewing import measured
 from reflact.memory import ContrastPair, Promotion
+from reflact.memory_ports import CardStore
+
+
+class Stored(Made):
+    """What became of a trace's candidates.
+
+    Args:
+        held: Kept pairs that the scan holds back.
+        new: Kept pairs that are new.
+        full: Nothing was made, since the memory has no room for a pair.
+    """
+
+    held: int = 0
+    new: int = 0
+    full: bool = False
 
 
 @dataclass
@@ -22,6 +37,8 @@ class Tally:
     pairs: list[ContrastPair] = field(default_factory=list)
     drops: list[Drop] = field(default_factory=list)
     held: int = 0
+    archived: int = 0
+    left_out: int = 0
     tests: list[Promotion] = field(default_factory=list)
     not_tested: str | None = None
     by_round: list[Measures] = field(default_factory=list)
@@ -33,16 +50,32 @@ async def measures_of(scored: Sequence[Scored | None]) -> list[Measures]:
     return [] if found is None else [found]
 
 
+async def put_away(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
+    """Return how many of the pairs the memory's bound has archived."""
+    found = await store.pairs([pair.id for pair in pairs])
+    return sum(one.status == "archived" and one.reason == "bound" for one in found)
+
+
 def no_batch(parts: Split, tally: Tally) -> str:
     """Return in a sentence why there is nothing to test."""
     if not parts.learn:
         return (
             "there was no trace to learn from: all that were given are held out; pass others, or more of them"
         )
+    if not tally.pairs and tally.left_out:
+        return (
+            f"the memory is full, so that nothing was made of {tally.left_out} traces: reject pairs that are "
+            "not needed, or open it with larger active_cards"
+        )
     if not tally.pairs:
         return f"none of {len(tally.drops)} candidates became a pair: the drops say why"
     if tally.held == len(tally.pairs):
         return f"the scan holds back all {tally.held} pairs: look at them, and release those that are sound"
+    if tally.archived and tally.held + tally.archived == len(tally.pairs):
+        return (
+            f"the memory is full, and its bound put {tally.archived} of {len(tally.pairs)} pairs away at "
+            "once: reject pairs that are not needed, or open it with larger active_cards"
+        )
     return "all pairs were tested before, or wait for somebody to look at them"
 
 

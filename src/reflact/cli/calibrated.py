@@ -39,6 +39,10 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
         console.print(f"  dropped, {drop.reason}: {drop.candidates}")
     if report.held:
         console.print(f"  held back by the scan: {report.held}")
+    if report.archived:
+        console.print(f"  put away before a test, since the memory was full: {report.archived}")
+    if report.left_out:
+        console.print(f"  traces of which nothing was made, since the memory was full: {report.left_out}")
     for test in report.tests:
         console.print(f"{tested(test)}.")
     if report.not_tested is not None:

@@ -106,6 +106,11 @@ def pairs(report: CalibrationReport) -> Section:
         f"{counted(report.candidates, 'candidate')}, of which {kept:,} became pairs and {dropped:,} did not."
     )
     held = f" The scan holds back {report.held:,} of the pairs; they are in no test." if report.held else ""
+    if report.archived or report.left_out:
+        held += (
+            f" The memory was full: its bound put away {counted(report.archived, 'pair')} before a test, and "
+            f"nothing was made of {counted(report.left_out, 'trace')}."
+        )
     made: list[list[h.Node]] = [
         [named(kind.mistake), _count(kind.pairs, kept), _difficulty(kind.difficulty)] for kind in report.pairs
     ]

@@ -138,6 +138,8 @@ def close_test(tables: Tables, number: int, evidence: Promotion, *, now: datetim
     for row in _untouched(tables, test):
         if test.use == "promote" and evidence.promoted:
             changing.move(tables, row, "promoted", now=now, test=number, evidence=evidence)
+        elif test.use == "promote":
+            tables.execute("INSERT OR IGNORE INTO memory_refused (unit) VALUES (?)", (row.number,))
         elif test.use == "demote" and not evidence.promoted:
             changing.move(tables, row, "quarantined", now=now, reason=HELD_BY_TEST, test=number)
 

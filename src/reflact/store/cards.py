@@ -323,6 +323,10 @@ class SQLiteCards:
 
         await self._database.write(change)
 
+    async def room(self) -> int:
+        """Return how many pairs can be added before the bound archives one that no test has refused."""
+        return await self._database.read(lambda tables: changing.room(tables, units.PAIR, self._bound))
+
     async def measure(self, unit_id: str, *, utility: float) -> None:
         """Store a unit's measured utility, in 0..1.
 

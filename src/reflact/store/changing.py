@@ -62,7 +62,8 @@ def note(
     reason: str | None = None,
     test: int | None = None,
 ) -> None:
-    """Write a line of a unit's history."""
+    """Write a line of a unit's history; whatever a test said of it is about how it stood before."""
+    tables.execute("DELETE FROM memory_refused WHERE unit = ?", (number,))
     tables.execute(
         "INSERT INTO memory_history (unit, before, after, reason, test, version, at) "
         "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -136,26 +137,53 @@ def remove(tables: Tables, numbers: Iterable[int]) -> None:
         tables.execute("DELETE FROM memory_units WHERE number = ?", (number,))
 
 
+REFUSED = "number IN (SELECT unit FROM memory_refused)"
+"""Units that a test has not shown to help, and that no test takes again as they are."""
+
+
 def make_room(tables: Tables, kind: str, bound: int, now: datetime) -> None:
     """Archive the weakest active units of a kind until the bound holds; a pair counts for both its kinds.
 
-    The weakest is the one of the least measured utility; of equals one that is not promoted, then the least
-    trusted, then the one that changed least lately.
+    The weakest is one that a test refused; of several, or where there is none, the one of the least measured
+    utility; of equals one that is not promoted, then the least trusted, then the one that changed least
+    lately.
     """
-    for one in PAIR_KINDS if kind == PAIR else (kind,):
-        kinds = (one, PAIR) if one in PAIR_KINDS else (one,)
-        marks = ", ".join("?" * len(kinds))
-        (active,) = tables.execute(
-            f"SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN ({marks})",  # noqa: S608 - only marks
-            kinds,
-        ).fetchone()
-        for _ in range(active - bound):
-            move(tables, min(_weakest(tables, kinds), key=_strength), "archived", now=now, reason="bound")
+    for kinds in _kinds(kind):
+        for _ in range(_active(tables, kinds) - bound):
+            weakest = _weakest(tables, kinds, f"AND {REFUSED}") or _weakest(tables, kinds)
+            move(tables, min(weakest, key=_strength), "archived", now=now, reason="bound")
 
 
-def _weakest(tables: Tables, kinds: Sequence[str]) -> list[Row]:
+def room(tables: Tables, kind: str, bound: int) -> int:
+    """Return how many units of a kind can be added before one is archived that no test has refused."""
+    free = []
+    for kinds in _kinds(kind):
+        among = f"kind IN ({_marks(kinds)}) AND {REFUSED}"
+        (refused,) = tables.execute(f"SELECT count(*) FROM memory_units WHERE {among}", kinds).fetchone()  # noqa: S608 - constants
+        free.append(bound - _active(tables, kinds) + refused)
+    return int(max(0, min(free)))
+
+
+def _kinds(kind: str) -> list[tuple[str, ...]]:
+    """Return for each kind that a unit counts for the kinds that are counted with it."""
+    return [(one, PAIR) if one in PAIR_KINDS else (one,) for one in (PAIR_KINDS if kind == PAIR else (kind,))]
+
+
+def _active(tables: Tables, kinds: Sequence[str]) -> int:
+    (active,) = tables.execute(
+        f"SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN ({_marks(kinds)})",  # noqa: S608 - only marks
+        kinds,
+    ).fetchone()
+    return int(active)
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _weakest(tables: Tables, kinds: Sequence[str], among: str = "") -> list[Row]:
     order = "utility, status = 'promoted', trust, changed, number"
-    where = f"kind = ? AND status IN {ACTIVE} ORDER BY {order} LIMIT 1"
+    where = f"kind = ? AND status IN {ACTIVE} {among} ORDER BY {order} LIMIT 1"
     return [row for kind in kinds for row in rows(tables, where, (kind,))]
 
 

@@ -29,6 +29,7 @@ from reflact.store.lines import (
     text_of,
     unit_of,
 )
+from reflact.store.migrations import REFUSED
 from reflact.store.units import stamp
 from reflact.types import Frozen
 
@@ -145,6 +146,7 @@ class SQLiteExchange(SQLiteCards):
                     changing.make_room(tables, unit_of(line).kind, self._bound, now)
                 case _:
                     pass
+        tables.execute(REFUSED)
         return Imported(**done)
 
 

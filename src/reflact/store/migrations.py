@@ -315,6 +315,22 @@ CREATE TABLE calibrations (
 CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
 """
 
+REFUSED = """
+INSERT OR IGNORE INTO memory_refused (unit)
+SELECT number FROM memory_units JOIN (
+    SELECT value AS tested, max(at) AS last FROM memory_tests, json_each(unit_ids)
+    WHERE evidence IS NOT NULL GROUP BY value
+) ON tested = id WHERE status = 'quarantined' AND reason IS NULL AND last >= changed;
+"""
+"""Finds the units that a test has not shown to help, and that no test takes again as they are."""
+
+REFUSED_UNITS = f"""
+CREATE TABLE memory_refused (
+    unit INTEGER PRIMARY KEY REFERENCES memory_units (number) ON DELETE CASCADE
+);
+{REFUSED}
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
@@ -324,4 +340,5 @@ MIGRATIONS = (
     Migration("0006_origins", ORIGINS),
     Migration("0007_tested_traces", TESTED_TRACES),
     Migration("0008_calibrations", CALIBRATIONS),
+    Migration("0009_refused_units", REFUSED_UNITS),
 )

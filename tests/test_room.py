@@ -1,0 +1,205 @@
+"""A memory that is full: what leaves it, what it has room for, and what a calibration says of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from calibration_reports import everything
+from flattered_world import PURPOSE, flattered, steps
+from html_page import read
+from memory_pairs import HELD_OUT, evidence_for, make_pair
+from reflact import MemoryStore, Trace
+from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.events import CalibrationEvent, PairsMade
+from reflact.calibration.results import CalibrationReport
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.memory import Evaluation
+from reflact.memory_cards import new_card
+from reflact.pages.calibration import calibration_page
+
+pytestmark = pytest.mark.anyio
+
+SAID = Evaluation(phi_before=0, phi_after=9, reasoning="said", evidence=("filed",))
+SETTINGS = CalibratorSettings(
+    contrast=PairSettings(per_event=2, judges=0), curriculum=CurriculumSettings(rounds=1), concurrency=1
+)
+
+
+def ticking() -> Callable[[], datetime]:
+    """Return a clock that moves by a second with every look."""
+    times = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=n) for n in count())
+    return lambda: next(times)
+
+
+def memory_of(folder: Path, bound: int) -> MemoryStore:
+    return MemoryStore(folder / "memory.db", active_cards=bound, clock=ticking())
+
+
+async def judge(memory: MemoryStore, numbers: Sequence[int], *, promoted: bool) -> None:
+    """Test a batch of pairs."""
+    ids = [make_pair(number).id for number in numbers]
+    test = await memory.open_test(ids, held_out="given", traces=HELD_OUT)
+    await memory.close_test(test.number, evidence_for(test, promoted=promoted))
+
+
+async def standing(memory: MemoryStore, numbers: Sequence[int]) -> list[str]:
+    """Return the states of pairs."""
+    states = {one.pair.id: one.status for one in await memory.pairs()}
+    return [states[make_pair(number).id] for number in numbers]
+
+
+def traces(name: str, number: int) -> list[Trace]:
+    """Return traces of two steps each whose critic was flattered."""
+    found = []
+    for n in range(number):
+        trace = Trace(PURPOSE, id=f"{name} {n}")
+        for step, gold in steps(trace.id, n, count=2, claims=[True, True]):
+            trace.record(step, SAID, gold=gold)
+        found.append(trace)
+    return found
+
+
+# ------------------------------------------------------------------------------------------ the memory
+
+
+async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
+    """A pair that no test takes again makes room for one that waits, though its test measured some gain."""
+    async with memory_of(tmp_path, 4) as memory:
+        for number in range(4):
+            await memory.submit(make_pair(number))
+        await judge(memory, [0], promoted=True)
+        await judge(memory, [2, 3], promoted=False)
+        await memory.measure(make_pair(2).id, utility=0.9)
+        assert await memory.room() == 2
+        for number in (4, 5):
+            assert (await memory.submit(make_pair(number))).status == "quarantined"
+        assert await standing(memory, range(6)) == [
+            "promoted",
+            "quarantined",
+            "archived",
+            "archived",
+            "quarantined",
+            "quarantined",
+        ]
+        assert await memory.room() == 0
+
+
+async def test_what_was_changed_since_its_test_waits_again(tmp_path: Path) -> None:
+    """A refused pair that somebody edited is no room any more; neither is one that is held."""
+    async with memory_of(tmp_path, 3) as memory:
+        for number in range(3):
+            await memory.submit(make_pair(number, note="j@doe.com" if number == 2 else "files"))
+        await judge_first(memory)
+        assert await memory.room() == 1
+        card, _ = await memory.cards(make_pair(0, note="files").id)
+        await memory.edit(card.id, strategy="Look at the files.")
+        assert await memory.room() == 0
+
+
+async def judge_first(memory: MemoryStore) -> None:
+    """Refuse the first pair in a test."""
+    test = await memory.open_test([make_pair(0, note="files").id], held_out="given", traces=HELD_OUT)
+    await memory.close_test(test.number, evidence_for(test, promoted=False))
+
+
+async def test_an_older_file_and_an_import_know_what_tests_refused(tmp_path: Path) -> None:
+    """What was refused before the file or in another one is the first to leave here too."""
+    async with memory_of(tmp_path, 3) as memory:
+        for number in range(3):
+            await memory.submit(make_pair(number))
+        await judge(memory, [1, 2], promoted=False)
+        lines = [line async for line in memory.export_lines()]
+        before = await memory.room()
+    with closing(sqlite3.connect(tmp_path / "memory.db")) as older:
+        older.executescript(
+            "DROP TABLE memory_refused; DELETE FROM _sqlite_migrations WHERE name = '0009_refused_units';"
+        )
+    async with memory_of(tmp_path, 3) as memory, MemoryStore(tmp_path / "b.db", active_cards=3) as other:
+        await other.import_lines(lines)
+        assert before == await memory.room() == await other.room() == 2
+
+
+async def test_room_counts_what_stands_alone_too(tmp_path: Path) -> None:
+    """A card of one of a pair's two kinds takes the room of a pair; rejected and archived ones take none."""
+    async with memory_of(tmp_path, 3) as memory:
+        assert await memory.room() == 3
+        await memory.submit_card(new_card("failure_pattern", "Alone."))
+        await memory.submit_card(new_card("tool_policy", "Of another kind."))
+        await memory.submit(make_pair(1))
+        assert await memory.room() == 1
+        await memory.reject([make_pair(1).id], reason="r")
+        assert await memory.room() == 2
+
+
+# ------------------------------------------------------------------------------------- a calibration
+
+
+async def test_pairs_are_not_paid_for_where_there_is_no_room(tmp_path: Path) -> None:
+    """Once the memory is full no further trace is begun; the report counts these and what was put away."""
+    async with memory_of(tmp_path, 30) as memory:
+        calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
+        report = await calibrator.calibrate(traces("learn", 40), heldout=traces("held out", 25))
+        made, stored = sum(kind.pairs for kind in report.pairs), await memory.pairs()
+    assert [len(test.pair_ids) for test in report.tests] == [30]
+    assert 30 <= made <= 34
+    assert (report.held, report.archived) == (0, made - 30)
+    assert report.left_out >= 30
+    assert sum(one.status == "archived" for one in stored) == report.archived
+    assert report.not_tested is None
+
+
+async def test_a_full_memory_is_why_nothing_was_tested(tmp_path: Path) -> None:
+    """Where promoted pairs take all room nothing is made, and the report says what to do about it."""
+    async with memory_of(tmp_path, 4) as memory:
+        for number in range(4):
+            await memory.submit(make_pair(number))
+        await judge(memory, range(4), promoted=True)
+        calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
+        report = await calibrator.calibrate(traces("learn", 3), heldout=traces("held out", 25))
+        assert await standing(memory, range(4)) == ["promoted"] * 4
+    assert (report.candidates, report.left_out, report.archived) == (0, 3, 0)
+    assert report.not_tested is not None
+    assert "the memory is full, so that nothing was made of 3 traces" in report.not_tested
+
+
+async def test_beside_an_agent_a_full_memory_is_told(tmp_path: Path) -> None:
+    """A trace that comes then is kept, asks nothing, and the event says why."""
+    told: list[CalibrationEvent] = []
+    async with memory_of(tmp_path, 2) as memory:
+        for number in range(2):
+            await memory.submit(make_pair(number))
+        calibrator = Calibrator(flattered(), memory, settings=SETTINGS, tell=told.append)
+        async with calibrator:
+            for trace in traces("live", 8):
+                calibrator.submit(trace)
+            await calibrator.idle()
+        assert calibrator.usage.calls == 0
+        assert len(await memory.trace_ids()) == 8
+    made = [event for event in told if isinstance(event, PairsMade)]
+    assert made
+    assert all(event.full and event.candidates == 0 for event in made)
+
+
+def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> None:
+    """On its page and at a terminal, and nothing where nothing was."""
+    from rich.console import Console
+
+    from reflact.cli.calibrated import print_calibration
+
+    def said(report: CalibrationReport) -> tuple[str, str]:
+        print_calibration(Console(width=300), report)
+        return capsys.readouterr().out, read(calibration_page(report)).text
+
+    printed, page = said(everything().model_copy(update={"archived": 12, "left_out": 3}))
+    assert "put away before a test, since the memory was full: 12" in printed
+    assert "traces of which nothing was made, since the memory was full: 3" in printed
+    assert "its bound put away 12 pairs before a test, and nothing was made of 3 traces" in page
+    assert not any("memory was full" in text for text in said(everything()))
