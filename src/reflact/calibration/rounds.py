@@ -20,6 +20,7 @@ from reflact.calibration.holding import GIVEN, Split, known, split
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop
 from reflact.calibration.metrics import Scored
+from reflact.calibration.ready import lacking
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
@@ -28,6 +29,7 @@ from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.tally import Stored, Tally, history_of, measures_of, no_batch, put_away
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
+from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import Anchored
 from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
