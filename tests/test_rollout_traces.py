@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reflact.calibration.rollouts import gold_of, last_heard, transitions_of
+from reflact import Trace
+from reflact.calibration.rollouts import gold_of, golds_of, last_heard, transitions_of
 from reflact.memory import Action, Gold, Transition
 from reflact.types import Rollout, Score, Turn
 
@@ -64,3 +65,17 @@ def test_a_score_is_gold_for_a_single_reply() -> None:
     )
     assert gold_of(rollout("u1", "a1")) is None
     assert gold_of(rollout("u1", "a1", "u2", "a2", score=1)) is None
+
+
+def test_of_several_replies_the_last_one_has_the_score() -> None:
+    """What came out is worth what the program says; what the state before was worth nobody knows."""
+    said = rollout("u1", "a1", "u2", "a2", score=0.5)
+    golds = golds_of(said)
+    assert golds == (None, Gold(phi_after=5, source="program", reasoning="Half of it."))
+    trace = Trace("Answer the user.")
+    for transition, gold in zip(transitions_of(said), golds, strict=True):
+        trace.record(transition, gold=gold)
+    assert [event.gold for event in trace.events] == list(golds)
+    assert golds_of(rollout("u1", "a1", score=0.5)) == (gold_of(rollout("u1", "a1", score=0.5)),)
+    assert golds_of(rollout("u1", "a1", "u2", "a2")) == (None, None)
+    assert golds_of(rollout("u1", score=0.5)) == ()

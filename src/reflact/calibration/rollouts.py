@@ -45,11 +45,25 @@ def transitions_of(
 def gold_of(rollout: Rollout) -> Gold | None:
     """Return what a program found of a rollout's only reply: from 0 to ten times the soft score.
 
-    None where nothing was measured, or where several replies share the score.
+    None where nothing was measured, or where several replies share the score; see ``golds_of``.
+    """
+    golds = golds_of(rollout)
+    return golds[0] if len(golds) == 1 else None
+
+
+def golds_of(rollout: Rollout) -> tuple[Gold | None, ...]:
+    """Return what a program found of each reply, in the order of ``transitions_of``.
+
+    The score is of what came out, so the last reply has it: ten times the soft score is phi after. Of an only
+    reply phi before is 0, since nothing was answered; of several nobody knows it.
     """
     replies = sum(turn.role == "assistant" for turn in rollout.turns)
-    if rollout.score is None or replies != 1:
-        return None
-    return Gold(
-        phi_before=0, phi_after=10 * rollout.score.soft, source="program", reasoning=rollout.feedback or ""
+    if rollout.score is None or replies == 0:
+        return (None,) * replies
+    last = Gold(
+        phi_before=0 if replies == 1 else None,
+        phi_after=10 * rollout.score.soft,
+        source="program",
+        reasoning=rollout.feedback or "",
     )
+    return (*(None,) * (replies - 1), last)
