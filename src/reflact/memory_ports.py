@@ -46,11 +46,6 @@ class Submission(Frozen):
     status: CardStatus
     reason: str | None = None
 
-    @property
-    def held(self) -> bool:
-        """Whether it is in no test until somebody has looked at it, or ever."""
-        return self.status == "rejected" or (self.status == "quarantined" and self.reason is not None)
-
 
 class StoredPair(Frozen):
     """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested.

@@ -26,7 +26,7 @@ from reflact.calibration.results import CalibrationReport, count_drops, count_pa
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
 from reflact.calibration.settings import CalibratorSettings
-from reflact.calibration.tally import Stored, Tally, history_of, measures_of, no_batch, put_away
+from reflact.calibration.tally import Stored, Tally, held, history_of, measures_of, no_batch, put_away
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
 from reflact.errors import DataError
@@ -132,9 +132,8 @@ class Rounds:
             others=others,
             report=report,
         )
-        held = sum(one.held for one in submissions)
-        fresh = sum(one.new and one.status == "quarantined" and not one.held for one in submissions)
-        return Stored(**dict(made), held=held, new=fresh)
+        fresh = sum(one.new and one.status == "quarantined" and not held(one) for one in submissions)
+        return Stored(**dict(made), held=sum(map(held, submissions)), new=fresh)
 
     def made(self, trace: Trace, made: Stored) -> None:
         """Tell of a trace's pairs."""

@@ -12,7 +12,7 @@ from reflact.calibration.made import Drop, Made
 from reflact.calibration.metrics import Measures, Scored, measure_accuracy
 from reflact.calibration.reviewing import measured
 from reflact.memory import ContrastPair, Promotion
-from reflact.memory_ports import CardStore
+from reflact.memory_ports import CardStore, Submission
 
 
 class Stored(Made):
@@ -48,6 +48,11 @@ async def measures_of(scored: Sequence[Scored | None]) -> list[Measures]:
     """Return what scores measure, as a list; empty where nothing was scored."""
     found = await measured([one for one in scored if one is not None])
     return [] if found is None else [found]
+
+
+def held(one: Submission) -> bool:
+    """Whether a pair is in no test until somebody has looked at it, or ever."""
+    return one.status == "rejected" or (one.status == "quarantined" and one.reason is not None)
 
 
 async def put_away(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
