@@ -39,8 +39,8 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.memory_cards import cards_of, level
-from reflact.memory_ports import Query, Recording
+from reflact.memory_cards import Recording, cards_of, level
+from reflact.memory_ports import Query
 from reflact.memory_store import MemoryStore
 from reflact.tasks import fan_out
 

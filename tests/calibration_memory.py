@@ -6,13 +6,16 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
+from reflact.calibration.holding import known
+from reflact.calibration.trace import Trace
 from reflact.calibration_ports import StoredCalibration
 from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, Scope, ScoreEvent
+from reflact.memory_cards import Recording
 from reflact.memory_ports import (
     BatchTest,
     Forgotten,
+    ListedTrace,
     Query,
-    Recording,
     StatusChange,
     StoredPair,
     StoredTrace,
@@ -117,6 +120,18 @@ class ListMemory:
         for identity, one in self.begun.items():
             if one.number == number and one.result is None:
                 self.begun[identity] = one.model_copy(update={"result": result})
+
+    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+        taught = {origin.trace_id for one in self.stored.values() for origin in one.origins}
+        listed = [
+            ListedTrace(number, one.id, one.purpose, Trace.of(one).recording.contents[-1], one.id in taught)
+            for number, one in enumerate(self.traces.values())
+            if known(Trace.of(one))
+        ]
+        return tuple(one for one in reversed(listed) if before is None or one.number < before)[:most]
+
+    async def purposes(self, *, most: int) -> frozenset[str]:
+        return frozenset(sorted({one.purpose for one in self.traces.values()})[:most])
 
     # ------------------------------------------------------------------------- never called by a calibrator
 

@@ -14,8 +14,8 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.memory_cards import level
-from reflact.memory_ports import BatchTest, CardStore, Recording, first_content
+from reflact.memory_cards import Recording, first_content, level
+from reflact.memory_ports import BatchTest, CardStore
 from reflact.ports import EffectStore
 from reflact.types import digest
 

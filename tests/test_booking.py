@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from calibration_memory import NOW
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
-from reflact.calibration.holding import slice_name
-from reflact.calibration.review import slice_of
+from reflact.calibration.holding import Slices
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import Action, Evaluation, Gold, Transition
-from reflact.memory_cards import LEVEL, level
-from reflact.memory_ports import BatchTest, count_tests, mark_of
+from reflact.memory_cards import LEVEL, level, mark_of
+from reflact.memory_ports import BatchTest, count_tests
 from reflact.store import booking, exchange
 from reflact.store.database import Database
 from reflact.store.migrations import MIGRATIONS
@@ -47,9 +46,10 @@ async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory:
     """The same traces in a slice of four, in one of three, or given by a folder: each test counts."""
     ids = [f"trace {number}" for number in range(40)]
     for already, slices in enumerate((4, 3, 5)):
-        number = slice_of(ids[0], slices=slices)
-        here = [one for one in ids if slice_of(one, slices=slices) == number]
-        assert await before(memory, here, name=slice_name(number, slices)) == already
+        cut = Slices(slices, "trace")
+        number = cut.place(ids[0], "p")
+        here = [one for one in ids if cut.place(one, "p") == number]
+        assert await before(memory, here, name=cut.name(number)) == already
     assert await before(memory, ids[:1]) == 3
     assert count_tests(await memory.tests(), map(recorded, ids)) == 4
 

@@ -35,7 +35,7 @@ from reflact.calibration.events import (
     TraceLeftOut,
     TraceTaken,
 )
-from reflact.calibration.holding import held_slice
+from reflact.calibration.holding import Slices, Taught, kept
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.review import slice_of
 from reflact.calibration.settings import CalibratorSettings, PairSettings
@@ -80,9 +80,10 @@ def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1)
 
 def names(use: str, number: int, *, slices: int = 4) -> list[str]:
     """Return names of traces that are all held out, or all learned from, while nothing was tested."""
-    first = held_slice([], learned=(), tests=(), slices=slices)
+    sides = kept(Slices(slices, "trace"), Taught())
+    places = range(1) if use == "hold_out" else [n for n in range(slices) if n not in sides]
     wanted = (f"trace {n}" for n in range(10_000))
-    return [n for n in wanted if (slice_of(n, slices=slices) == first) is (use == "hold_out")][:number]
+    return [n for n in wanted if slice_of(n, slices=slices) in places][:number]
 
 
 def slow(seconds: float) -> ScriptedLLM:

@@ -19,7 +19,8 @@ from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
-from reflact.memory_ports import BatchTest, Recording
+from reflact.memory_cards import Recording
+from reflact.memory_ports import BatchTest
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
 
@@ -111,14 +112,15 @@ async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
 
 
 async def test_held_out_traces_are_never_learned_from(tmp_path: Path) -> None:
-    """Where the caller holds nothing out, one slice of the traces is, and no pair comes from it."""
+    """Where the caller holds nothing out, one slice tests, another gathers, and no pair comes from either."""
     async with MemoryStore(tmp_path / "memory.db") as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
         report = await calibrator.calibrate(await traces(calibrator, "any", 100))
         assert report.held_out_name.startswith("slice ")
         held = report.held_out.before
         assert held is not None
-        assert held.traces + report.learned_from == 100
+        assert held.traces >= 20
+        assert 40 <= report.learned_from <= 60
         learned = {one.pair.provenance.trace_id for one in await store.pairs()}
         assert len(learned) <= report.learned_from
         assert report.promoted > 0

@@ -1,25 +1,38 @@
-"""Which traces are held out: by their ids, one slice at a time, never one that was learned from."""
+"""Which traces are held out: by their ids or purposes, in turns, never one that was learned from."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration_memory import NOW
-from reflact.calibration.holding import ROTATE, distinct, held_slice, known, slice_name, split
+from reflact.calibration.holding import (
+    ROTATE,
+    Slices,
+    Split,
+    Taught,
+    distinct,
+    kept,
+    known,
+    split,
+    split_given,
+    worn,
+)
 from reflact.calibration.replay import steps_of
-from reflact.calibration.review import slice_of
 from reflact.calibration.trace import Trace
 from reflact.memory import Action, Evaluation, Gold, GoldSource, Transition
 from reflact.memory_cards import LEAST_TRACES
-from reflact.memory_ports import BatchTest
+from reflact.memory_ports import BatchTest, count_tests
 
 SLICES = 4
 
 
-def trace(name: str, *sources: GoldSource | None) -> Trace:
+def trace(name: str, *sources: GoldSource | None, purpose: str = "Wait.") -> Trace:
     """Return a trace with a step for each source of gold, or for none."""
-    made = Trace("Wait.", id=name)
+    made = Trace(purpose, id=name)
     for source in sources or ("program",):
         gold = None if source is None else Gold(phi_before=0, phi_after=1, source=source)
         step = Transition(before=name, action=Action(name="wait"), after=f"{name} later")
@@ -27,14 +40,9 @@ def trace(name: str, *sources: GoldSource | None) -> Trace:
     return made
 
 
-def booked(number: int, count: int) -> list[BatchTest]:
-    """Return tests on a slice."""
-    name = slice_name(number, SLICES)
-    return [BatchTest(number=n + 1, held_out=name, before=n, unit_ids=("u",), at=NOW) for n in range(count)]
-
-
 NAMES = [f"t{n}" for n in range(200)]
-BY_SLICE = [[name for name in NAMES if slice_of(name, slices=SLICES) == number] for number in range(SLICES)]
+BY_TRACE = Slices(SLICES, "trace")
+BY_SLICE = [[name for name in NAMES if BY_TRACE.place(name, "p") == number] for number in range(SLICES)]
 
 
 def test_only_gold_from_outside_counts() -> None:
@@ -61,44 +69,162 @@ def test_copies_of_a_recording_are_one_trace() -> None:
     assert {step.trace_id for step in steps_of([*copies, whole])} == {"whole"}
 
 
+def dealt(
+    traces: Sequence[Trace],
+    taught: Iterable[str] = (),
+    *,
+    tests: Sequence[BatchTest] = (),
+    slices: Slices = BY_TRACE,
+    most: int = 100,
+) -> Split:
+    """Return the parts of traces, of which some were learned from."""
+    return split(traces, taught=Taught(frozenset(taught)), tests=tests, slices=slices, most=most)
+
+
 @given(st.sets(st.sampled_from(NAMES), max_size=60))
 def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None:
     """No trace is in both parts, none that was learned from is held out, and order changes nothing."""
     traces = [trace(name) for name in NAMES[:120]]
-    parts = split(traces, learned=learned, tests=(), slices=SLICES, most=50)
+    parts = dealt(traces, learned, most=50)
     held, learn = ({t.id for t in part} for part in (parts.held_out, parts.learn))
     assert not held & learn
     assert not held & learned
-    turned = split(list(reversed(traces)), learned=learned, tests=(), slices=SLICES, most=50)
+    turned = dealt(list(reversed(traces)), learned, most=50)
     assert (turned.held_out, set(turned.learn), turned.name) == (parts.held_out, set(parts.learn), parts.name)
 
 
 def test_a_trace_keeps_its_part_while_others_come() -> None:
     """What was held out stays so when more traces are there, and what was learned from never is."""
-    few = split([trace(n) for n in NAMES[:100]], learned=(), tests=(), slices=SLICES, most=100)
-    more = split([trace(n) for n in NAMES], learned=(), tests=(), slices=SLICES, most=100)
+    few = dealt([trace(n) for n in NAMES[:100]])
+    learned = {t.id for t in few.learn}
+    more = dealt([trace(n) for n in NAMES], learned)
     assert {t.id for t in few.held_out} <= {t.id for t in more.held_out}
-    assert {t.id for t in few.learn} <= {t.id for t in more.learn}
+    assert learned <= {t.id for t in more.learn}
+    assert {t.id for t in more.learn} == {*BY_SLICE[2], *BY_SLICE[3]}
 
 
-def test_the_next_slice_is_held_out_after_enough_tests() -> None:
-    """Slices take turns once batches were tested on one, as far as the next has traces that are unspoilt."""
-    first = held_slice(NAMES, learned=(), tests=(), slices=SLICES)
-    assert first == held_slice(NAMES, learned=(), tests=booked(first, ROTATE - 1), slices=SLICES)
-    after = held_slice(NAMES, learned=(), tests=booked(first, ROTATE), slices=SLICES)
-    assert after != first
-
-
-def test_a_slice_that_was_learned_from_is_passed_over() -> None:
-    """Without twenty unspoilt traces in another slice the same one stays, at lower and lower levels."""
-    spoilt = [name for number in range(1, SLICES) for name in BY_SLICE[number]]
-    assert all(len(names) >= LEAST_TRACES for names in BY_SLICE)
-    assert held_slice(NAMES, learned=spoilt, tests=booked(0, 3 * ROTATE), slices=SLICES) == 0
-    assert held_slice(NAMES, learned=BY_SLICE[0], tests=(), slices=SLICES) == 1
+@given(st.sets(st.sampled_from(NAMES), min_size=1))
+def test_kept_slices_stay_the_same_while_the_others_are_learned_from(learned: set[str]) -> None:
+    """Two slices are not learned from, those of which least was; learning from the others changes nothing."""
+    first = kept(BY_TRACE, Taught(frozenset(learned)))
+    assert len(first) == 2
+    more = {n for n in NAMES if BY_TRACE.place(n, "p") not in first}
+    assert kept(BY_TRACE, Taught(frozenset(learned | more))) == first
+    assert kept(Slices(2, "trace"), Taught()) == (0,)
 
 
 def test_at_most_so_many_are_scored() -> None:
-    """The most held-out traces are the first by name; the others are not learned from instead."""
-    parts = split([trace(n) for n in NAMES], learned=(), tests=(), slices=SLICES, most=7)
+    """The others of the slice are not learned from instead."""
+    parts = dealt([trace(n) for n in NAMES], most=7)
     assert len(parts.held_out) == 7
-    assert {t.id for t in parts.learn} == set(NAMES) - set(BY_SLICE[0])
+    assert {t.id for t in parts.learn} == {*BY_SLICE[2], *BY_SLICE[3]}
+
+
+def test_copies_of_a_recording_are_on_one_side() -> None:
+    """Whatever they are called: none of what tests is learned from, in this call or an earlier one."""
+    originals = [trace(name) for name in NAMES[:100]]
+    copies = [copy_of(one, f"copy of {one.id}", 1) for one in originals]
+    parts = dealt([*copies, *originals])
+    held, learn = ({t.recording.mark for t in part} for part in (parts.held_out, parts.learn))
+    assert not held & learn
+    assert len(parts.held_out) == len(held) >= LEAST_TRACES
+    again = dealt([*copies, *originals], [one.id for one in copies])
+    assert again.held_out == ()
+
+
+def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
+    """A copy of a given held-out trace teaches nothing, and one of what taught tests nothing."""
+    held, taught, other = trace("held"), trace("taught"), trace("other")
+    copies = [copy_of(one, f"copy of {one.id}", 1) for one in (held, taught)]
+    parts = split_given([other, taught, copies[0]], [held, copies[1]], taught=Taught(frozenset({"taught"})))
+    assert parts.learn == (other, taught)
+    assert parts.held_out == (held,)
+
+
+# ------------------------------------------------------------------------------------------- purposes
+
+
+def of_purpose(purpose: int, run: int) -> Trace:
+    """Return a run of a task."""
+    return trace(f"run {run} of {purpose}", purpose=f"Purpose {purpose}.")
+
+
+def test_a_purpose_is_on_one_side() -> None:
+    """By purpose, no purpose that is learned from is tested on, now or after an earlier round."""
+    traces = [of_purpose(n % 24, n) for n in range(240)]
+    slices = Slices.of(24, total=SLICES, by=None)
+    parts = dealt(traces, slices=slices)
+    held, learn = ({t.purpose for t in part} for part in (parts.held_out, parts.learn))
+    assert len(parts.held_out) >= LEAST_TRACES
+    assert learn
+    assert not held & learn
+    assert parts.name.endswith(", by purpose")
+    spoilt = next(iter(held))
+    later = split(traces, taught=Taught(purposes=frozenset({spoilt})), tests=(), slices=slices, most=100)
+    assert spoilt not in {t.purpose for t in later.held_out}
+
+
+def test_one_purpose_is_dealt_by_traces() -> None:
+    """An agent with one aim has traces on both sides; which way is taken follows from the purposes alone."""
+    assert Slices.of(1, total=SLICES, by=None) == BY_TRACE
+    assert Slices.of(2 * SLICES - 1, total=SLICES, by=None) == BY_TRACE
+    assert Slices.of(2 * SLICES, total=SLICES, by=None) == Slices(SLICES, "purpose")
+    assert Slices.of(1, total=SLICES, by="purpose").by == "purpose"
+    assert Slices.of(99, total=SLICES, by="trace") == BY_TRACE
+
+
+# -------------------------------------------------------------------------------------------- turns
+
+
+def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ()) -> BatchTest:
+    """Return the next test on traces."""
+    return BatchTest(
+        number=len(before) + 1,
+        held_out=name,
+        before=count_tests(before, [t.recording for t in traces]),
+        unit_ids=("u",),
+        traces=tuple(t.recording.mark for t in traces),
+        at=NOW,
+    )
+
+
+def test_no_test_of_a_turn_has_more_than_the_others_of_it_before_it() -> None:
+    """While traces come, slices take turns, and each turn takes traces that nothing was tested on before."""
+    tests: list[BatchTest] = []
+    traces: list[Trace] = []
+    for number in range(60):
+        traces += [trace(f"{number} {n}") for n in range(20)]
+        parts = dealt(traces, tests=tests)
+        if len(parts.held_out) >= LEAST_TRACES:
+            tests.append(a_test(parts.held_out, parts.name, tests))
+    assert Counter(test.held_out for test in tests) == {
+        BY_TRACE.name(0): len(tests) - len(tests) // (2 * ROTATE) * ROTATE - max(0, len(tests) % 16 - 8),
+        BY_TRACE.name(1): len(tests) // (2 * ROTATE) * ROTATE + max(0, len(tests) % 16 - 8),
+    }
+    assert max(test.before for test in tests) < ROTATE
+
+
+def test_without_further_traces_the_same_are_tested_on_again() -> None:
+    """Both slices had their turn: what there is counts on, at lower and lower levels."""
+    tests: list[BatchTest] = []
+    traces = [trace(name) for name in NAMES]
+    for _ in range(20):
+        parts = dealt(traces, tests=tests)
+        tests.append(a_test(parts.held_out, parts.name, tests))
+    assert [test.held_out for test in tests[:16]] == [BY_TRACE.name(n) for n in (0, 1) for _ in range(ROTATE)]
+    assert [test.before for test in tests] == [*range(8), *range(8), *range(8, 12)]
+
+
+def test_measuring_again_wears_nothing_out() -> None:
+    """A test that can only take back does not end a turn."""
+    traces = [trace(name) for name in NAMES]
+    again = a_test(traces, "given").model_copy(update={"use": "demote"})
+    assert worn(BY_TRACE.name(0), [again]) == frozenset()
+    assert worn(BY_TRACE.name(0), [a_test(traces[:1], "given")]) == {traces[0].recording.mark}
+
+
+def test_a_slice_that_was_learned_from_is_passed_over() -> None:
+    """Where a kept slice has too few unspoilt traces the other one tests, out of its turn."""
+    taught = [*BY_SLICE[0][:-3], *BY_SLICE[2], *BY_SLICE[3]]
+    assert kept(BY_TRACE, Taught(frozenset(taught))) == (0, 1)
+    assert dealt([trace(n) for n in NAMES], taught).name == BY_TRACE.name(1)

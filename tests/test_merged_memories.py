@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
 from reflact.cli.app import app
-from reflact.memory_cards import LEVEL, level
-from reflact.memory_ports import BatchTest, Recording
+from reflact.memory_cards import LEVEL, Recording, level
+from reflact.memory_ports import BatchTest
 from reflact.store.booking import test_id as name_of
 from reflact.store.exchange import MORE_TESTS, Imported
 

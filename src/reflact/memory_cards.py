@@ -276,6 +276,49 @@ class Anchored(NamedTuple):
         return bool(self.subjects) and subject_of(purpose, transition) in self.subjects
 
 
+class Recording(NamedTuple):
+    """What a trace is to the count of tests: the same under any name, and still itself once it has grown.
+
+    Args:
+        id: Its name.
+        contents: What it holds up to each of its steps, see ``next_content``; the last one is the whole.
+    """
+
+    id: str
+    contents: tuple[str, ...]
+
+    @property
+    def mark(self) -> str:
+        """What stands for it in a test."""
+        return mark_of(self.contents[-1])
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """What it may be known by in a test: a part of it was recorded then, or names were what counted."""
+        return frozenset(map(mark_of, (self.id, *self.contents)))
+
+
+def first_content(purpose: str) -> str:
+    """Return what stands for a trace without steps, 64 hexadecimal digits."""
+    return digest([purpose])
+
+
+def next_content(content: str, transition: Transition) -> str:
+    """Return what stands for a trace with a further step: a hash of its purpose and all transitions.
+
+    Neither its name nor any score is part of it, so copies of one recording are equal.
+    """
+    return digest([content, transition.plain])
+
+
+def mark_of(name: str) -> str:
+    """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of what it holds.
+
+    It outlasts the trace, since a test stays a test. Whoever has the recording can see that it was held out.
+    """
+    return digest(name)[:32]
+
+
 def texts_of(value: JsonValue) -> Iterator[str]:
     """Yield all texts in a JSON value, names of fields included."""
     if isinstance(value, str):

@@ -24,9 +24,9 @@ from reflact.memory import (
     Scope,
     ScoreEvent,
     Share,
-    Transition,
 )
-from reflact.types import Frozen, digest
+from reflact.memory_cards import Recording
+from reflact.types import Frozen
 
 
 class Submission(Frozen):
@@ -129,49 +129,6 @@ class BatchTest(Frozen):
     at: datetime
 
 
-class Recording(NamedTuple):
-    """What a trace is to the count of tests: the same under any name, and still itself once it has grown.
-
-    Args:
-        id: Its name.
-        contents: What it holds up to each of its steps, see ``next_content``; the last one is the whole.
-    """
-
-    id: str
-    contents: tuple[str, ...]
-
-    @property
-    def mark(self) -> str:
-        """What stands for it in a test."""
-        return mark_of(self.contents[-1])
-
-    @property
-    def marks(self) -> frozenset[str]:
-        """What it may be known by in a test: a part of it was recorded then, or names were what counted."""
-        return frozenset(map(mark_of, (self.id, *self.contents)))
-
-
-def first_content(purpose: str) -> str:
-    """Return what stands for a trace without steps, 64 hexadecimal digits."""
-    return digest([purpose])
-
-
-def next_content(content: str, transition: Transition) -> str:
-    """Return what stands for a trace with a further step: a hash of its purpose and all transitions.
-
-    Neither its name nor any score is part of it, so copies of one recording are equal.
-    """
-    return digest([content, transition.model_dump(mode="json")])
-
-
-def mark_of(name: str) -> str:
-    """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of what it holds.
-
-    It outlasts the trace, since a test stays a test. Whoever has the recording can see that it was held out.
-    """
-    return digest(name)[:32]
-
-
 def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
     """Return how many tests were made on any of these traces.
 
@@ -206,6 +163,24 @@ class StoredTrace(Frozen):
     id: str
     purpose: str
     events: tuple[ScoreEvent, ...]
+
+
+class ListedTrace(NamedTuple):
+    """A stored trace by which something could be tested, without its steps.
+
+    Args:
+        number: Its place in the order in which traces came.
+        id: The trace.
+        purpose: What the agent was to achieve.
+        content: What it holds, see ``Recording``.
+        taught: Whether a stored pair was made of it, or of a trace that holds the same.
+    """
+
+    number: int
+    id: str
+    purpose: str
+    content: str
+    taught: bool
 
 
 class TraceSummary(Frozen):
@@ -396,4 +371,17 @@ class TraceStore(Protocol):
 
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
+        ...
+
+    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+        """Return traces with steps of which a program or a person said what is right, the newest first.
+
+        Args:
+            before: Only those that came before the trace of this number; None: from the newest on.
+            most: At most so many.
+        """
+        ...
+
+    async def purposes(self, *, most: int) -> frozenset[str]:
+        """Return the different purposes of all traces, at most so many."""
         ...

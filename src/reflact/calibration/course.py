@@ -76,7 +76,7 @@ class Given(NamedTuple):
         """A hash of all of it; how many calls are in flight makes no difference."""
         settings = self.settings.model_dump(
             mode="json",
-            include={"contrast", "curriculum", "slices", "most_held_out"},
+            include={"contrast", "curriculum", "slices", "slices_by", "most_held_out"},
             exclude={"contrast": {"concurrency"}},
         )
         sums = {name: one.checksum for name, one in self.prompts.prompts.items() if name in PROMPTS}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reflact.calibration.contrast import selected
-from reflact.calibration.holding import GIVEN, Split, distinct, known
-from reflact.calibration.review import slice_of
+from reflact.calibration.holding import GIVEN, Slices, Split, distinct, known, split
 from reflact.calibration.reviewing import Standing
 from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
@@ -86,26 +85,33 @@ def _few_in_slice(
 ) -> str:
     usable = [trace for trace in distinct(traces) if trace.id not in standing.learned]
     slices, missing = settings.slices, LEAST_TRACES - there
+    spoilt = [trace for trace in usable if trace.purpose in standing.purposes]
     words = (
         f"{there} held-out traces have steps with a gold score; a batch is tested on at least "
-        f"{LEAST_TRACES}, so {_more(missing)} missing: one slice of {slices} is held out, and of "
+        f"{LEAST_TRACES}, so {_more(missing)} missing: one slice of {slices} tests, and of "
         f"{_counted(len(traces))} {len(usable)} have gold and were not learned from"
     )
-    better = next((n for n in range(slices - 1, 1, -1) if _most(usable, n) >= LEAST_TRACES), None)
-    if better is not None:
-        return f"{words}; set calibrator.slices to {better}, which holds out {_most(usable, better)} of them"
+    for fewer in range(slices - 1, 1, -1):
+        testing = _testing(traces, standing, settings.model_copy(update={"slices": fewer}))
+        if testing >= LEAST_TRACES:
+            return f"{words}; set calibrator.slices to {fewer}, which holds out {testing} of them"
+    if spoilt and _testing(traces, standing, settings.model_copy(update={"slices_by": "trace"})) > there:
+        return (
+            f"{words}, {len(spoilt)} of these with a purpose of others that were; record traces of further "
+            "purposes, or set calibrator.slices_by to trace"
+        )
     return (
         f"{words}; record about {missing * slices} more with gold, or record {missing} and name those that "
         "are to be held out as `heldout`"
     )
 
 
-def _most(traces: Sequence[Trace], slices: int) -> int:
-    """Return how many traces the slice has that would be held out of so many slices."""
-    counts = [0] * slices
-    for trace in traces:
-        counts[slice_of(trace.id, slices=slices)] += 1
-    return next((count for count in counts if count >= LEAST_TRACES), counts[0])
+def _testing(traces: Sequence[Trace], standing: Standing, settings: CalibratorSettings) -> int:
+    """Return how many of the traces would test with such settings."""
+    slices = Slices.of(len({trace.purpose for trace in traces}), total=settings.slices, by=settings.slices_by)
+    most = settings.most_held_out
+    parts = split(traces, taught=standing.taught, tests=standing.tests, slices=slices, most=most)
+    return len(parts.held_out) if parts.learn else 0
 
 
 def _free(trace: Trace, anchored: Anchored) -> list[ScoreEvent]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from pydantic import JsonValue
+
+from reflact.aside import aside
 from reflact.calibration.critic import Critic
 from reflact.calibration.holding import distinct, known
 from reflact.calibration.metrics import Scored
 from reflact.calibration.trace import Trace
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, Gold, Transition
-from reflact.memory_cards import subject
-from reflact.memory_ports import Recording
+from reflact.memory_cards import Recording, subject
 from reflact.tasks import fan_out
+from reflact.types import digest
 
 
 class Step(NamedTuple):
@@ -84,19 +88,68 @@ async def score_steps(
 ) -> tuple[Scored | None, ...]:
     """Score steps with exactly these pairs to choose worked examples from, so many at a time.
 
-    With None in place of pairs the critic chooses as it always does.
+    No step is shown a pair that tells its score, see ``Telling``. With None in place of pairs the critic
+    chooses as it always does.
 
     None stands for a step of which the model gave no valid score.
     """
+    purposes = {step.purpose for step in steps}
+    telling = Telling([pair for pair in pairs or () if pair.purpose in purposes])
+    await telling.look()
 
     async def one(step: Step) -> Scored | None:
+        examples = None if pairs is None else await telling.left(pairs, step)
         try:
-            score = await critic.score(step.transition, purpose=step.purpose, pairs=pairs)
+            score = await critic.score(step.transition, purpose=step.purpose, pairs=examples)
         except (ReplyError, ContextOverflow):
             return None
         return step.scored(score.evaluation)
 
     return await fan_out(one, steps, limit=limit)
+
+
+class Telling:
+    """Which pairs show which states, of pairs that may be shown while steps are measured.
+
+    A pair that shows the state after a step, under its purpose, tells the score that is asked for: by such
+    pairs a critic gains that remembers states and understands nothing.
+    """
+
+    def __init__(self, pairs: Sequence[ContrastPair]) -> None:
+        self._pairs = pairs
+        self._purposes = {pair.purpose for pair in pairs}
+        self._showing: dict[tuple[str, str], set[str]] = defaultdict(set)
+
+    async def look(self) -> None:
+        """Look at the pairs; takes time that grows with their states, beside the event loop."""
+        for pair in self._pairs:
+            states = pair.transition.states[:2]
+            for state in await aside(partial(_hashes, states), *states):
+                self._showing[pair.purpose, state].add(pair.id)
+
+    async def left(self, pairs: Sequence[ContrastPair], step: Step) -> Sequence[ContrastPair]:
+        """Return those of the pairs that do not show the state after a step under its purpose."""
+        if step.purpose not in self._purposes:
+            return pairs
+        after = step.transition.after
+        (state,) = await aside(partial(_hashes, [after]), after)
+        telling = self._showing.get((step.purpose, state), set())
+        return [pair for pair in pairs if pair.id not in telling] if telling else pairs
+
+
+def _hashes(states: Iterable[JsonValue]) -> list[str]:
+    return [digest(state) for state in states]
+
+
+async def look_through(traces: Iterable[Trace]) -> None:
+    """Find out what traces hold, beside the event loop; what is asked of them next is known then."""
+    for trace in traces:
+        states = (state for event in trace.events for state in event.transition.states)
+        await aside(partial(_recording, trace), *states)
+
+
+def _recording(trace: Trace) -> Recording:
+    return trace.recording
 
 
 class Compared(NamedTuple):

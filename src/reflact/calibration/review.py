@@ -100,6 +100,7 @@ class NotEnoughTraces(Frozen):
         needed: Traces that a test takes.
         steps: Steps with a gold score in them, where too few of these could be scored.
         unscored: Those of which the model gave no valid score without the batch.
+        worn: Whether there are others, on which batches were tested in an earlier turn.
         overtaken: Whether a part of the batch was tested, edited or retired by another process, or came from
             a held-out trace as well, while it was scored.
     """
@@ -108,6 +109,7 @@ class NotEnoughTraces(Frozen):
     needed: int = LEAST_TRACES
     steps: int = 0
     unscored: int = 0
+    worn: bool = False
     overtaken: bool = False
 
     @property
@@ -123,6 +125,12 @@ class NotEnoughTraces(Frozen):
                 f"without the batch the model gave no valid score of {self.unscored} of {self.steps} "
                 f"held-out steps, on {self.traces} traces; a batch is tested where nine in ten are scored: "
                 "take a model that keeps to the form of a reply, or give it more room or attempts"
+            )
+        if self.worn:
+            return (
+                f"the held-out traces had their turn, and of those on which nothing was tested {self.traces} "
+                f"have steps with a gold score; the next turn takes at least "
+                f"{self.needed}: record more traces; pairs wait for them and are then tested together"
             )
         return (
             f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "

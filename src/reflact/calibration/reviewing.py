@@ -10,6 +10,7 @@ from typing import NamedTuple
 from anyio import to_thread
 
 from reflact.calibration.critic import CRITIC, Critic
+from reflact.calibration.holding import Taught
 from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
 from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change
@@ -38,6 +39,7 @@ class Standing(NamedTuple):
         known: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
             are, so that a round which was cut off before its test is made again as it was.
         learned: Traces that pairs were made from, whatever became of these.
+        purposes: What these traces were after.
         promoted: What the critic is shown now.
         waiting: Pairs that may be tested and were not since they last changed; see ``testable``.
         tests: All tests.
@@ -45,9 +47,15 @@ class Standing(NamedTuple):
 
     known: frozenset[str]
     learned: frozenset[str]
+    purposes: frozenset[str]
     promoted: tuple[ContrastPair, ...]
     waiting: tuple[StoredPair, ...]
     tests: tuple[BatchTest, ...]
+
+    @property
+    def taught(self) -> Taught:
+        """What was learned from."""
+        return Taught(self.learned, self.purposes)
 
     def testable(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         """Return the pairs that wait and were made of none of these traces."""
@@ -84,6 +92,9 @@ class Reviewer:
                 if one.pair.id in tested or one.status in {"promoted", "archived"}
             ),
             learned=frozenset(origin.trace_id for one in stored for origin in one.origins),
+            purposes=frozenset(
+                one.pair.purpose for one in stored if one.pair.construction != "other_purpose"
+            ),
             promoted=tuple(one.pair for one in ours if one.status == "promoted"),
             waiting=tuple(
                 one

@@ -16,12 +16,12 @@ from reflact.calibration.course import Course, Given, Result, hash_of, opened, s
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import Round, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
-from reflact.calibration.holding import GIVEN, Split, known, split
+from reflact.calibration.holding import GIVEN, Slices, Split, split, split_given
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop
 from reflact.calibration.metrics import Scored
 from reflact.calibration.ready import lacking
-from reflact.calibration.replay import Step, steps_in, steps_of
+from reflact.calibration.replay import Step, look_through, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
@@ -160,6 +160,7 @@ class Rounds:
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
         """Measure each promoted batch again, the oldest first, and take back what harms."""
         standing = await self.reviewer.standing()
+        await look_through(heldout)
         steps = steps_of(trace for trace in heldout if trace.id not in standing.learned)
         found: list[Promotion] = []
         for batch in batches_of(standing.promoted, standing.tests):
@@ -173,19 +174,15 @@ class Rounds:
     def split(self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, standing: Standing) -> Split:
         """Return what is learned from and what is held out; the rule's choice where the caller made none."""
         settings = self._settings
-        if heldout is None:
-            return split(
-                traces,
-                learned=standing.learned,
-                tests=standing.tests,
-                slices=settings.slices,
-                most=settings.most_held_out,
-            )
-        held = {trace.id for trace in heldout}
-        return Split(
-            learn=tuple(trace for trace in traces if trace.id not in held),
-            held_out=tuple(t for t in heldout if t.id not in standing.learned and known(t)),
-            name=GIVEN,
+        if heldout is not None:
+            return split_given(traces, heldout, taught=standing.taught)
+        purposes = len({trace.purpose for trace in traces})
+        return split(
+            traces,
+            taught=standing.taught,
+            tests=standing.tests,
+            slices=Slices.of(purposes, total=settings.slices, by=settings.slices_by),
+            most=settings.most_held_out,
         )
 
     async def course(
@@ -208,6 +205,7 @@ class Rounds:
         )
         identity = await to_thread.run_sync(lambda: given.identity)
         last = await self._store.calibration(identity)
+        await look_through([*traces, *(heldout or ())])
         split = self.split(traces, heldout, standing)
         return await opened(given, identity, split, standing=standing, store=self._store, last=last)
 

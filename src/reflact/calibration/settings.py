@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.made import ContrastSettings
 from reflact.calibration.waiting import WhenFull
 from reflact.roles import Section
+
+SlicesBy = Literal["trace", "purpose"]
+"""What keeps traces together in one slice."""
 
 
 class PairSettings(ContrastSettings):
@@ -37,7 +42,15 @@ class CalibratorSettings(Section):
         "longest, `reject` the new one; `block` lets `hand_over` wait and rejects what is submitted.",
     )
     slices: int = Field(
-        4, ge=2, description="Traces are sorted into so many slices by their ids; one is held out at a time."
+        4,
+        ge=2,
+        description="Traces are sorted into so many slices. Two are not learned from, of two slices one: one "
+        "tests, the other gathers traces for its turn.",
+    )
+    slices_by: SlicesBy | None = Field(
+        None,
+        description="What a trace's slice follows from: its id (`trace`), or its `purpose`, so that all "
+        "traces of a purpose are on one side; null: its purpose where there are twice as many as slices.",
     )
     most_held_out: int = Field(100, ge=1, description="Held-out traces that are scored at most.")
     batch: int = Field(

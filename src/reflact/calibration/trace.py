@@ -16,7 +16,8 @@ from reflact.calibration.given import one_line, require
 from reflact.calibration.trace_file import End, Header, Whole, read_whole
 from reflact.errors import DataError, StoreError
 from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
-from reflact.memory_ports import Recording, StoredTrace, TraceStore, first_content, next_content
+from reflact.memory_cards import Recording, first_content, next_content
+from reflact.memory_ports import StoredTrace, TraceStore
 from reflact.tasks import fan_out
 from reflact.types import canonical, digest
 
@@ -92,10 +93,12 @@ class Trace:
 
         Hashes each step when it is first asked for, in time that grows with the states.
         """
-        for event in self._events[len(self._contents) :]:
-            last = self._contents[-1] if self._contents else first_content(self.purpose)
-            self._contents.append(next_content(last, event.transition))
-        return Recording(self.id, tuple(self._contents) or (first_content(self.purpose),))
+        contents = list(self._contents)
+        for event in self._events[len(contents) :]:
+            last = contents[-1] if contents else first_content(self.purpose)
+            contents.append(next_content(last, event.transition))
+        self._contents = contents
+        return Recording(self.id, tuple(contents) or (first_content(self.purpose),))
 
     @property
     def finished(self) -> bool:

@@ -9,8 +9,8 @@ from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion
-from reflact.memory_cards import level, misfit, subject, utility_of
-from reflact.memory_ports import BatchTest, Forgotten, Recording
+from reflact.memory_cards import Recording, level, misfit, subject, utility_of
+from reflact.memory_ports import BatchTest, Forgotten
 from reflact.store import changing, origins, units
 from reflact.store.database import Tables
 from reflact.store.units import Row, Unit, read, stamp, time_of, written

@@ -11,16 +11,8 @@ from typing import Literal
 from reflact.aside import aside
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion, Scope
-from reflact.memory_cards import Finding, Scan, content_id, visible_to
-from reflact.memory_ports import (
-    BatchTest,
-    Forgotten,
-    Query,
-    Recording,
-    StatusChange,
-    StoredPair,
-    Submission,
-)
+from reflact.memory_cards import Finding, Recording, Scan, content_id, visible_to
+from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
 from reflact.store.promoted import Promoted

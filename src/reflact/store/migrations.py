@@ -331,6 +331,17 @@ CREATE TABLE memory_refused (
 {REFUSED}
 """
 
+CONTENTS = """
+ALTER TABLE traces ADD COLUMN content TEXT;
+ALTER TABLE traces ADD COLUMN known INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX traces_by_content ON traces (content);
+
+UPDATE traces SET known = (
+    SELECT count(*) FROM trace_events
+    WHERE trace_id = traces.id AND json_extract(event, '$.gold.source') <> 'agreement'
+);
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
@@ -341,4 +352,5 @@ MIGRATIONS = (
     Migration("0007_tested_traces", TESTED_TRACES),
     Migration("0008_calibrations", CALIBRATIONS),
     Migration("0009_refused_units", REFUSED_UNITS),
+    Migration("0010_trace_contents", CONTENTS),
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from reflact.errors import DataError
 from reflact.memory import Gold, ScoreEvent
-from reflact.memory_ports import StoredTrace, TraceSummary
+from reflact.memory_cards import first_content, next_content
+from reflact.memory_ports import ListedTrace, StoredTrace, TraceSummary
 from reflact.store.database import Database, Tables
 from reflact.store.units import plain, read, written
 from reflact.types import canonical, digest
@@ -25,6 +27,17 @@ SELECT traces.id, purpose,
     coalesce(sum(json_extract(event, '$.gold.source') <> 'agreement'), 0)
 FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY traces.id ORDER BY traces.id
 """
+
+TESTABLE = """
+SELECT rowid, id, purpose, content, EXISTS (
+    SELECT 1 FROM traces AS copy
+    JOIN memory_origins ON memory_origins.trace_id = copy.id
+    JOIN memory_units ON number = unit
+    WHERE copy.content = traces.content AND pair IS NOT NULL
+)
+FROM traces WHERE known > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+"""
+"""Traces with known steps; ``content`` is null where it has yet to be found out."""
 
 NAMED = """
 SELECT id FROM (
@@ -85,7 +98,7 @@ class SQLiteTraces:
                     f"step {step} of trace {trace_id} has gold from a {known.source} already, phi after "
                     f"{known.phi_after:g}; it stays as it is"
                 )
-            _replace(tables, trace_id, event.model_copy(update={"gold": gold}))
+            _replace(tables, trace_id, event, event.model_copy(update={"gold": gold}))
 
         await self._database.write(change)
 
@@ -96,6 +109,30 @@ class SQLiteTraces:
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
         return tuple(trace for (trace,) in await self._database.rows("SELECT id FROM traces ORDER BY id"))
+
+    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+        """Return traces with steps of which a program or a person said what is right, the newest first.
+
+        Args:
+            before: Only those that came before the trace of this number; None: from the newest on.
+            most: At most so many.
+        """
+        rows = await self._database.rows(TESTABLE, (before, most))
+        unknown = [trace for _, trace, _, content, _ in rows if content is None]
+        if unknown:
+            for trace in unknown:
+                await self._database.write(partial(find_content, trace_id=trace))
+            rows = await self._database.rows(TESTABLE, (before, most))
+        return tuple(
+            ListedTrace(number, trace, json.loads(purpose), content, bool(taught))
+            for number, trace, purpose, content, taught in rows
+            if content is not None
+        )
+
+    async def purposes(self, *, most: int) -> frozenset[str]:
+        """Return the different purposes of all traces, at most so many."""
+        found = await self._database.rows("SELECT DISTINCT purpose FROM traces LIMIT ?", (most,))
+        return frozenset(json.loads(purpose) for (purpose,) in found)
 
     async def summaries(self) -> tuple[TraceSummary, ...]:
         """Return what each trace holds, in numbers, in the order of their ids."""
@@ -115,19 +152,30 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
     """Make a trace; see ``SQLiteTraces.open_trace``."""
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if known is None:
-        tables.execute("INSERT INTO traces (id, purpose) VALUES (?, ?)", (trace_id, canonical(purpose)))
+        tables.execute(
+            "INSERT INTO traces (id, purpose, content) VALUES (?, ?, ?)",
+            (trace_id, canonical(purpose), first_content(purpose)),
+        )
     elif known[0] != canonical(purpose):
         raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
 
 
 def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     """Append an event; see ``SQLiteTraces.append``."""
-    if not tables.execute("SELECT 1 FROM traces WHERE id = ?", (trace_id,)).fetchone():
+    trace = tables.execute("SELECT content FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if trace is None:
         raise DataError(f"trace {trace_id} is not stored; open it before its events are appended")
     stored = tables.execute(
         "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
     ).fetchone()
     if stored is None:
+        later = "SELECT 1 FROM trace_events WHERE trace_id = ? AND step > ? LIMIT 1"
+        last = not tables.execute(later, (trace_id, event.step)).fetchone()
+        content = next_content(trace[0], event.transition) if trace[0] is not None and last else None
+        tables.execute(
+            "UPDATE traces SET content = ?, known = known + ? WHERE id = ?",
+            (content, _known(event), trace_id),
+        )
         tables.execute(
             "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)",
             (trace_id, event.step, written(event, f"step {event.step} of trace {trace_id}")),
@@ -137,15 +185,33 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     if _unlabelled(known) != _unlabelled(event):
         raise DataError(f"trace {trace_id} has another event as step {event.step}; each step is one event")
     if known.gold is None and event.gold is not None:
-        _replace(tables, trace_id, event)
+        _replace(tables, trace_id, known, event)
     return False
 
 
-def _replace(tables: Tables, trace_id: str, event: ScoreEvent) -> None:
+def _known(event: ScoreEvent) -> bool:
+    """Whether a program or a person said what is right."""
+    return event.gold is not None and event.gold.source != "agreement"
+
+
+def _replace(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
+    tables.execute(
+        "UPDATE traces SET known = known + ? WHERE id = ?", (_known(event) - _known(old), trace_id)
+    )
     tables.execute(
         "UPDATE trace_events SET event = ? WHERE trace_id = ? AND step = ?",
         (written(event), trace_id, event.step),
     )
+
+
+def find_content(tables: Tables, trace_id: str) -> None:
+    """Write what a trace holds, which is not known of those of older files and after steps out of order."""
+    stored = find_trace(tables, trace_id)
+    if stored is not None:
+        content = first_content(stored.purpose)
+        for event in stored.events:
+            content = next_content(content, event.transition)
+        tables.execute("UPDATE traces SET content = ? WHERE id = ?", (content, trace_id))
 
 
 def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
