@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
-from reflact import MemoryStore
+from reflact import MemoryStore, Trace
 from reflact.cli.app import app
+from reflact.memory import Action, Gold, Transition
 from reflact.memory_cards import LEVEL, Recording, level
 from reflact.memory_ports import BatchTest
 from reflact.store.booking import test_id as name_of
@@ -23,6 +24,7 @@ from reflact.store.exchange import MORE_TESTS, Imported
 
 pytestmark = pytest.mark.anyio
 
+GOLD = Gold(phi_before=0, phi_after=1, source="human")
 BARELY = 0.01
 """A p-value that passes as the first test of a trace, and not as the second."""
 
@@ -131,6 +133,24 @@ async def test_a_test_that_names_no_traces_counts_all_that_were_made_elsewhere(t
     async with MemoryStore(tmp_path / "here.db") as memory:
         await judge(memory, 1, traces=[recorded(f"other {number}") for number in range(60)])
         assert (await memory.import_lines(lines)).unproven == 1
+
+
+async def test_a_trace_that_has_grown_since_is_the_same_trace(tmp_path: Path) -> None:
+    """Where its steps are stored, a test of its beginning counts before one of the whole."""
+    trace, tests = Trace("Sort the mail.", id="monday"), list[Recording]()
+    for number in range(2):
+        trace.record(Transition(before=number, action=Action(name="sort"), after=number + 1), gold=GOLD)
+        tests.append(trace.recording)
+    others = [recorded(f"other {number}") for number in range(59)]
+    more = [recorded(f"more {number}") for number in range(59)]
+    async with MemoryStore(tmp_path / "there.db") as there:
+        await trace.keep(there)
+        await judge(there, 2, traces=[tests[1], *others])
+        lines = await lines_of(there)
+    async with MemoryStore(tmp_path / "here.db") as memory:
+        await judge(memory, 1, traces=[tests[0], *more])
+        assert (await memory.import_lines(lines)).unproven == 1
+        assert [test.before for test in await memory.tests()] == [0, 1]
 
 
 async def test_harm_that_is_no_longer_shown_leaves_its_batch_held(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -70,7 +70,9 @@ def open_test(
     return test
 
 
-def bring_test(tables: Tables, test: BatchTest, name: str, *, strangers: int) -> bool | None:
+def bring_test(
+    tables: Tables, test: BatchTest, name: str, *, strangers: int, here: Iterable[Recording]
+) -> bool | None:
     """Write a test that was made elsewhere after those that are here; None where it is here already.
 
     It counts the tests here that it shares a trace with, if these are more than it counted where it was
@@ -82,6 +84,7 @@ def bring_test(tables: Tables, test: BatchTest, name: str, *, strangers: int) ->
         test: As it was where it was made.
         name: Its id.
         strangers: How many of the tests here were not made there.
+        here: The traces that are stored, by whose contents a mark of one is known as it grew.
     """
     if tables.execute("SELECT 1 FROM memory_tests WHERE id = ?", (name,)).fetchone():
         return None
@@ -91,7 +94,9 @@ def bring_test(tables: Tables, test: BatchTest, name: str, *, strangers: int) ->
         return False
     counted = test.before + strangers
     if test.traces is not None:
-        (shared,) = tables.execute(TESTS_ON, (json.dumps(test.traces),)).fetchone()
+        named = frozenset(test.traces)
+        marks = named.union(*(trace.marks for trace in here if not named.isdisjoint(trace.marks)))
+        (shared,) = tables.execute(TESTS_ON, (json.dumps(sorted(marks)),)).fetchone()
         counted = max(test.before, shared - 1)
     tables.execute("UPDATE memory_tests SET before = ? WHERE number = ?", (counted, last + 1))
     return counted > test.before

@@ -12,7 +12,7 @@ from functools import partial
 import anyio.to_thread
 
 from reflact.memory import CardStatus
-from reflact.memory_cards import Finding
+from reflact.memory_cards import Finding, Recording
 from reflact.memory_ports import BatchTest
 from reflact.store import booking, changing, origins, traces, units
 from reflact.store.cards import SQLiteCards
@@ -124,6 +124,7 @@ class SQLiteExchange(SQLiteCards):
     ) -> Imported:
         done: dict[str, int] = dict.fromkeys(Imported.model_fields, 0)
         strangers = _strangers(tables, lines)
+        here: tuple[Recording, ...] | None = None
         for number, line in lines:
             match line:
                 case TraceLine():
@@ -135,7 +136,9 @@ class SQLiteExchange(SQLiteCards):
                 case AnchorLine():
                     done["anchors"] += booking.keep_anchor(tables, line.pair, line.made_of)
                 case TestLine():
-                    more = booking.bring_test(tables, line.test, line.id, strangers=strangers)
+                    if here is None:
+                        here = traces.recordings(tables) if strangers else ()
+                    more = booking.bring_test(tables, line.test, line.id, strangers=strangers, here=here)
                     done["tests"] += more is not None
                     done["recounted"] += more is True
                 case UnitLine() if _wanted(tables, line):

@@ -7,7 +7,7 @@ from functools import partial
 
 from reflact.errors import DataError
 from reflact.memory import Gold, ScoreEvent
-from reflact.memory_cards import first_content, next_content
+from reflact.memory_cards import Recording, first_content, next_content
 from reflact.memory_ports import ListedTrace, StoredTrace, TraceSummary
 from reflact.store.database import Database, Tables
 from reflact.store.units import plain, read, written
@@ -227,6 +227,20 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
         purpose=json.loads(from_disk[0]),
         events=tuple(read(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events),
     )
+
+
+def recordings(tables: Tables) -> tuple[Recording, ...]:
+    """Return what all stored traces are to the count of tests."""
+    ids = tables.execute("SELECT id FROM traces ORDER BY id").fetchall()
+    found = [find_trace(tables, trace_id) for (trace_id,) in ids]
+    return tuple(_recording(one) for one in found if one is not None)
+
+
+def _recording(trace: StoredTrace) -> Recording:
+    contents = [first_content(trace.purpose)]
+    for event in trace.events:
+        contents.append(next_content(contents[-1], event.transition))
+    return Recording(trace.id, tuple(contents[1:] or contents))
 
 
 def _unlabelled(event: ScoreEvent) -> str:
