@@ -8,38 +8,12 @@ from collections.abc import Callable
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import JsonValue
 
-from reflact.aside import SHORT, aside, short
+from reflact.aside import SHORT, aside
 from reflact.tasks import fan_out
 
 pytestmark = pytest.mark.anyio
 LONG = "x" * (SHORT + 1)
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-def size(value: JsonValue) -> int:
-    """Return how many values and characters a JSON value holds."""
-    if isinstance(value, str):
-        return 1 + len(value)
-    if isinstance(value, list):
-        return 1 + sum(map(size, value))
-    if isinstance(value, dict):
-        return 1 + sum(len(name) + size(item) for name, item in value.items())
-    return 1
-
-
-@given(json_values, st.integers(0, 200))
-def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: int) -> None:
-    """A value is short where its values and characters together are no more than the bound."""
-    assert short([value], most) is (size(value) <= most)
 
 
 async def test_what_is_short_is_done_in_place() -> None:

@@ -7,12 +7,14 @@ keeps the turn until it returns: whoever hands over work looks at long texts in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from pydantic import JsonValue
+
+from reflact.values import short
 
 T = TypeVar("T")
 
@@ -31,26 +33,10 @@ async def aside(work: Callable[[], T], *seen: JsonValue) -> T:
         work: The function.
         seen: What it looks at; where that is short the function is called in place.
     """
-    if short(seen):
+    if short(seen, SHORT):
         return work()
     turn = _TURN.get(None)
     if turn is None:
         turn = CapacityLimiter(1)
         _TURN.set(turn)
     return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=turn)
-
-
-def short(values: Iterable[JsonValue], most: int = SHORT) -> bool:
-    """Whether JSON values hold no more than so many characters and values together; looks no further."""
-    waiting = list(values)
-    while waiting and most >= len(waiting):
-        value = waiting.pop()
-        most -= 1
-        if isinstance(value, str):
-            most -= len(value)
-        elif isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, dict):
-            most -= sum(map(len, value))
-            waiting.extend(value.values())
-    return most >= len(waiting)

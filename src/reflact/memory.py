@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, JsonValue
 
-from reflact.types import Frozen, alike, canonical, canonical_object, digest_of
+from reflact.types import Frozen, canonical, canonical_object, digest_of
+from reflact.values import alike, in_pieces
 
 Phi = Annotated[float, Field(ge=0, le=10)]
 """How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
@@ -73,8 +74,8 @@ class Transition(Frozen):
 
     @property
     def canonical(self) -> str:
-        """Its canonical JSON, made one state after the other."""
-        return canonical_object({name: canonical(value) for name, value in self.plain.items()})
+        """Its canonical JSON."""
+        return canonical_object({name: "".join(in_pieces(value)) for name, value in self.plain.items()})
 
 
 class Evaluation(Frozen):

@@ -28,6 +28,7 @@ from reflact.memory import (
     Transition,
 )
 from reflact.types import Frozen, canonical, canonical_object, digest, digest_of
+from reflact.values import in_pieces
 
 NEXT: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
@@ -342,6 +343,10 @@ def _shown(value: JsonValue) -> str:
         return ""
     if isinstance(value, str):
         return value
+    return "".join(in_pieces(value, write=_json, signs=(", ", ": ")))
+
+
+def _json(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 

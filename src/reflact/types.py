@@ -39,13 +39,6 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def alike(one: JsonValue, other: JsonValue) -> bool:
-    """Whether two values have the same canonical JSON: 1, 1.0 and true are three."""
-    if one is other or (isinstance(one, str) and isinstance(other, str)):
-        return one == other
-    return one == other and canonical(one) == canonical(other)
-
-
 # ---------------------------------------------------------------------------------------------- tasks
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue
 
-from reflact.types import alike
+from reflact.values import alike
 
 S = TypeVar("S")
 

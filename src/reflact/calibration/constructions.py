@@ -27,7 +27,8 @@ from pydantic import JsonValue
 from reflact.calibration.changes import changes, show_state
 from reflact.calibration.evidence import Grounds
 from reflact.memory import Action, Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
-from reflact.types import Frozen, alike
+from reflact.types import Frozen
+from reflact.values import alike
 
 HIDDEN = "(not shown)"
 """Stands for what is withdrawn from a state."""
