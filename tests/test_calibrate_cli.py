@@ -152,7 +152,7 @@ def test_started_again_it_pays_for_nothing_twice(folder: Path) -> None:
         path = configured(folder, url)
         first = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
         paid = len(asked)
-        second = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
+        second = CalibrationReport.model_validate_json(reflact(path, "--json", "--again").stdout)
     assert len(set(asked)) == len(asked)
     assert paid >= 48
     assert first.held_out.after is not None

@@ -13,9 +13,10 @@ from html_page import Node, read, tables
 from reflact.calibration.made import DropReason
 from reflact.calibration.results import CalibrationReport, Change, DropCount
 from reflact.calibration.review import Outcome
+from reflact.calibration.words import OUTCOMES
 from reflact.pages.calibration import calibration_page
 from reflact.pages.frame import counted, number
-from reflact.pages.verdict import DROPS, OUTCOMES, verdict
+from reflact.pages.verdict import DROPS, verdict
 from reflact.prompts import data_folder
 from reflact.results import Estimate
 

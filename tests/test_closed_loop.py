@@ -86,7 +86,7 @@ async def test_a_round_over_the_same_traces_learns_nothing_twice(tmp_path: Path)
         learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
         await calibrator.calibrate(learn, heldout=heldout)
         pairs = await store.pairs()
-        report = await calibrator.calibrate(learn, heldout=heldout)
+        report = await calibrator.calibrate(learn, heldout=heldout, again=True)
         again = {one.pair.id for one in await store.pairs()}
         assert {one.pair.id for one in pairs} <= again
         assert len(again) - len(pairs) == sum(kind.pairs for kind in report.pairs)

@@ -40,7 +40,7 @@ from reflact.calibration.rounds import Also, Memory, Rounds
 from reflact.calibration.settings import DEFAULTS, CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.calibration.waiting import Offered, Waiting
-from reflact.errors import AccessDenied, BudgetSpent, ConfigError, UnknownModel
+from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, UnknownModel
 from reflact.memory import ContrastPair, Promotion
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_book
@@ -205,16 +205,24 @@ class Calibrator:
         return Stream(produce)
 
     async def calibrate(
-        self, traces: Sequence[Trace], *, heldout: Sequence[Trace] | None = None, anyway: bool = False
+        self,
+        traces: Sequence[Trace],
+        *,
+        heldout: Sequence[Trace] | None = None,
+        anyway: bool = False,
+        again: bool = False,
     ) -> CalibrationReport:
         """Make pairs, test them, promote what helps, and measure the critic before and after.
 
-        One that was stopped goes on exactly: what it began with is in the store.
+        One that was stopped goes on exactly: what it began with is in the store. Where one of the same traces
+        is over and nothing has changed since, its report is returned and nothing is asked, made or tested.
 
         Args:
             traces: What is learned from, and held out where ``heldout`` is None.
             heldout: What tests and measures instead; those among them that were learned from are left out.
             anyway: Make pairs also where nothing can come to a test, such as for a later one.
+            again: Make further pairs of the same traces where nothing has changed; that opens another test,
+                and all tests on the same held-out traces share one error probability.
 
         Raises:
             DataError: Something else than a list of traces is given; or nothing could be tested, which is
@@ -226,7 +234,15 @@ class Calibrator:
         require_traces(traces, Trace, what="what is learned from")
         if heldout is not None:
             require_traces(heldout, Trace, what="what is held out")
-        report = await self._rounds.run(traces, heldout, anyway=anyway)
+        opening, anchors = self._rounds.opening, await self._store.anchors()
+        standing = await self._rounds.reviewer.standing()
+        course = await opening.course(traces, heldout, anchors, standing=standing)
+        missing = None
+        if not anyway and (course.report is None or again):
+            missing = await opening.lacking(course, traces, heldout, anchors, standing=standing)
+        if missing is not None:
+            raise DataError(f"nothing could be tested, so nothing was asked: {missing}")
+        report = await self._rounds.run(course, anchors, again=again)
         self._say(Calibrated(report=report))
         return report
 
@@ -253,11 +269,11 @@ class Calibrator:
         standing = await self._rounds.reviewer.standing()
         by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
         kept = tuple(by_id.values())
-        course = await self._rounds.course(traces, heldout, kept, standing=standing)
+        course = await self._rounds.opening.course(traces, heldout, kept, standing=standing)
         work = partial(
             foreseen,
             course,
-            missing=await self._rounds.lacking(course, traces, heldout, kept, standing=standing),
+            missing=await self._rounds.opening.lacking(course, traces, heldout, kept, standing=standing),
             anchors=kept,
             waiting=bool(standing.testable(course.parts.held_out)),
             settings=self._settings,

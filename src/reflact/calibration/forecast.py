@@ -66,6 +66,7 @@ class CalibrationForecast(Estimates):
         missing: Why nothing would come to a test, and what to do; None where something can.
         tests_before: Batches that were tested on these held-out traces before the calibration began.
         resumed: Whether it was begun and stopped; what it asked before is in these numbers and costs nothing.
+        over: Whether it is over and nothing has changed since, so that these numbers are for another one.
     """
 
     learn: int
@@ -81,6 +82,7 @@ class CalibrationForecast(Estimates):
     missing: str | None = None
     tests_before: int = 0
     resumed: bool = False
+    over: bool = False
 
     def priced(self, price: Callable[[Usage], float | None]) -> CalibrationForecast:
         """Return the forecast with money, by a function that prices one call, as far as it knows a price."""
@@ -172,6 +174,7 @@ class _Forecaster:
             missing=self._missing,
             tests_before=tested,
             resumed=self._course.resumed,
+            over=self._course.report is not None,
         )
 
     def _planned(self, anchored: Anchored) -> tuple[Planned, ...]:

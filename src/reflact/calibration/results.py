@@ -84,6 +84,7 @@ class CalibrationReport(Frozen):
         usage: What the calls consumed, those of the critic and those whose replies were refused included,
             and those whose replies were found in a store.
         consumed: The same by role and purpose.
+        earlier: Whether this is the report of an earlier call, since nothing had changed: none was made now.
     """
 
     critic: str
@@ -105,11 +106,17 @@ class CalibrationReport(Frozen):
     outlook: str
     usage: Usage
     consumed: tuple[Consumed, ...] = ()
+    earlier: bool = False
 
     @property
     def promoted(self) -> int:
         """Pairs that were promoted."""
         return sum(len(test.pair_ids) for test in self.tests if test.promoted)
+
+    @property
+    def tests_so_far(self) -> int | None:
+        """Batches that were tested on these held-out traces, earlier ones included; None: none was now."""
+        return self.tests[-1].batches_before + 1 if self.tests else None
 
 
 def count_pairs(pairs: Sequence[ContrastPair]) -> tuple[PairCount, ...]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Literal, Protocol
 
 import anyio
-from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from reflact.calibration.contrast import contrast
 from reflact.calibration.counted import Books, total
-from reflact.calibration.course import Course, Given, Result, hash_of, opened, stored
+from reflact.calibration.course import Course, Result, hash_of, stored
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import Round, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
-from reflact.calibration.holding import GIVEN, Slices, Split, split, split_given
+from reflact.calibration.holding import GIVEN
 from reflact.calibration.limited import LimitedCritic
 from reflact.calibration.made import Drop
 from reflact.calibration.metrics import Scored
-from reflact.calibration.ready import lacking
+from reflact.calibration.opening import Opening
 from reflact.calibration.replay import Step, look_through, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
@@ -29,7 +27,6 @@ from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.tally import Stored, Tally, held, history_of, measures_of, no_batch, put_away
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
-from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import Anchored
 from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
@@ -85,6 +82,7 @@ class Rounds:
         self._books = books
         self.tested = tested
         self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
+        self.opening = Opening(self.reviewer, store, writer=llm.identity, settings=settings, prompts=prompts)
 
     @property
     def first(self) -> Round:
@@ -171,78 +169,19 @@ class Rounds:
                 found.append(result)
         return tuple(found)
 
-    def split(self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, standing: Standing) -> Split:
-        """Return what is learned from and what is held out; the rule's choice where the caller made none."""
-        settings = self._settings
-        if heldout is not None:
-            return split_given(traces, heldout, taught=standing.taught)
-        purposes = len({trace.purpose for trace in traces})
-        return split(
-            traces,
-            taught=standing.taught,
-            tests=standing.tests,
-            slices=Slices.of(purposes, total=settings.slices, by=settings.slices_by),
-            most=settings.most_held_out,
-        )
-
-    async def course(
-        self,
-        traces: Sequence[Trace],
-        heldout: Sequence[Trace] | None,
-        anchors: Sequence[ContrastPair],
-        *,
-        standing: Standing,
-    ) -> Course:
-        """Return the course of a calibration of these traces: a new one, or one that was stopped."""
-        given = Given(
-            traces,
-            heldout,
-            anchors,
-            critic=self.reviewer.critic.identity,
-            llm=self._llm.identity,
-            settings=self._settings,
-            prompts=self._prompts,
-        )
-        identity = await to_thread.run_sync(lambda: given.identity)
-        last = await self._store.calibration(identity)
-        await look_through([*traces, *(heldout or ())])
-        split = self.split(traces, heldout, standing)
-        return await opened(given, identity, split, standing=standing, store=self._store, last=last)
-
-    async def lacking(
-        self,
-        course: Course,
-        traces: Sequence[Trace],
-        heldout: Sequence[Trace] | None,
-        anchors: Sequence[ContrastPair],
-        *,
-        standing: Standing,
-    ) -> str | None:
-        """Return in a sentence what is missing for a test; None where nothing is."""
-        work = partial(
-            lacking,
-            course.parts,
-            traces,
-            heldout,
-            standing=standing,
-            anchored=Anchored.of(anchors),
-            settings=self._settings,
-        )
-        return await to_thread.run_sync(work)
-
     async def run(
-        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, *, anyway: bool = False
+        self, course: Course, anchors: Sequence[ContrastPair], *, again: bool = False
     ) -> CalibrationReport:
-        """Calibrate on traces, round by round, and measure before and after.
+        """Calibrate, round by round, and measure before and after.
 
-        Raises:
-            DataError: Nothing can come to a test, and ``anyway`` is not given.
+        Args:
+            course: The calibration, from ``opening``.
+            anchors: Gold pairs that are measured.
+            again: Make another one where it is over and nothing has changed since; else its report is
+                returned as it is.
         """
-        standing, anchors = await self.reviewer.standing(), await self._store.anchors()
-        course = await self.course(traces, heldout, anchors, standing=standing)
-        missing = await self.lacking(course, traces, heldout, anchors, standing=standing)
-        if missing is not None and not anyway:
-            raise DataError(f"nothing could be tested, so nothing was asked: {missing}")
+        if course.report is not None and not again:
+            return course.report.model_copy(update={"earlier": True})
         number = course.number
         if number is None:
             baseline = course.baseline.model_dump_json()

@@ -46,6 +46,13 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Make and test further pairs of the same traces, though nothing has changed.",
+        ),
+    ] = False,
 ) -> None:
     """Make contrast pairs of traces, promote those that help the critic, and measure it before and after.
 
@@ -54,7 +61,8 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     if dry_run:
         foresee_and_show(config, overrides, as_json=as_json)
     else:
-        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, anyway=anyway)
+        how = How(anyway=anyway, again=again)
+        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, how=how)
 
 
 def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
@@ -132,6 +140,16 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
 # ------------------------------------------------------------------------------------- during and after
 
 
+class How(NamedTuple):
+    """How a calibration is started; see ``Calibrator.calibrate``."""
+
+    anyway: bool = False
+    again: bool = False
+
+
+PLAIN = How()
+
+
 class _Ended(NamedTuple):
     """What came of a start: its report, None where it was stopped, and the books before and after it."""
 
@@ -147,7 +165,7 @@ def calibrate_and_show(
     show: Shown | None = None,
     as_json: bool = False,
     html: Path | None = None,
-    anyway: bool = False,
+    how: How = PLAIN,
 ) -> None:
     """Calibrate as a file describes it, tell what happens meanwhile, and print what it did.
 
@@ -166,7 +184,7 @@ def calibrate_and_show(
     settings = configured(path, overrides)
     tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
     with Interrupts(GRACE_SECONDS) as interrupts:
-        ended = _run(settings, tell, interrupts, anyway=anyway)
+        ended = _run(settings, tell, interrupts, how)
         if ended.report is None:
             _tell_stopped(ended)
             raise typer.Exit(interrupts.code or 1)
@@ -187,15 +205,12 @@ def _run(
     config: CalibrateConfig,
     tell: Callable[[CalibrationEvent], None] | None,
     interrupts: Interrupts,
-    *,
-    anyway: bool,
+    how: How,
 ) -> _Ended:
-    from functools import partial
-
     import anyio
 
     try:
-        return anyio.run(partial(_calibrated, config, tell, interrupts, anyway=anyway))
+        return anyio.run(_calibrated, config, tell, interrupts, how)
     except KeyboardInterrupt:
         raise typer.Exit(interrupts.code or 130) from None
 
@@ -204,8 +219,7 @@ async def _calibrated(
     config: CalibrateConfig,
     tell: Callable[[CalibrationEvent], None] | None,
     interrupts: Interrupts,
-    *,
-    anyway: bool,
+    how: How,
 ) -> _Ended:
     import anyio
 
@@ -230,7 +244,9 @@ async def _calibrated(
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=brake.pull, cancel=scope.cancel)
             with brake.run():
-                report = await calibrator.calibrate(traces, heldout=heldout, anyway=anyway)
+                report = await calibrator.calibrate(
+                    traces, heldout=heldout, anyway=how.anyway, again=how.again
+                )
         return _Ended(report, before, await model.spent())
 
 

@@ -15,18 +15,16 @@ if TYPE_CHECKING:
     from reflact.memory import Promotion
     from reflact.results import Estimate, Spend, Usage
 
-FIGURES = (
-    ("mean absolute error", "error"),
-    ("bias", "bias"),
-    ("pairwise accuracy", "accuracy"),
-    ("order consistency", "consistency"),
-    ("Brier score", "brier"),
-    ("calibration error", "calibration"),
-)
-
 
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
+    from reflact.calibration.words import spent
+
+    if report.earlier:
+        console.print(
+            "Nothing has changed since this calibration was made: no call was made now and no test opened. "
+            "--again makes further pairs of the same traces and tests them."
+        )
     kept = sum(kind.pairs for kind in report.pairs)
     console.print(
         f"{report.learned_from} traces, {report.candidates} candidates, rounds made: {report.rounds}; "
@@ -51,6 +49,8 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
         if change.before is not None and change.after is not None:
             console.print(_table(name, change, change.before, change.after))
     console.print(f"{report.outlook}.")
+    if report.tests_so_far is not None:
+        console.print(f"{spent(report.tests_so_far)}.", highlight=False)
     for line in _consumed(report.consumed):
         console.print(line, highlight=False)
 
@@ -66,8 +66,19 @@ def print_paid(console: Console, before: Sequence[Spend], after: Sequence[Spend]
 
 def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequence[Spend]) -> None:
     """Print what a calibration will take, what the numbers rest on, and what can come of it."""
+    from reflact.calibration.words import spent as tests_left
     from reflact.cli.forecast import estimate_table
 
+    if predicted.over:
+        console.print(
+            "Nothing has changed since this calibration was made: the command asks nothing, opens no test "
+            "and prints its report. What follows is what --again takes."
+        )
+    if predicted.resumed:
+        console.print(
+            "This calibration was begun and stopped: it goes on from there. What follows is all of it; what "
+            "was asked before is not asked again."
+        )
     console.print(
         f"{predicted.learn} traces to learn from; held out: {predicted.held_out} traces with "
         f"{predicted.steps} known steps; anchors: {predicted.anchors} steps",
@@ -83,6 +94,8 @@ def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequ
         )
     if predicted.missing is None:
         console.print(f"{predicted.outlook}.", highlight=False)
+        if predicted.tests_before:
+            console.print(f"{tests_left(predicted.tests_before)}.", highlight=False)
     else:
         console.print(f"Nothing can be tested or promoted: {predicted.missing}.", highlight=False)
         console.print("Without --anyway the command stops there, before it asks anything.", highlight=False)
@@ -130,23 +143,19 @@ def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend
 
 def tested(test: Promotion) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
-    shown = {
-        "better": "promoted",
-        "not_shown": "not promoted: no gain was shown",
-        "accuracy_fell": "not promoted: pairwise accuracy fell",
-        "worse": "taken back: it does harm",
-        "no_harm_shown": "kept: no harm was shown",
-    }
+    from reflact.calibration.words import outcome_of
+
     effect = f"{test.effect:.2f} [{test.low:.2f}, {test.high:.2f}]"
-    outcome = shown.get(test.outcome, test.outcome)
     return (
         f"Batch {test.batches_before + 1} on these traces, {len(test.pair_ids)} pairs: error falls by "
-        f"{effect} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: {outcome}"
+        f"{effect} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: {outcome_of(test)}"
     )
 
 
 def _table(name: str, change: Change, before: Measures, after: Measures) -> Table:
     from rich.table import Table
+
+    from reflact.calibration.words import FIGURES
 
     gain = change.gain
     title = f"{name}: {before.traces} traces, {before.transitions} steps"
@@ -157,7 +166,7 @@ def _table(name: str, change: Change, before: Measures, after: Measures) -> Tabl
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     always = before.constant
     same = {"error": always.error, "accuracy": always.accuracy, "brier": always.brier}
-    for label, field in FIGURES:
+    for label, field, _ in FIGURES:
         constant = f"{same[field]:.2f}" if field in same else ""
         table.add_row(label, _shown(getattr(before, field)), _shown(getattr(after, field)), constant)
     return table

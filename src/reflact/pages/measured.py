@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import htpy as h
 
 from reflact.calibration.metrics import TOLERANCE, Bin, Group, Measures
 from reflact.calibration.results import CalibrationReport, Change
+from reflact.calibration.words import FIGURES
 from reflact.pages.charts import Row, course, ends_of, intervals, reliability_diagram
 from reflact.pages.frame import Section, counted, estimated, figure, folded, named, number, table
 from reflact.pages.verdict import moved
-
-
-class Figure(NamedTuple):
-    """A figure of ``Measures``: its name, the field, and what to know when reading it."""
-
-    name: str
-    field: str
-    note: str
-
-
-FIGURES = (
-    Figure("mean absolute error", "error", "in points; lower is better"),
-    Figure("bias", "bias", "in points; above 0 inflates"),
-    Figure("pairwise accuracy", "accuracy", "higher is better; 0.5 is guessing"),
-    Figure("order consistency", "consistency", "higher is better"),
-    Figure("Brier score", "brier", "lower is better"),
-    Figure("calibration error", "calibration", "lower is better"),
-)
 
 DIFFICULTIES = ("easy", "middle", "hard")
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from reflact.calibration.results import CalibrationReport, Change
+from reflact.calibration.words import outcome_of
 from reflact.memory import Promotion
 from reflact.pages.frame import counted, number, safe, span
 from reflact.results import Estimate
 
 Tone = Literal["better", "worse", "even"]
-
-OUTCOMES = {
-    "better": "promoted",
-    "not_shown": "not promoted: no gain was shown",
-    "accuracy_fell": "not promoted: pairwise accuracy fell",
-    "worse": "taken back: it does harm",
-    "no_harm_shown": "kept: no harm was shown",
-}
-"""How a test ended, in words."""
 
 DROPS = {
     "unverified": "There is neither gold nor a critic whose samples could agree on what is right.",
@@ -58,7 +50,7 @@ def verdict(report: CalibrationReport) -> Verdict:
 
 def outcome(test: Promotion) -> str:
     """Return how a test ended."""
-    return OUTCOMES.get(test.outcome, safe(test.outcome) or ("promoted" if test.promoted else "not promoted"))
+    return safe(outcome_of(test))
 
 
 def drop_meaning(reason: str) -> str:
