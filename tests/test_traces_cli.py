@@ -118,6 +118,9 @@ def test_an_id_with_a_line_break_forges_no_line(tmp_path: Path) -> None:
     lines = [line for one in shown for line in one.stdout.splitlines()]
     assert len(shown[0].stdout.splitlines()) == 2
     assert [line for line in lines if line.lstrip().startswith(("forged", "it."))] == []
+    refused = run("label", path, name, 9, "--after", 1).stderr
+    assert refused.startswith(r"error: trace real\nforged-trace")
+    assert refused.count("\n") == 1
     assert r"trace real\nforged-trace" in run("forget", path, name).stdout
 
 

@@ -295,7 +295,9 @@ class _Forecaster:
         """Bytes of a call's texts."""
         learned = [(trace.purpose, event.transition) for trace in self._parts.learn for event in trace.events]
         if kind == "other_purpose":
-            return self._sizes["other_purpose"] + mean([len(purpose.encode()) for purpose, _ in learned])
+            return self._sizes["other_purpose"] + mean(
+                [len(purpose.encode("utf-8", "replace")) for purpose, _ in learned]
+            )
         if kind == "score":
             held = [(step.purpose, step.transition) for step in self._steps] or learned
             shown = shown_bytes(held, self._critic.state_tokens)

@@ -22,7 +22,7 @@ from reflact.cli.runs import runs
 from reflact.cli.show import show
 from reflact.cli.train import train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
-from reflact.report.visible import visible
+from reflact.report.visible import in_line
 
 
 class Commands(TyperGroup):
@@ -33,10 +33,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
-            typer.echo(f"error: {visible(str(error))}", err=True)
+            typer.echo(f"error: {in_line(str(error))}", err=True)
             raise typer.Exit(2) from None
         except ReflactError as error:
-            typer.echo(f"error: {visible(str(error))}", err=True)
+            typer.echo(f"error: {in_line(str(error))}", err=True)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command goes on from where it was", err=True)
