@@ -40,7 +40,7 @@ from reflact.calibration.rounds import Also, Memory, Rounds
 from reflact.calibration.settings import DEFAULTS, CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.calibration.waiting import Offered, Waiting
-from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, UnknownModel
+from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
 from reflact.memory import ContrastPair, Promotion
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_book
@@ -48,7 +48,7 @@ from reflact.results import Usage
 from reflact.tasks import Stream, group
 from reflact.types import Frozen
 
-HOPELESS = (BudgetSpent, AccessDenied, UnknownModel)
+HOPELESS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
 
 
@@ -228,6 +228,7 @@ class Calibrator:
             DataError: Something else than a list of traces is given; or nothing could be tested, which is
                 said before anything is asked.
             ModelError: The endpoint refused, failed or could not be reached; what was made is stored.
+            RunFailed: The critic gave no valid score of any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """

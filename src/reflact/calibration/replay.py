@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from reflact.aside import aside
-from reflact.calibration.critic import Critic
+from reflact.calibration.agreement import Scorer
 from reflact.calibration.holding import distinct, known
 from reflact.calibration.metrics import Scored
 from reflact.calibration.trace import Trace
@@ -84,7 +84,7 @@ def _step(name: str, pairs: Sequence[ContrastPair]) -> Step:
 
 
 async def score_steps(
-    critic: Critic, steps: Sequence[Step], pairs: Sequence[ContrastPair] | None, *, limit: int
+    critic: Scorer, steps: Sequence[Step], pairs: Sequence[ContrastPair] | None, *, limit: int
 ) -> tuple[Scored | None, ...]:
     """Score steps with exactly these pairs to choose worked examples from, so many at a time.
 

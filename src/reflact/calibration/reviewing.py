@@ -10,6 +10,7 @@ from typing import NamedTuple
 from anyio import to_thread
 
 from reflact.calibration.critic import CRITIC, Critic
+from reflact.calibration.heard import HeardCritic
 from reflact.calibration.holding import Taught
 from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
 from reflact.calibration.replay import Step, compared, score_steps
@@ -76,6 +77,7 @@ class Reviewer:
 
     def __init__(self, critic: Critic, store: CardStore, *, limit: int) -> None:
         self.critic = critic
+        self.heard = HeardCritic(critic)
         self._store = store
         self._limit = limit
 
@@ -106,7 +108,7 @@ class Reviewer:
 
     async def score(self, steps: Sequence[Step], pairs: Sequence[ContrastPair]) -> tuple[Scored | None, ...]:
         """Score steps with exactly these pairs to choose worked examples from; None: no valid score."""
-        return await score_steps(self.critic, steps, pairs, limit=self._limit)
+        return await score_steps(self.heard, steps, pairs, limit=self._limit)
 
     async def test(
         self,

@@ -75,13 +75,13 @@ class Rounds:
     ) -> None:
         self._llm = llm
         self._store = store
-        self._sampled = LimitedCritic(critic, anyio.Semaphore(settings.concurrency))
         self._settings = settings
         self._prompts = prompts
         self._tell = tell
         self._books = books
         self.tested = tested
         self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
+        self._sampled = LimitedCritic(self.reviewer.heard, anyio.Semaphore(settings.concurrency))
         self.opening = Opening(self.reviewer, store, writer=llm.identity, settings=settings, prompts=prompts)
 
     @property
