@@ -169,6 +169,7 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
     ).fetchone()
     if stored is None:
+        text = written(event, f"step {event.step} of trace {trace_id}")
         later = "SELECT 1 FROM trace_events WHERE trace_id = ? AND step > ? LIMIT 1"
         last = not tables.execute(later, (trace_id, event.step)).fetchone()
         content = next_content(trace[0], event.transition) if trace[0] is not None and last else None
@@ -178,7 +179,7 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         )
         tables.execute(
             "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)",
-            (trace_id, event.step, written(event, f"step {event.step} of trace {trace_id}")),
+            (trace_id, event.step, text),
         )
         return True
     known = read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
