@@ -213,3 +213,30 @@ def test_a_file_that_is_no_memory_is_named(tmp_path: Path) -> None:
     assert f"database {path}: the file is not a SQLite database; name another" in result.stderr
     assert result.stderr.count("\n") == 1
     assert path.read_text(encoding="utf-8").startswith("Buy milk")
+
+
+def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:
+    """What a recording that was cut off has lost is said by every command that reads its file."""
+    path = tmp_path / "traces" / "t.jsonl"
+    Trace("p", id="t", path=path).record(STEP, SAID)
+    path.write_bytes(path.read_bytes()[:-9])
+    config = configured(tmp_path, traces=str(tmp_path / "traces"))
+    said = r"trace t: \d+ bytes of its file are not whole, left out\n"
+    foreseen = CliRunner().invoke(app, ["calibrate", str(config), "--dry-run"])
+    assert foreseen.exit_code == 0
+    assert re.fullmatch(said, foreseen.stderr)
+    kept = CliRunner().invoke(app, ["memory", "keep", str(tmp_path / "memory.db"), str(path)])
+    assert re.match(said, kept.stdout)
+
+
+def test_a_long_purpose_is_cut_where_it_is_shown(tmp_path: Path) -> None:
+    """A conversation in a purpose's place does not fill the screen; as JSON it is whole."""
+    purpose = "user: sort the mail\nassistant: I will\n" * 500
+    Trace(purpose, id="talk", path=tmp_path / "t.jsonl").record(STEP, SAID)
+    memory = str(tmp_path / "memory.db")
+    CliRunner().invoke(app, ["memory", "keep", memory, str(tmp_path / "t.jsonl")])
+    shown = CliRunner().invoke(app, ["memory", "trace", memory, "talk"]).stdout
+    assert "characters cut" in shown
+    assert max(map(len, shown.splitlines())) < 1500
+    whole = CliRunner().invoke(app, ["memory", "trace", memory, "talk", "--json"]).stdout
+    assert json.loads(whole)["purpose"] == purpose

@@ -88,13 +88,17 @@ async def given(
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
     """Return the traces to learn from, and those that are held out, None where the rule chooses them.
 
+    Files that are not whole are told on standard error.
+
     Raises:
         DataError: A folder of traces is wrong, or the memory holds none.
     """
     from reflact.calibration.trace import Trace
+    from reflact.cli.traces import tell_lost
 
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = await stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
+    tell_lost((*traces, *(heldout or ())), err=True)
     return traces, heldout
 
 

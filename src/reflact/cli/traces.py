@@ -10,7 +10,7 @@ import typer
 from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from reflact.calibration.trace import Trace
     from reflact.memory import ScoreEvent
@@ -20,7 +20,7 @@ AT_ONCE = 8
 """Traces that are written at a time; writes that wait together share a transaction."""
 
 CHANGE_TOKENS = 200
-"""Room for what a step changed; what is cut is marked."""
+"""Room for a purpose, an action, and what a step changed, each; what is cut is marked."""
 
 PURPOSE_SHOWN = 60
 """Characters of a purpose in a table."""
@@ -38,16 +38,23 @@ def keep(
     """Put traces that `Trace(path=...)` wrote into a memory; those that are there get what is new in them."""
     import anyio
 
-    from reflact.report.visible import in_line
-
     traces = [trace for place in places for trace in _read(place)]
     events = anyio.run(_keep, store, traces)
     gold = sum(event.gold is not None for trace in traces for event in trace.events)
     steps = sum(len(trace.events) for trace in traces)
+    tell_lost(traces)
+    typer.echo(f"{len(traces)} traces with {steps} steps, {gold} of them with gold; {events} steps were new")
+
+
+def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
+    """Print which files of traces are not whole, and what of them was left out."""
+    from reflact.report.visible import in_line
+
     for trace in traces:
         if trace.lost:
-            typer.echo(f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out")
-    typer.echo(f"{len(traces)} traces with {steps} steps, {gold} of them with gold; {events} steps were new")
+            typer.echo(
+                f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out", err=err
+            )
 
 
 def list_traces(store: Store, json: Json = False) -> None:
@@ -121,10 +128,11 @@ def _print_traces(found: Sequence[TraceSummary]) -> None:
 
 
 def _shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
+    from reflact.calibration.tokens import cut
     from reflact.report.visible import in_line
 
     yield f"trace {in_line(trace.id)}"
-    yield f"  purpose: {in_line(trace.purpose)}"
+    yield f"  purpose: {in_line(cut(trace.purpose, CHANGE_TOKENS))}"
     yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
     yield f"  pairs made of it: {summary.pairs}"
     for event in trace.events:
