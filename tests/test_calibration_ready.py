@@ -87,7 +87,7 @@ async def test_steps_that_teach_nothing_are_told() -> None:
             provenance=Provenance(trace_id="a", step=0),
         ),
     )
-    with pytest.raises(DataError, match=r"none of 1 steps of 1 trace .* all of them are anchors"):
+    with pytest.raises(DataError, match=r"none of 1 steps of 1 trace .* all of them are of anchors' traces"):
         await Calibrator(flattered(), memory, settings=settings()).calibrate([one], heldout=held_out)
 
 

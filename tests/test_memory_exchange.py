@@ -42,7 +42,7 @@ async def filled(memory: MemoryStore) -> list[str]:
     await memory.close_test(again.number, evidence_for(again, promoted=False))
     await memory.open_test([PROMOTED.id], held_out="other", traces=[recorded("other")], use="demote")
     await memory.measure(PROMOTED.id, utility=0.75)
-    await memory.keep_anchors([make_pair(5)])
+    await memory.keep_anchors([make_pair(5, trace="anchor")])
     await memory.open_trace("t", "Purpose \udfff.")
     transition = Transition(before=None, action=Action(name="a"), after={"k": [1.5, "\ud800"]})
     evaluation = Evaluation(phi_before=0, phi_after=1, reasoning="r")
@@ -258,6 +258,6 @@ async def test_an_anchors_transition_is_not_imported_as_a_pair(tmp_path: Path) -
         await memory.submit(make_pair(2))
         lines = await lines_of(memory)
     async with MemoryStore(tmp_path / "b.db") as other:
-        await other.keep_anchors([make_pair(1)])
+        await other.keep_anchors([make_pair(1, trace="anchor")])
         assert (await other.import_lines(lines)).units == 1
         assert [one.pair.id for one in await other.pairs()] == [make_pair(2).id]

@@ -455,7 +455,7 @@ async def test_a_promotion_is_seen_by_another_store_on_the_file(path: Path) -> N
 
 async def test_anchors_are_never_learned_from(memory: MemoryStore) -> None:
     """A pair of an anchor's transition is turned away, and an anchor of a stored pair's is refused."""
-    anchor, pair = make_pair(1), make_pair(2)
+    anchor, pair = make_pair(1, trace="anchor"), make_pair(2)
     assert await memory.keep_anchors([anchor]) == 1
     assert await memory.keep_anchors([anchor]) == 0
     other = anchor.model_copy(update={"mistake": "inflated_score"})
@@ -496,11 +496,10 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
             new_card("episodic_case", secret, provenance=forgotten[0].provenance, created_by=secret)
         )
         await promote(memory, forgotten[0], kept)
-        await memory.keep_anchors([make_pair(4, trace="gone", note=secret)])
         await memory.open_trace("gone", secret)
         await memory.append("gone", event(0, secret))
         removed = await memory.forget("gone")
-        assert (removed.trace, removed.events, removed.cards, removed.anchors) == (True, 1, 5, 1)
+        assert (removed.trace, removed.events, removed.cards, removed.anchors) == (True, 1, 5, 0)
         assert {pair.id for pair in forgotten} < set(removed.unit_ids)
         assert len(removed.unit_ids) == 3
         assert await memory.pairs([pair.id for pair in forgotten]) == ()
@@ -508,8 +507,10 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
         assert await memory.trace("gone") is None
         assert [len(test.unit_ids) for test in await memory.tests()] == [2]
         assert await status(memory, kept) == "promoted"
+        await memory.keep_anchors([make_pair(4, trace="gone", note=secret)])
         again = await memory.forget("gone")
-        assert (again.trace, again.unit_ids) == (False, ())
+        assert (again.trace, again.unit_ids, again.anchors) == (False, (), 1)
+        assert await memory.anchors() == ()
     left = await anyio.Path(path).read_bytes()
     for word in (b"Xylophon", b"xylophon", b"kwijibo"):
         assert word not in left

@@ -8,17 +8,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact import Critic, MemoryStore
 from reflact.calibration.reviewing import Reviewer
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
-from reflact.memory import ContrastPair, Origin, Provenance, Transition
+from reflact.memory import Action, ContrastPair, Origin, Provenance, Transition
 from reflact.memory_cards import Anchored, subject
-from reflact.store.database import Database
+from reflact.store.database import Database, Tables
 from reflact.store.exchange import Imported
 from reflact.store.migrations import MIGRATIONS
+from reflact.store.origins import ANCHORS, add
 from reflact.store.units import written
 from reflact.testing import ScriptedLLM
 
@@ -51,20 +53,54 @@ def reviewer(memory: MemoryStore) -> Reviewer:
 # ------------------------------------------------------------------------------------------- anchors
 
 
-async def test_a_step_that_is_an_anchors_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
-    """A perturbed pair of an anchor's step is turned away, though it speaks of another transition."""
+async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
+    """A perturbed pair of an anchor's step is turned away, and one of another step of its trace."""
     anchor = make_pair(1)
     await memory.keep_anchors([anchor])
     pair = perturbed(anchor)
     assert subject(pair) != subject(anchor)
     submitted = await memory.submit(pair)
-    assert (submitted.new, submitted.status, submitted.reason) == (False, "rejected", "anchor_step")
+    assert (submitted.new, submitted.status, submitted.reason) == (False, "rejected", "anchor_trace")
     assert await memory.pairs() == ()
-    assert (await memory.submit(of_step(pair, "trace", 2))).new
+    assert (await memory.submit(of_step(pair, "trace", 2))).reason == "anchor_trace"
+    assert (await memory.submit(of_step(pair, "other", 2))).new
     again = await memory.submit(pair)
-    assert (again.new, again.reason) == (False, "anchor_step")
+    assert (again.new, again.reason) == (False, "anchor_trace")
     (stored,) = await memory.pairs()
-    assert stored.origins == (Origin(trace_id="trace", step=2),)
+    assert stored.origins == (Origin(trace_id="other", step=2),)
+
+
+@pytest.mark.parametrize("state", [None, True, 1, 1.5, "", "1", "\ud800", [], {"a": ["\u00e9"]}])
+def test_what_shows_the_state_that_an_anchor_scores_teaches_nothing(state: JsonValue) -> None:
+    """A step of whatever trace, on either side, under the anchor's purpose; its state before is no reason."""
+
+    def step(before: JsonValue, after: JsonValue) -> Transition:
+        return Transition(before=before, action=Action(name="look"), after=after)
+
+    anchor = make_pair(1).model_copy(update={"transition": step("empty", state)})
+    held, origin = Anchored.of([anchor]), Origin(trace_id="another", step=9)
+    for showing in (step(state, "x"), step("x", state), step(state, state)):
+        assert held.holds(anchor.purpose, showing, origin)
+        assert not held.holds("Burn the report.", showing, origin)
+    assert not held.holds(anchor.purpose, step("empty", "x"), origin)
+    assert not held.holds(anchor.purpose, step("x", [state]), origin)
+
+
+async def test_an_anchor_that_is_there_stays(memory: MemoryStore) -> None:
+    """Kept again it is not refused, though an earlier version learned from other steps of its trace."""
+    anchor, pair = make_pair(1), make_pair(2)
+    await memory.submit(pair)
+    with pytest.raises(DataError, match=f"made of trace trace, and so was stored pair {pair.id}"):
+        await memory.keep_anchors([anchor])
+
+    def older(tables: Tables) -> None:
+        values = (anchor.id, subject(anchor), written(anchor))
+        tables.execute("INSERT INTO memory_anchors (id, subject, pair) VALUES (?, ?, ?)", values)
+        add(tables, ANCHORS, anchor.id, anchor.provenance.origins)
+
+    await memory._database.write(older)
+    assert await memory.keep_anchors([anchor]) == 0
+    assert [one.pair.id for one in await memory.pairs()] == [pair.id]
 
 
 async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
@@ -72,9 +108,9 @@ async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
     pair = perturbed(make_pair(1))
     await memory.submit(pair)
     await memory.submit(of_step(pair, "second", 7))
-    with pytest.raises(DataError, match=f"made of step 1 of trace trace, and so was stored pair {pair.id}"):
+    with pytest.raises(DataError, match=f"made of trace trace, and so was stored pair {pair.id}"):
         await memory.keep_anchors([make_pair(1)])
-    with pytest.raises(DataError, match="made of step 7 of trace second"):
+    with pytest.raises(DataError, match="made of trace second"):
         await memory.keep_anchors([of_step(make_pair(5), "second", 7)])
     with pytest.raises(DataError, match=f"speaks of the transition of stored pair {pair.id}"):
         await memory.keep_anchors([of_step(pair, "third", 0)])
@@ -84,9 +120,9 @@ async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
 async def test_a_step_without_a_number_may_be_any(memory: MemoryStore) -> None:
     """Where an anchor or a pair names only its trace, no step of that trace is the other's."""
     await memory.keep_anchors([of_step(make_pair(1), "whole", None)])
-    assert (await memory.submit(of_step(make_pair(2), "whole", 3))).reason == "anchor_step"
+    assert (await memory.submit(of_step(make_pair(2), "whole", 3))).reason == "anchor_trace"
     await memory.submit(of_step(make_pair(3), "unknown", None))
-    with pytest.raises(DataError, match="made of step 4 of trace unknown"):
+    with pytest.raises(DataError, match="made of trace unknown"):
         await memory.keep_anchors([of_step(make_pair(4), "unknown", 4)])
 
 
@@ -95,22 +131,21 @@ async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> 
     anchor = make_pair(1)
     assert await memory.keep_anchors([anchor]) == 1
     assert await memory.keep_anchors([of_step(anchor, "second", 7)]) == 0
-    assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_step"
+    assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
     lines = [line async for line in memory.export_lines()]
     assert (await memory.forget("second")).anchors == 1
     assert (await memory.import_lines(lines)).anchors == 1
-    assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_step"
+    assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
 
 
 def test_what_anchors_hold_is_known_before_pairs_are_made() -> None:
-    """A step is an anchor's by what it is and by where it stands."""
+    """A step is an anchor's by what it shows and by the trace where it stands."""
     anchor = make_pair(1)
     held, other = Anchored.of([anchor]), make_pair(2)
     assert held.holds(anchor.purpose, anchor.transition, Origin(trace_id="elsewhere", step=0))
-    assert held.holds(other.purpose, other.transition, Origin(trace_id="trace", step=1))
-    assert not held.holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
-    whole = Anchored.of([of_step(anchor, "trace", None)])
-    assert whole.holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+    assert held.holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+    assert not held.holds(other.purpose, other.transition, Origin(trace_id="elsewhere", step=2))
+    assert not Anchored.of([]).holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
 
 
 # ------------------------------------------------------------------------------------------ learning
@@ -170,14 +205,14 @@ async def test_origins_come_back_from_an_export(memory: MemoryStore, tmp_path: P
 async def test_an_older_export_has_the_origins_of_its_pairs(memory: MemoryStore, tmp_path: Path) -> None:
     """Lines without origins are those of units and anchors with one each, which their pairs name."""
     await memory.submit(make_pair(1))
-    await memory.keep_anchors([make_pair(2)])
+    await memory.keep_anchors([make_pair(2, trace="anchor")])
     lines = [json.loads(line) async for line in memory.export_lines()]
     for line in lines:
         line.pop("origins", None)
     async with MemoryStore(tmp_path / "new.db") as other:
         await other.import_lines(map(json.dumps, lines))
         assert [one.origins for one in await other.pairs()] == [(Origin(trace_id="trace", step=1),)]
-        assert (await other.submit(perturbed(make_pair(2)))).reason == "anchor_step"
+        assert (await other.submit(make_pair(3, trace="anchor"))).reason == "anchor_trace"
 
 
 # ------------------------------------------------------------------------------------- older files
@@ -209,7 +244,7 @@ async def test_an_older_file_keeps_the_origins_that_it_knew(tmp_path: Path) -> N
     connection.close()
     async with MemoryStore(path) as memory:
         assert [one.origins for one in await memory.pairs()] == [(Origin(trace_id="trace", step=1),)]
-        assert (await memory.submit(perturbed(anchor))).reason == "anchor_step"
+        assert (await memory.submit(perturbed(anchor))).reason == "anchor_trace"
         gone = await memory.forget("trace")
         assert (gone.unit_ids, gone.anchors) == ((pair.id,), 1)
 

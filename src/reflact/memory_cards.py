@@ -258,23 +258,34 @@ def subject_of(purpose: str, transition: Transition) -> str:
 
 
 class Anchored(NamedTuple):
-    """What is never learned from: what anchors speak of, and the steps that they were made of."""
+    """What is never learned from: the traces that anchors were made of, and steps that show what they score.
 
-    subjects: frozenset[str]
-    origins: frozenset[Origin]
+    Args:
+        traces: The traces: the steps before and after an anchor's say what it is worth.
+        states: The anchors' states after, hashed, by purpose.
+    """
+
+    traces: frozenset[str]
+    states: Mapping[str, frozenset[str]]
 
     @classmethod
     def of(cls, anchors: Iterable[ContrastPair]) -> Anchored:
         """Return what anchors keep from being learned from."""
         kept = tuple(anchors)
-        origins = (origin for pair in kept for origin in pair.provenance.origins)
-        return cls(frozenset(map(subject, kept)), frozenset(origins))
+        states: dict[str, set[str]] = {}
+        for pair in kept:
+            states.setdefault(pair.purpose, set()).add(digest(pair.transition.after))
+        return cls(
+            frozenset(origin.trace_id for pair in kept for origin in pair.provenance.origins),
+            MappingProxyType({purpose: frozenset(after) for purpose, after in states.items()}),
+        )
 
     def holds(self, purpose: str, transition: Transition, origin: Origin) -> bool:
-        """Whether a step is an anchor's."""
-        if self.origins & {origin, Origin(trace_id=origin.trace_id)}:
+        """Whether a step teaches nothing: it is of an anchor's trace, or shows its state after."""
+        if origin.trace_id in self.traces:
             return True
-        return bool(self.subjects) and subject_of(purpose, transition) in self.subjects
+        shown = self.states.get(purpose, frozenset())
+        return bool(shown) and not shown.isdisjoint(map(digest, (transition.before, transition.after)))
 
 
 class Recording(NamedTuple):
@@ -309,7 +320,7 @@ def next_content(content: str, transition: Transition) -> str:
 
     Neither its name nor any score is part of it, so copies of one recording are equal.
     """
-    return digest([content, transition.plain])
+    return digest_of(f"[{canonical(content)},{transition.canonical}]")
 
 
 def mark_of(name: str) -> str:

@@ -37,7 +37,7 @@ class Submission(Frozen):
         new: False where the store had it already; it is then as it was.
         status: Where it stands now: quarantined, rejected, or whatever it was.
         reason: The rule that held or rejected it, ``anchor`` where its transition is one that is never
-            learned from, ``anchor_step`` where it was made of a step that an anchor was made of; None where
+            learned from, ``anchor_trace`` where it was made of a trace that an anchor was made of; None where
             nothing was found.
     """
 
@@ -324,7 +324,7 @@ class CardStore(Protocol):
         """Keep gold pairs that are never learned from; returns how many were new.
 
         Raises:
-            DataError: A stored pair speaks of the same transition, or was made of the same step.
+            DataError: A stored pair speaks of the same transition, or was made of the same trace.
         """
         ...
 

@@ -52,7 +52,10 @@ def _nothing_taught(parts: Split, anchored: Anchored, settings: CalibratorSettin
         return None
     about = f"none of {events} steps of {_counted(len(parts.learn))} to learn from teaches anything"
     if not any(free):
-        return f"{about}: all of them are anchors; learn from other traces, or take other anchors"
+        return (
+            f"{about}: all of them are of anchors' traces, or show what an anchor scores; learn from "
+            "other traces, or take other anchors"
+        )
     still = "" if settings.contrast.include_no_change else ", and contrast.include_no_change is false"
     return (
         f"{about}: no score moves by contrast.min_delta {settings.contrast.min_delta:g}{still}; record "

@@ -234,16 +234,16 @@ def _rows_of_tests(tables: Tables, number: int | None) -> list[BatchTest]:
 def barred(tables: Tables, unit: Unit, made_of: Sequence[Origin]) -> str | None:
     """Return why a unit is never learned from, None where it may be.
 
-    ``anchor``: it speaks of an anchor's transition. ``anchor_step``: it was made of a step that an anchor was
-    made of, such as that step with another purpose.
+    ``anchor``: it speaks of an anchor's transition. ``anchor_trace``: it was made of an anchor's trace, whose
+    steps show each other's states.
     """
     if unit.pair is None:
         return None
     where = "SELECT 1 FROM memory_anchors WHERE subject = ?"
     if tables.execute(where, (subject(unit.pair),)).fetchone():
         return "anchor"
-    shared = any(origins.sharing(tables, origins.ANCHORS, origin) for origin in made_of)
-    return "anchor_step" if shared else None
+    shared = any(origins.owners(tables, origins.ANCHORS, origin.trace_id) for origin in made_of)
+    return "anchor_trace" if shared else None
 
 
 def keep_anchors(tables: Tables, pairs: Sequence[ContrastPair]) -> int:
@@ -254,6 +254,12 @@ def keep_anchors(tables: Tables, pairs: Sequence[ContrastPair]) -> int:
 def keep_anchor(tables: Tables, pair: ContrastPair, made_of: Sequence[Origin]) -> bool:
     """Keep an anchor that was made of these steps; returns whether it is new."""
     spoken_of = subject(pair)
+    known = origins.of(tables, origins.ANCHORS, [pair.id])[pair.id]
+    if (
+        set(made_of) <= set(known)
+        and tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
+    ):
+        return False
     taken = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (spoken_of,)).fetchone()
     if taken:
         raise DataError(
@@ -261,11 +267,10 @@ def keep_anchor(tables: Tables, pair: ContrastPair, made_of: Sequence[Origin]) -
             "from, so take another one"
         )
     for origin in made_of:
-        for row in _pairs_of(tables, origin):
-            step = "a step" if origin.step is None else f"step {origin.step}"
+        for row in _pairs_of(tables, origin.trace_id):
             raise DataError(
-                f"anchor {pair.id} was made of {step} of trace {origin.trace_id}, and so was stored pair "
-                f"{row.id}; anchors are never learned from, so take another one"
+                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair {row.id}; "
+                "what anchors are made of is never learned from, so take another trace"
             )
     new = tables.execute(
         "INSERT OR IGNORE INTO memory_anchors (id, subject, pair) VALUES (?, ?, ?)",
@@ -275,8 +280,8 @@ def keep_anchor(tables: Tables, pair: ContrastPair, made_of: Sequence[Origin]) -
     return new > 0
 
 
-def _pairs_of(tables: Tables, origin: Origin) -> list[Row]:
-    numbers = json.dumps(origins.sharing(tables, origins.UNITS, origin))
+def _pairs_of(tables: Tables, trace_id: str) -> list[Row]:
+    numbers = json.dumps(origins.owners(tables, origins.UNITS, trace_id))
     where = "pair IS NOT NULL AND number IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT 1"
     return units.rows(tables, where, (numbers,))
 

@@ -340,7 +340,7 @@ class SQLiteCards:
         """Keep gold pairs that are never learned from; returns how many were new.
 
         Raises:
-            DataError: A stored pair speaks of the same transition, or was made of the same step.
+            DataError: A stored pair speaks of the same transition, or was made of the same trace.
         """
         for pair in pairs:
             units.id_of(pair)

@@ -46,17 +46,11 @@ def of(tables: Tables, kept: Kept, owners: Sequence[int | str]) -> Mapping[int |
     return {owner: tuple(origins) for owner, origins in found.items()}
 
 
-def sharing(tables: Tables, kept: Kept, origin: Origin) -> tuple[int | str, ...]:
-    """Return who was made of a step; one that is not named may be any step of its trace."""
-    table, column = kept
-    found = tables.execute(
-        f"SELECT DISTINCT {column} FROM {table} WHERE trace_id = ?1 "  # noqa: S608 - constants
-        f"AND (step = ?2 OR step IS NULL OR ?2 IS NULL) ORDER BY {column}",
-        (origin.trace_id, origin.step),
-    ).fetchall()
-    return tuple(owner for (owner,) in found)
-
-
 def owners(tables: Tables, kept: Kept, trace_id: str) -> tuple[int | str, ...]:
     """Return who was made of any step of a trace."""
-    return sharing(tables, kept, Origin(trace_id=trace_id))
+    table, column = kept
+    found = tables.execute(
+        f"SELECT DISTINCT {column} FROM {table} WHERE trace_id = ? ORDER BY {column}",  # noqa: S608 - constants
+        (trace_id,),
+    ).fetchall()
+    return tuple(owner for (owner,) in found)
