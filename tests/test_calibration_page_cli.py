@@ -45,14 +45,17 @@ def test_json_stays_alone(folder: Path) -> None:
             assert "3 held-out traces" in read(page.read_text(encoding="utf-8")).text
 
 
-def test_a_page_that_cannot_be_written_is_one_sentence(folder: Path) -> None:
-    """The report is printed, and the error says where the page could not be written."""
+@pytest.mark.parametrize("place", ["file/report.html", "learn"], ids=["below a file", "a folder"])
+def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: Path, place: str) -> None:
+    """The error is one sentence that names the file; nothing is asked and nothing is left behind."""
     (folder / "file").write_text("", encoding="utf-8")
-    with flattering() as (url, _):
-        result = reflact(configured(folder, url), "--anyway", "--html", folder / "file" / "report.html")
-    assert result.exit_code != 0
-    assert "held-out traces: 3 traces" in result.stdout
-    assert "cannot write" in result.output
+    before = sorted(folder.iterdir())
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        result = reflact(path, "--anyway", "--html", folder / place)
+    assert (result.exit_code, result.stdout, asked) == (2, "", [])
+    assert result.stderr.startswith(f"error: --html {folder / place} cannot be written: ")
+    assert sorted(folder.iterdir()) == sorted([*before, path])
 
 
 def test_the_demo_leaves_its_page(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from reflact.cli.pages import write_calibration_page
+from reflact.cli.pages import require_writable, write_calibration_page
+from reflact.cli.pipes import unbroken, undisturbed
 from reflact.cli.running import Config, Overrides
 from reflact.cli.showing import Shown
 
@@ -175,30 +176,42 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
-    from rich.console import Console
-
-    from reflact.cli.calibrated import print_calibration, print_paid
     from reflact.cli.interrupts import Interrupts
     from reflact.cli.progress import telling
 
     settings = configured(path, overrides)
+    if html is not None:
+        require_writable(html)
     tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
+    tell = None if tell is None else undisturbed(tell)
     with Interrupts(GRACE_SECONDS) as interrupts:
         ended = _run(settings, tell, interrupts, how)
         if ended.report is None:
             _tell_stopped(ended)
             raise typer.Exit(interrupts.code or 1)
-    for_people = not as_json and show is not Shown.json
-    if for_people:
-        console = Console()
-        print_calibration(console, ended.report)
-        print_paid(console, ended.before, ended.after)
-    elif show is not Shown.json:
-        typer.echo(ended.report.model_dump_json())
     if html is not None:
         write_calibration_page(html, ended.report)
-        if for_people:
-            typer.echo(f"{html.name} shows this as a page.")
+    with unbroken():
+        if not as_json and show is not Shown.json:
+            _print(ended.report, ended, html)
+        elif show is not Shown.json:
+            typer.echo(ended.report.model_dump_json())
+
+
+def _print(report: CalibrationReport, ended: _Ended, html: Path | None) -> None:
+    from rich.console import Console
+
+    from reflact.cli.calibrated import print_calibration, print_paid
+
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process with code 1
+
+    console = Pipe()
+    print_calibration(console, report)
+    print_paid(console, ended.before, ended.after)
+    if html is not None:
+        typer.echo(f"{html.name} shows this as a page.")
 
 
 def _run(

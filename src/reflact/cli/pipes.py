@@ -1,0 +1,44 @@
+"""Readers that go away: ``reflact calibrate | head -1`` loses lines, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """A block that ends silently where nobody reads any more what it prints.
+
+    From then on what is printed there goes nowhere, so that the end of the process does not stumble over it.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        _hush()
+
+
+def undisturbed(tell: Callable[[T], None]) -> Callable[[T], None]:
+    """Return what tells as ``tell`` does as long as somebody reads it, and goes on in silence after that."""
+
+    def say(event: T) -> None:
+        with unbroken():
+            tell(event)
+
+    return say
+
+
+def _hush() -> None:
+    """Lead standard output and standard error nowhere where nobody reads them."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
