@@ -67,6 +67,7 @@ class CalibrationForecast(Estimates):
         tests_before: Batches that were tested on these held-out traces before the calibration began.
         resumed: Whether it was begun and stopped; what it asked before is in these numbers and costs nothing.
         over: Whether it is over and nothing has changed since, so that these numbers are for another one.
+        budget: Whether each limit of a budget will hold, in sentences; see ``affording.afforded``.
     """
 
     learn: int
@@ -83,6 +84,7 @@ class CalibrationForecast(Estimates):
     tests_before: int = 0
     resumed: bool = False
     over: bool = False
+    budget: tuple[str, ...] = ()
 
     def priced(self, price: Callable[[Usage], float | None]) -> CalibrationForecast:
         """Return the forecast with money, by a function that prices one call, as far as it knows a price."""

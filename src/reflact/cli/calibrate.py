@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reflact.calibration.events import CalibrationEvent
     from reflact.calibration.forecast import CalibrationForecast
     from reflact.calibration.results import CalibrationReport
+    from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
     from reflact.results import Spend
 
@@ -112,6 +113,7 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
     from functools import partial
     from tempfile import TemporaryDirectory
 
+    from reflact.calibration.affording import afforded
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
     from reflact.calibration.forecast import Asking
@@ -135,7 +137,8 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
                 anchors=() if config.anchors is None else pairs_of(config.anchors),
                 asking=Asking(reasks=model.reasks, cap=model.max_tokens, spent=spent),
             )
-    return predicted.priced(partial(usd_of, config=model)), spent
+    predicted = predicted.priced(partial(usd_of, config=model))
+    return predicted.model_copy(update={"budget": afforded(predicted, config.budget, spent)}), spent
 
 
 # ------------------------------------------------------------------------------------- during and after
@@ -176,18 +179,24 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
+    from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
     from reflact.cli.progress import telling
+    from reflact.errors import BudgetSpent, ModelError, RunFailed
 
     settings = configured(path, overrides)
     if html is not None:
         require_writable(html)
     tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
-    tell = None if tell is None else undisturbed(tell)
+    done = Done(None if tell is None else undisturbed(tell))
     with Interrupts(GRACE_SECONDS) as interrupts:
-        ended = _run(settings, tell, interrupts, how)
+        try:
+            ended = _run(settings, done, interrupts, how)
+        except (BudgetSpent, ModelError, RunFailed):
+            _tell_stopped(settings, done)
+            raise
         if ended.report is None:
-            _tell_stopped(ended)
+            _tell_stopped(settings, done)
             raise typer.Exit(interrupts.code or 1)
     if html is not None:
         write_calibration_page(html, ended.report)
@@ -216,7 +225,7 @@ def _print(report: CalibrationReport, ended: _Ended, html: Path | None) -> None:
 
 def _run(
     config: CalibrateConfig,
-    tell: Callable[[CalibrationEvent], None] | None,
+    tell: Callable[[CalibrationEvent], None],
     interrupts: Interrupts,
     how: How,
 ) -> _Ended:
@@ -230,7 +239,7 @@ def _run(
 
 async def _calibrated(
     config: CalibrateConfig,
-    tell: Callable[[CalibrationEvent], None] | None,
+    tell: Callable[[CalibrationEvent], None],
     interrupts: Interrupts,
     how: How,
 ) -> _Ended:
@@ -263,13 +272,19 @@ async def _calibrated(
         return _Ended(report, before, await model.spent())
 
 
-def _tell_stopped(ended: _Ended) -> None:
-    """Say what is kept."""
+def _tell_stopped(config: CalibrateConfig, done: Done) -> None:
+    """Say what was done, what is kept, and what the same command goes on with."""
+    import anyio
+
+    from reflact.cli.calibrating import spent_before
     from reflact.results import Usage
 
-    paid = sum((one.usage for one in ended.after), Usage()).calls
-    typer.echo(
-        f"stopped: all pairs that were made are in the memory, and the answers of the {paid:,} calls that "
-        "were paid for are in the store; the same command goes on from there and pays for none of them again",
-        err=True,
-    )
+    _, spent = anyio.run(spent_before, config)
+    paid = sum((one.usage for one in spent), Usage()).calls
+    with unbroken():
+        typer.echo(
+            f"stopped {done.words}: all pairs that were made are in the memory, and the answers of the "
+            f"{paid:,} calls that were paid for are in the store; the same command goes on {done.next_words} "
+            "and pays for none of them again",
+            err=True,
+        )

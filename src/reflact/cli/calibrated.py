@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from reflact.calibration.events import CalibrationEvent, Tell
     from reflact.calibration.forecast import CalibrationForecast
     from reflact.calibration.metrics import Measures
     from reflact.calibration.results import CalibrationReport, Change, Consumed
@@ -92,6 +93,8 @@ def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequ
         console.print(
             f"{paid:,} calls are paid for already; those that come again cost nothing", highlight=False
         )
+    for line in predicted.budget:
+        console.print(f"{line}.", highlight=False)
     if predicted.missing is None:
         console.print(f"{predicted.outlook}.", highlight=False)
         if predicted.tests_before:
@@ -174,3 +177,57 @@ def _table(name: str, change: Change, before: Measures, after: Measures) -> Tabl
 
 def _shown(estimate: Estimate | None) -> str:
     return "" if estimate is None else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+class Done:
+    """Counts what a calibration has done, for when it is stopped.
+
+    Args:
+        tell: Is told of each event after it was counted; None: nobody.
+    """
+
+    def __init__(self, tell: Tell | None) -> None:
+        self._tell = tell
+        self._round = 0
+        self._traces = 0
+        self._of = 0
+        self._pairs = 0
+        self._tests: list[Promotion] = []
+
+    def __call__(self, event: CalibrationEvent) -> None:
+        """Count what an event tells."""
+        from reflact.calibration import events
+
+        match event:
+            case events.RoundBegan():
+                self._round, self._traces, self._of = event.number, 0, event.traces
+            case events.PairsMade():
+                self._traces, self._pairs = self._traces + 1, self._pairs + event.kept
+            case events.BatchTested():
+                self._tests.append(event.evidence)
+        if self._tell is not None:
+            self._tell(event)
+
+    @property
+    def words(self) -> str:
+        """Where it was, and what it has done until then."""
+        if not self._round:
+            return "before the first round"
+        promoted = sum(len(test.pair_ids) for test in self._tests if test.promoted)
+        found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
+        return (
+            f"in round {self._round}, with {self._traces:,} of its {self._of:,} traces done, {self._pairs:,} "
+            f"pairs made in all, and batches tested: {len(self._tests)}{found}"
+        )
+
+    @property
+    def next_words(self) -> str:
+        """From where the same command goes on."""
+        if not self._round:
+            return "with its first measurement"
+        left = self._of - self._traces
+        if left:
+            return f"with the pairs of {left:,} more traces of round {self._round}"
+        if len(self._tests) < self._round:
+            return f"with the test of round {self._round}"
+        return f"after the test of round {self._round}"
