@@ -321,7 +321,9 @@ def _make(path: Path) -> None:
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
-        raise DataError(f"{path} exists: go on with it by Trace.resume, or name another file") from None
+        raise DataError(
+            f"{path} exists: go on with it by Trace.resume, remove it, or name another file"
+        ) from None
     except OSError as error:
         raise _unwritable(path, error) from None
 
