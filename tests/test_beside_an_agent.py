@@ -109,6 +109,21 @@ def test_pairs_wait_where_no_slice_has_fresh_traces() -> None:
     assert max(test.before for test in memory.booked) < ROTATE
 
 
+def test_a_trace_that_grew_is_as_worn_as_it_was() -> None:
+    """Handed over again with a step more, traces that had their turn begin no new one."""
+    chosen = settings(1, most=30)
+    memory, _ = worked_on([recorded(f"t{n}") for n in range(250)], chosen)
+    made = len(memory.booked)
+    grown = [recorded(f"t{n}") for n in range(250) if BY_TRACE.place(f"t{n}", PURPOSE) in {0, 1}]
+    for trace in grown:
+        ((step, gold), *_) = steps(f"{trace.id} later", 1, count=1, claims=[True])
+        trace.record(step, gold=gold)
+    more = [name for n in range(400) if BY_TRACE.place(name := f"u{n}", PURPOSE) not in {0, 1}][:20]
+    worked_on([*grown, *map(recorded, more)], chosen, memory)
+    assert max(test.before for test in memory.booked) < ROTATE
+    assert len(memory.booked) - made <= ROTATE
+
+
 def test_the_newest_held_out_traces_test() -> None:
     """Of more traces than are scored those count that came last, whatever they are called."""
     names = [f"t{n}" for n in range(400) if BY_TRACE.place(f"t{n}", PURPOSE) == 0][:60]

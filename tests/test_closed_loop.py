@@ -158,15 +158,17 @@ async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> No
 
 
 async def test_no_pair_is_made_of_a_step_that_is_an_anchor(tmp_path: Path) -> None:
-    """Neither of the step as it is nor of a perturbed one, which would show its states with their gold."""
+    """Neither of the step, perturbed or not, nor of those beside it, which show its states."""
     async with MemoryStore(tmp_path / "memory.db") as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
         learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
         kept = learn[0].events[0]
-        await store.keep_anchors([anchor(0).model_copy(update={"transition": kept.transition})])
+        made_of = Provenance(trace_id=learn[0].id, step=0)
+        update = {"transition": kept.transition, "provenance": made_of}
+        await store.keep_anchors([anchor(0).model_copy(update=update)])
         await calibrator.calibrate(learn, heldout=heldout)
         sources = {(one.pair.provenance.trace_id, one.pair.provenance.step) for one in await store.pairs()}
-        assert (learn[0].id, 0) not in sources
+        assert not {(learn[0].id, 0), (learn[0].id, 1)} & sources
         assert (learn[1].id, 0) in sources
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from reflact.calibration.holding import PURPOSES, Slices, in_turn, kept, known, worn
 from reflact.calibration.replay import look_through, steps_of
 from reflact.calibration.review import NotEnoughTraces
@@ -62,6 +64,10 @@ class Gathered:
         """What is missing where no slice has enough traces."""
         most = max(len(found) for found in self._found.values())
         return NotEnoughTraces(traces=most, worn=any(self._worn.values()))
+
+    def rested(self, number: int, traces: Iterable[Trace]) -> list[Trace]:
+        """Return loaded traces without those that were worn before they grew to what they hold now."""
+        return [trace for trace in traces if self._worn[number].isdisjoint(trace.recording.marks)]
 
     def ids(self, number: int) -> tuple[str, ...]:
         """Return the traces of a slice, the newest first."""
@@ -127,11 +133,11 @@ class Learning:
             self._told = True
             return
         self._told = False
-        traces = await self._loaded(gathered.ids(gathered.turn))
+        loaded = await self._loaded(gathered.ids(gathered.turn))
+        traces = gathered.rested(gathered.turn, loaded)
         batch = standing.testable(traces)
         self._due = self._settings.batch
         if batch:
-            await look_through(traces)
             name = gathered.slices.name(gathered.turn)
             result = await self._rounds.test(batch, steps_of(traces), standing=standing, name=name)
             standing = await self._rounds.reviewer.standing()
@@ -171,4 +177,6 @@ class Learning:
 
     async def _loaded(self, ids: tuple[str, ...]) -> list[Trace]:
         found = [await self._store.trace(trace) for trace in ids]
-        return [Trace.of(stored) for stored in found if stored is not None]
+        traces = [Trace.of(stored) for stored in found if stored is not None]
+        await look_through(traces)
+        return traces
