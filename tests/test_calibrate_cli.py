@@ -136,7 +136,8 @@ def test_before_and_after_stand_side_by_side(folder: Path) -> None:
     with flattering() as (url, asked):
         result = reflact(configured(folder, url))
     assert result.exit_code == 0, result.output
-    assert "held-out traces: 24 traces, 24 steps" in result.stdout
+    assert "held-out traces: 24 traces, 24 steps; mean absolute error 1.50 -> 0.00" in result.stdout
+    assert "Averaged within each trace, the error fell by 1.50 points [" in one_line(result.stdout)
     assert "mean absolute error" in result.stdout
     assert "1.50 [" in result.stdout
     assert "0.00 [0.00, 0.00]" in result.stdout

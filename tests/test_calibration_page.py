@@ -293,8 +293,8 @@ def test_the_verdict_says_what_was_promoted() -> None:
     """One sentence: how many pairs, by how much the error fell, with its interval, on how many traces."""
     found = verdict(everything())
     assert found.headline == (
-        "4 pairs were promoted, and on 24 held-out traces the critic's mean absolute error fell by 1.41 "
-        "points [1.02,\N{NO-BREAK SPACE}1.83], from 2.00 to 0.50."
+        "4 pairs were promoted, and on 24 held-out traces the critic's mean absolute error went from "
+        "2.00 to 0.50; averaged within each trace it fell by 1.41 points [1.02,\N{NO-BREAK SPACE}1.83]."
     )
     assert found.tone == "better"
     assert "On 5 anchor traces, which chose nothing, the error fell by 0.83 points" in found.more[2]

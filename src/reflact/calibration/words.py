@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from reflact.memory import Promotion
 from reflact.memory_cards import LEVEL, level
+from reflact.results import Estimate
 
 OUTCOMES: Final = {
     "better": "promoted",
@@ -33,6 +34,26 @@ FIGURES: Final = (
     Figure("Brier score", "brier", "lower is better"),
     Figure("calibration error", "calibration", "lower is better"),
 )
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Return a number with so many decimals; nothing is minus zero."""
+    return f"{value:z.{digits}f}"
+
+
+def span(estimate: Estimate) -> str:
+    """Return an interval in brackets."""
+    return f"[{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def moved(gain: Estimate) -> str:
+    """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
+    if gain.value == gain.low == gain.high == 0:
+        return "did not change"
+    if gain.value >= 0:
+        return f"fell by {number(gain.value)} points {span(gain)}"
+    risen = Estimate(value=-gain.value, low=-gain.high, high=-gain.low)
+    return f"rose by {number(risen.value)} points {span(risen)}"
 
 
 def outcome_of(test: Promotion) -> str:

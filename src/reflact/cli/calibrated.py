@@ -26,34 +26,53 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
             "Nothing has changed since this calibration was made: no call was made now and no test opened. "
             "--again makes further pairs of the same traces and tests them."
         )
-    kept = sum(kind.pairs for kind in report.pairs)
-    console.print(
-        f"{report.learned_from} traces, {report.candidates} candidates, rounds made: {report.rounds}; "
-        f"{kept} pairs, {report.candidates - kept} dropped, {report.promoted} promoted"
-    )
-    for kind in report.pairs:
-        hard = "" if kind.difficulty is None else f", mean difficulty {kind.difficulty:.2f}"
-        console.print(f"  {kind.mistake}: {kind.pairs} pairs{hard}")
-    for drop in report.drops:
-        console.print(f"  dropped, {drop.reason}: {drop.candidates}")
-    if report.held:
-        console.print(f"  held back by the scan: {report.held}")
-    if report.archived:
-        console.print(f"  put away before a test, since the memory was full: {report.archived}")
-    if report.left_out:
-        console.print(f"  traces of which nothing was made, since the memory was full: {report.left_out}")
+    for line in _made(report):
+        console.print(line)
     for test in report.tests:
         console.print(f"{tested(test)}.")
     if report.not_tested is not None:
         console.print(f"Not tested: {report.not_tested}.")
     for name, change in (("held-out traces", report.held_out), ("anchors", report.anchors)):
         if change.before is not None and change.after is not None:
-            console.print(_table(name, change, change.before, change.after))
+            console.print(_table(name, change.before, change.after))
+        for line in _notes(change):
+            console.print(line, highlight=False)
     console.print(f"{report.outlook}.")
     if report.tests_so_far is not None:
         console.print(f"{spent(report.tests_so_far)}.", highlight=False)
     for line in _consumed(report.consumed):
         console.print(line, highlight=False)
+
+
+def _made(report: CalibrationReport) -> Iterator[str]:
+    """Yield what was made of the traces, and what became of it before any test."""
+    kept = sum(kind.pairs for kind in report.pairs)
+    yield (
+        f"{report.learned_from} traces, {report.candidates} candidates, rounds made: {report.rounds}; "
+        f"{kept} pairs, {report.candidates - kept} dropped, {report.promoted} promoted"
+    )
+    for kind in report.pairs:
+        hard = "" if kind.difficulty is None else f", mean difficulty {kind.difficulty:.2f}"
+        yield f"  {kind.mistake}: {kind.pairs} pairs{hard}"
+    for drop in report.drops:
+        yield f"  dropped, {drop.reason}: {drop.candidates}"
+    if report.held:
+        yield f"  held back by the scan: {report.held}"
+    if report.archived:
+        yield f"  put away before a test, since the memory was full: {report.archived}"
+    if report.left_out:
+        yield f"  traces of which nothing was made, since the memory was full: {report.left_out}"
+
+
+def _notes(change: Change) -> Iterator[str]:
+    """Yield what stands under a table."""
+    from reflact.calibration.words import moved
+
+    if change.gain is not None:
+        yield f"Averaged within each trace, the error {moved(change.gain)}."
+    if change.unscored:
+        steps = "1 step" if change.unscored == 1 else f"{change.unscored:,} steps"
+        yield f"In neither column: {steps} without a valid score before or after."
 
 
 def print_paid(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
@@ -146,37 +165,41 @@ def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend
 
 def tested(test: Promotion) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
-    from reflact.calibration.words import outcome_of
+    from reflact.calibration.words import moved, outcome_of
+    from reflact.results import Estimate
 
-    effect = f"{test.effect:.2f} [{test.low:.2f}, {test.high:.2f}]"
+    effect = Estimate(value=test.effect, low=test.low, high=test.high)
     return (
-        f"Batch {test.batches_before + 1} on these traces, {len(test.pair_ids)} pairs: error falls by "
-        f"{effect} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: {outcome_of(test)}"
+        f"Batch {test.batches_before + 1} on these traces, {len(test.pair_ids)} pairs: the error "
+        f"{moved(effect)} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: "
+        f"{outcome_of(test)}"
     )
 
 
-def _table(name: str, change: Change, before: Measures, after: Measures) -> Table:
+def _table(name: str, before: Measures, after: Measures) -> Table:
     from rich.table import Table
 
-    from reflact.calibration.words import FIGURES
+    from reflact.calibration.words import FIGURES, number
 
-    gain = change.gain
-    title = f"{name}: {before.traces} traces, {before.transitions} steps"
-    if gain is not None:
-        title += f"; error falls by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+    title = (
+        f"{name}: {before.traces} traces, {before.transitions} steps; mean absolute error "
+        f"{number(before.error.value)} -> {number(after.error.value)}"
+    )
     table = Table(title=title, title_justify="left")
     for column in ("", "before", "after", "constant"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     always = before.constant
     same = {"error": always.error, "accuracy": always.accuracy, "brier": always.brier}
     for label, field, _ in FIGURES:
-        constant = f"{same[field]:.2f}" if field in same else ""
+        constant = number(same[field]) if field in same else ""
         table.add_row(label, _shown(getattr(before, field)), _shown(getattr(after, field)), constant)
     return table
 
 
 def _shown(estimate: Estimate | None) -> str:
-    return "" if estimate is None else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    from reflact.calibration.words import number, span
+
+    return "" if estimate is None else f"{number(estimate.value)} {span(estimate)}"
 
 
 class Done:

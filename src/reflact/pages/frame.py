@@ -5,6 +5,7 @@ Texts become HTML in one way only, as children and attributes of ``htpy`` elemen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import htpy as h
 from markupsafe import Markup
 
+from reflact.calibration import words
 from reflact.report.visible import visible
 from reflact.results import Estimate
 
@@ -124,14 +126,19 @@ def named(name: str) -> list[h.Node]:
     return [first, *(node for part in rest for node in ("_", h.wbr, part))]
 
 
+def typeset(figures: str) -> str:
+    """Return figures with true minus signs, and with intervals that stay on one line."""
+    return re.sub(r"(\[[^ \]]+,) ", "\\1\N{NO-BREAK SPACE}", re.sub(r"-(?=\d)", "−", figures))
+
+
 def number(value: float, digits: int = 2) -> str:
     """Return a number with so many decimals and a true minus sign; nothing is minus zero."""
-    return f"{value:z.{digits}f}".replace("-", "−")
+    return typeset(words.number(value, digits))
 
 
 def span(estimate: Estimate) -> str:
     """Return an interval in brackets."""
-    return f"[{number(estimate.low)},\N{NO-BREAK SPACE}{number(estimate.high)}]"
+    return typeset(words.span(estimate))
 
 
 def estimated(estimate: Estimate | None) -> h.Node:

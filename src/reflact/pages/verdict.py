@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from reflact.calibration import words
 from reflact.calibration.results import CalibrationReport, Change
 from reflact.calibration.words import outcome_of
 from reflact.memory import Promotion
-from reflact.pages.frame import counted, number, safe, span
+from reflact.pages.frame import counted, number, safe, typeset
 from reflact.results import Estimate
 
 Tone = Literal["better", "worse", "even"]
@@ -60,12 +61,7 @@ def drop_meaning(reason: str) -> str:
 
 def moved(gain: Estimate) -> str:
     """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
-    if gain.value == gain.low == gain.high == 0:
-        return "did not change"
-    if gain.value >= 0:
-        return f"fell by {number(gain.value)} points {span(gain)}"
-    risen = Estimate(value=-gain.value, low=-gain.high, high=-gain.low)
-    return f"rose by {number(risen.value)} points {span(risen)}"
+    return typeset(words.moved(gain))
 
 
 def _changed(change: Change) -> str:
@@ -74,8 +70,9 @@ def _changed(change: Change) -> str:
         return ""
     chance = "; the interval includes no change" if gain.low <= 0 <= gain.high else ""
     return (
-        f", and on {counted(before.traces, 'held-out trace')} the critic's mean absolute error {moved(gain)}"
-        f", from {number(before.error.value)} to {number(after.error.value)}{chance}"
+        f", and on {counted(before.traces, 'held-out trace')} the critic's mean absolute error went from "
+        f"{number(before.error.value)} to {number(after.error.value)}; averaged within each trace it "
+        f"{moved(gain)}{chance}"
     )
 
 
