@@ -162,7 +162,7 @@ async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
 
 
 async def test_anchors_are_measured_and_never_learned_from() -> None:
-    """An anchor that is to be kept counts like one that is; its step has no candidates."""
+    """An anchor that is to be kept counts like one that is; its trace has no candidates."""
     learn = traces("learn", 3)
     event = learn[0].events[0]
     assert event.evaluation is not None
@@ -184,7 +184,7 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
     memory.kept = (anchor,)
     assert await calibrator.forecast(learn, heldout=traces("held out", 20), anchors=[anchor]) == given
     assert (plain.anchors, given.anchors) == (0, 1)
-    assert plain.candidates.expected - given.candidates.expected == 2
+    assert plain.candidates.expected - given.candidates.expected == 4
 
 
 async def test_the_held_out_slice_is_the_one_of_the_calibration() -> None:
