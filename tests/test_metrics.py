@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflact.calibration.metrics import Scored, interval_of_mean, measure
+from reflact.calibration.metrics import (
+    LEAST_DIFFERENCE,
+    Scored,
+    interval_of_mean,
+    measure,
+    measure_accuracy,
+)
 from reflact.data import rng
 from reflact.memory import Evaluation, Gold
 
@@ -89,6 +96,23 @@ def test_pairwise_accuracy_counts_ties_half_and_forgets_equal_states() -> None:
     assert wrong is not None
     assert wrong.accuracy is not None
     assert wrong.accuracy.value == 0
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(PHI | st.sampled_from([0.0, 0.5, 1.0, 4.0]), PHI | st.sampled_from([1.0, 2.0])), max_size=9
+    )
+)
+def test_pairwise_accuracy_is_what_comparing_every_two_states_gives(said: list[tuple[float, float]]) -> None:
+    """Sorting finds what a comparison of all pairs finds, ties and near states included."""
+    decided = [
+        0.5 if a[1] == b[1] else float((a[1] < b[1]) == (a[0] < b[0]))
+        for a, b in combinations(said, 2)
+        if abs(a[0] - b[0]) >= LEAST_DIFFERENCE
+    ]
+    steps = [scored("t", n, (gold, gold), (phi, phi)) for n, (gold, phi) in enumerate(said)]
+    assert measure_accuracy(steps) == (sum(decided) / len(decided) if decided else None)
 
 
 def test_pairwise_accuracy_compares_states_of_one_trace_alone() -> None:

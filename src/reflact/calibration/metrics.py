@@ -8,9 +8,10 @@ Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -168,8 +169,9 @@ def measure(scored: Sequence[Scored], *, seed: int = 0) -> Measures | None:
 
 def measure_accuracy(steps: Sequence[Scored]) -> float | None:
     """Return the pairwise accuracy, None where nothing can be ordered; see ``Measures.accuracy``."""
-    ordered = [share for trace in _by_trace(steps).values() for share in _ordered(trace)]
-    return math.fsum(ordered) / len(ordered) if ordered else None
+    traces = [_ordered(trace) for trace in _by_trace(steps).values()]
+    pairs = sum(trace.pairs for trace in traces)
+    return sum(trace.shares for trace in traces) / pairs if pairs else None
 
 
 def interval_of_mean(values: Sequence[float], *, low: float, high: float, label: str) -> Estimate:
@@ -192,6 +194,13 @@ def interval_of_mean(values: Sequence[float], *, low: float, high: float, label:
 _CUT = round(0.025 * RESAMPLES) - 1
 
 
+class _Ordered(NamedTuple):
+    """How many comparisons gold decides, and how many of them go right; ties count half."""
+
+    pairs: int
+    shares: float
+
+
 class _Tally(NamedTuple):
     """Sums over the steps of a trace, or of several; every figure is a function of such sums."""
 
@@ -208,7 +217,7 @@ class _Tally(NamedTuple):
 
 
 def _tally(steps: Sequence[Scored]) -> _Tally:
-    ordered = list(_ordered(steps))
+    ordered = _ordered(steps)
     consistent = list(_consistent(steps))
     sums = [0.0] * BINS
     for step in steps:
@@ -219,26 +228,42 @@ def _tally(steps: Sequence[Scored]) -> _Tally:
         bias=math.fsum(step.error for step in steps),
         right=sum(step.right for step in steps),
         brier=math.fsum((step.evaluation.confidence - step.right) ** 2 for step in steps),
-        pairs=len(ordered),
-        ordered=math.fsum(ordered),
+        pairs=ordered.pairs,
+        ordered=ordered.shares,
         successions=len(consistent),
         consistent=sum(consistent),
         overconfidence=tuple(sums),
     )
 
 
-def _ordered(steps: Sequence[Scored]) -> Iterable[float]:
-    within = ((s.gold.delta, s.evaluation.delta) for s in steps if s.gold.delta is not None)
-    across = (
-        (b.gold.phi_after - a.gold.phi_after, b.evaluation.phi_after - a.evaluation.phi_after)
-        for a, b in combinations(steps, 2)
-    )
-    for correct, said in (*within, *across):
-        if abs(correct) >= LEAST_DIFFERENCE:
-            yield (1 + _sign(said) * _sign(correct)) / 2
-    for step in steps:
-        for wrong in step.wrong:
-            yield (1 + _sign(abs(step.evaluation.phi_after - wrong) - abs(step.error))) / 2
+def _ordered(steps: Sequence[Scored]) -> _Ordered:
+    """Count what gold orders: each step's before and after, its after against others', right against wrong."""
+    shares = [
+        (1 + _sign(s.evaluation.delta) * _sign(s.gold.delta)) / 2
+        for s in steps
+        if s.gold.delta is not None and abs(s.gold.delta) >= LEAST_DIFFERENCE
+    ]
+    shares += [
+        (1 + _sign(abs(step.evaluation.phi_after - wrong) - abs(step.error))) / 2
+        for step in steps
+        for wrong in step.wrong
+    ]
+    across = _across(steps)
+    return _Ordered(len(shares) + across.pairs, sum(shares) + across.shares)
+
+
+def _across(steps: Sequence[Scored]) -> _Ordered:
+    """Compare every two states after a step, in the time that sorting them takes: a trace may be long."""
+    by_gold = sorted(steps, key=lambda step: step.gold.phi_after)
+    lower: list[float] = []  # what was said of all states that gold puts below the present one, sorted
+    pairs, shares = 0, 0.0
+    for later in by_gold:
+        while later.gold.phi_after - by_gold[len(lower)].gold.phi_after >= LEAST_DIFFERENCE:
+            insort(lower, by_gold[len(lower)].evaluation.phi_after)
+        said = later.evaluation.phi_after
+        pairs += len(lower)
+        shares += (bisect_left(lower, said) + bisect_right(lower, said)) / 2
+    return _Ordered(pairs, shares)
 
 
 def _consistent(steps: Sequence[Scored]) -> Iterable[bool]:
