@@ -237,7 +237,7 @@ def _tally(steps: Sequence[Scored]) -> _Tally:
 
 
 def _ordered(steps: Sequence[Scored]) -> _Ordered:
-    """Count what gold orders: each step's before and after, its after against others', right against wrong."""
+    """Count what gold orders: before and after of a step, its after and others', right and wrong."""
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.gold.delta)) / 2
         for s in steps
