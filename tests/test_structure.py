@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "reflact"
 
 RANKS = (
-    {"errors", "types", "values", "records", "results", "memory"},
+    {"errors", "types", "brief", "values", "records", "results", "memory"},
     {
         "calls",
         "roles",

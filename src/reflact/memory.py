@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, JsonValue
 
+from reflact.brief import Brief
 from reflact.types import Frozen, canonical, canonical_object, digest_of
 from reflact.values import alike, in_pieces
 
@@ -290,7 +291,7 @@ class MemoryCard(Frozen):
     changed: datetime | None = None
 
 
-class Promotion(Frozen):
+class Promotion(Brief):
     """The evidence on which a batch of pairs was promoted, or was not.
 
     Args:

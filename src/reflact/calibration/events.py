@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from reflact.brief import Brief
 from reflact.calibration.metrics import Scored, measure_accuracy
 from reflact.calibration.results import CalibrationReport, DropCount
 from reflact.memory import Promotion
 from reflact.results import Usage
-from reflact.types import Frozen
 
 
-class Figures(Frozen):
+class Figures(Brief):
     """A critic's scores of some steps, in short; the report has all figures, with intervals.
 
     Args:
@@ -36,7 +36,7 @@ class Figures(Frozen):
     accuracy: float | None = None
 
 
-class Began(Frozen):
+class Began(Brief):
     """A call of ``calibrate`` began: so many traces, and steps whose correct score is known.
 
     ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
@@ -50,7 +50,7 @@ class Began(Frozen):
     resumed: bool = False
 
 
-class RoundBegan(Frozen):
+class RoundBegan(Brief):
     """A round of contrast pairs began, over so many traces."""
 
     kind: Literal["round_began"] = "round_began"
@@ -59,7 +59,7 @@ class RoundBegan(Frozen):
     usage: Usage = Usage()
 
 
-class CriticMeasured(Frozen):
+class CriticMeasured(Brief):
     """The critic was measured, before the first round or after the last."""
 
     kind: Literal["critic_measured"] = "critic_measured"
@@ -69,14 +69,14 @@ class CriticMeasured(Frozen):
     usage: Usage = Usage()
 
 
-class Calibrated(Frozen):
+class Calibrated(Brief):
     """A call of ``calibrate`` ended; the last of its events."""
 
     kind: Literal["calibrated"] = "calibrated"
     report: CalibrationReport
 
 
-class TraceTaken(Frozen):
+class TraceTaken(Brief):
     """A trace came up in the queue: it is learned from, or kept to test on."""
 
     kind: Literal["trace_taken"] = "trace_taken"
@@ -84,7 +84,7 @@ class TraceTaken(Frozen):
     use: Literal["learn", "hold_out"]
 
 
-class TraceLeftOut(Frozen):
+class TraceLeftOut(Brief):
     """A trace was not taken: the queue was full, or the calibrator had stopped.
 
     ``dropped`` ones had been queued and made room for newer ones.
@@ -95,7 +95,7 @@ class TraceLeftOut(Frozen):
     reason: Literal["full", "dropped", "stopped"]
 
 
-class PairsMade(Frozen):
+class PairsMade(Brief):
     """The contrast pairs of a trace are in the store.
 
     ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none. Where the
@@ -112,7 +112,7 @@ class PairsMade(Frozen):
     usage: Usage = Usage()
 
 
-class BatchTested(Frozen):
+class BatchTested(Brief):
     """A batch of pairs was tested on held-out traces; promoted ones count from the next score on."""
 
     kind: Literal["batch_tested"] = "batch_tested"
@@ -121,7 +121,7 @@ class BatchTested(Frozen):
     usage: Usage = Usage()
 
 
-class NotTested(Frozen):
+class NotTested(Brief):
     """A batch waits: there are too few held-out traces to decide on it."""
 
     kind: Literal["not_tested"] = "not_tested"
@@ -132,7 +132,7 @@ class NotTested(Frozen):
     usage: Usage = Usage()
 
 
-class Failed(Frozen):
+class Failed(Brief):
     """Something went wrong with a trace, or beside any; the calibrator goes on with the next one."""
 
     kind: Literal["failed"] = "failed"
@@ -141,7 +141,7 @@ class Failed(Frozen):
     message: str
 
 
-class Stopped(Frozen):
+class Stopped(Brief):
     """The calibrator takes no further traces: its budget is spent, or its model cannot be reached at all."""
 
     kind: Literal["stopped"] = "stopped"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from reflact.brief import Brief
 from reflact.calibration.contrast import Drop
 from reflact.calibration.metrics import Measures
 from reflact.memory import ContrastPair, Promotion
@@ -60,7 +61,7 @@ class Change(Frozen):
     unscored: int = 0
 
 
-class CalibrationReport(Frozen):
+class CalibrationReport(Brief):
     """What a call of ``Calibrator.calibrate`` did.
 
     Args:
@@ -107,6 +108,17 @@ class CalibrationReport(Frozen):
     usage: Usage
     consumed: tuple[Consumed, ...] = ()
     earlier: bool = False
+
+    def __repr__(self) -> str:
+        before, after = self.held_out.before, self.held_out.after
+        error = ""
+        if before is not None and after is not None:
+            error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
+        pairs = sum(kind.pairs for kind in self.pairs)
+        return (
+            f"CalibrationReport(rounds={self.rounds}, candidates={self.candidates}, pairs={pairs}, "
+            f"tests={len(self.tests)}, promoted={self.promoted}{error}, calls={self.usage.calls})"
+        )
 
     @property
     def promoted(self) -> int:
