@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
@@ -199,8 +200,11 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-_UNBROKEN = re.compile(r"\S{12}|PRIVATE KEY")
-"""What every secret has; most texts have it not, and are done with."""
+_HINTS = (
+    *("sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "akia", "aiza", "xox"),
+    *("-----begin", "eyj", "password", "passwd", "key", "secret", "bearer"),
+)
+"""One of these every secret has, in small letters; most texts have none, and are done with."""
 
 _SECRETS = re.compile(
     r"\bsk-[A-Za-z0-9_-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
@@ -262,10 +266,10 @@ def _hash(text: str) -> bytes:
 def _findings(text: str) -> Iterator[Finding]:
     seen = [view for part in parts(_plain(text)) for view in _views(part)]
     for rule in RULES:
-        if any(pattern.search(view) for pattern in rule.patterns for view in seen):
+        if any(_has(pattern, view) for pattern in rule.patterns for view in seen):
             yield Finding(rule=rule.name, verdict=rule.verdict)
     shown = [*parts(_shown(text))]
-    if any(_UNBROKEN.search(part) and _SECRETS.search(part) for part in shown):
+    if any(_hints(part) and _has(_SECRETS, part) for part in shown):
         yield Finding(rule="secret", verdict="reject")
     if any(looks(part) for looks in _PERSONAL for part in shown):
         yield Finding(rule="personal_data", verdict="quarantine")
@@ -277,6 +281,19 @@ def _shown(text: str) -> str:
         return text
     composed = unicodedata.normalize("NFKC", text)
     return "".join(c for c in composed if c.isspace() or unicodedata.category(c) != "Cf")
+
+
+def _has(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether a pattern is found; after a long text other threads are let in, which wait longer else."""
+    found = pattern.search(text) is not None
+    if len(text) > PART // 2:
+        time.sleep(0)
+    return found
+
+
+def _hints(text: str) -> bool:
+    folded = text.casefold()
+    return any(hint in folded for hint in _HINTS)
 
 
 def _names_mail(text: str) -> bool:
