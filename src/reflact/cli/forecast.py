@@ -55,7 +55,7 @@ def estimate_table(predicted: Estimates) -> Table:
     from rich.table import Table
 
     priced = any(row.usd is not None for row in predicted.rows)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("role", no_wrap=True)
     table.add_column("calls for", no_wrap=True)
     for heading in ("least", "calls", "most", "tokens", "most", *(("$", "most") if priced else ())):
@@ -75,14 +75,22 @@ def _counts(calls: Amount, tokens: Amount) -> tuple[str, ...]:
 
 
 def _money(usd: Amount | None) -> tuple[str, str]:
-    return ("-", "-") if usd is None else (f"{usd.expected:,.3f}", f"{usd.high:,.3f}")
+    return ("-", "-") if usd is None else (_dollars(usd.expected), _dollars(usd.high))
+
+
+def _dollars(usd: float) -> str:
+    return f"{usd:.3f}" if usd < 99.9995 else _short(usd)
 
 
 def _short(number: float) -> str:
-    """Return a count in full up to 100,000, then in thousands or millions."""
-    if number < 1e5:
+    """Return a count in at most six characters: in full up to 10,000, then three digits of it."""
+    if number < 9_999.5:
         return f"{number:,.0f}"
-    return f"{number / 1e3:,.0f}k" if number < 1e6 else f"{number / 1e6:,.1f}M"
+    for unit, size in (("k", 1e3), ("M", 1e6), ("G", 1e9)):
+        if number < size * 999.5:
+            digits = 1 if number < size * 99.95 else 0
+            return f"{number / size:.{digits}f}{unit}"
+    return f"{number:.0e}"
 
 
 def _print_outlook(planned: Plan) -> None:

@@ -1,0 +1,40 @@
+"""The table of a forecast: nothing is cut at a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from reflact.cli.forecast import estimate_table
+from reflact.estimates import Amount, Estimates, Row
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (9_999, "9,999"),
+        (17_812, "17.8k"),
+        (97_049, "97.0k"),
+        (99_960, "100k"),
+        (999_600, "1.0M"),
+        (2_300_000_000, "2.3G"),
+    ],
+)
+def test_counts_keep_three_digits(count: int, shown: str) -> None:
+    """A count of any size is whole in its column, also where prices stand beside it."""
+    amount = Amount(low=count, expected=count, high=count)
+    money = Amount(low=1, expected=1234.567, high=9876.543)
+    row = Row(
+        role="optimizer",
+        purpose="held-out steps, all",
+        calls=amount,
+        input_tokens=amount,
+        output_tokens=Amount(),
+        usd=money,
+    )
+    out = StringIO()
+    Console(file=out, width=80).print(estimate_table(Estimates(rows=(row,), assumptions=())))
+    assert "…" not in out.getvalue()
+    assert out.getvalue().split().count(shown) == 10
