@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flattered_world import PURPOSE, steps
+from reflact import Trace
 from reflact.calibration.events import CALIBRATION_EVENT, BatchTested, Began, Calibrated, CalibrationEvent
 from served import HANGS, reflact_process
 from test_calibrate_cli import flattering, record, reflact
@@ -71,10 +73,21 @@ class World:
         return [CALIBRATION_EVENT.validate_json(line) for line in result.stdout.splitlines()]
 
 
+def record_bare(folder: Path, number: int) -> None:
+    """Write traces whose steps nobody scored: what samples agree on says what is right."""
+    folder.mkdir(exist_ok=True)
+    for n in range(number):
+        trace = Trace(PURPOSE, id=f"bare {n}", path=folder / f"bare {n:03}.jsonl")
+        ((step, _),) = steps(trace.id, n, count=1, claims=[n % 2 == 0])
+        trace.record(step)
+        trace.finish()
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Traces to learn from, others that are held out, and an endpoint."""
+    """Traces to learn from, some without gold, others that are held out, and an endpoint."""
     record(tmp_path / "learn", 4)
+    record_bare(tmp_path / "learn", 4)
     record(tmp_path / "held out", 20)
     with serving_world(tmp_path) as found:
         yield found

@@ -1,4 +1,4 @@
-"""Models and critics that together have so many calls in flight at most."""
+"""Models and critics that together have so many calls in flight at most; a critic that is shown set pairs."""
 
 from __future__ import annotations
 
@@ -55,3 +55,23 @@ class LimitedCritic:
         """Ask the critic, once there is a place."""
         async with self._places:
             return await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
+
+
+class ShownCritic:
+    """A critic that is shown these pairs, whatever is promoted meanwhile."""
+
+    def __init__(self, critic: Scorer, pairs: Sequence[ContrastPair]) -> None:
+        self._critic = critic
+        self._pairs = pairs
+
+    async def score(
+        self,
+        transition: Transition,
+        *,
+        purpose: str,
+        pairs: Sequence[ContrastPair] | None = None,
+        trial: int = 0,
+    ) -> StateScore:
+        """Ask the critic, with its pairs where no others are given."""
+        shown = self._pairs if pairs is None else pairs
+        return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)

@@ -15,7 +15,7 @@ from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import Round, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
 from reflact.calibration.holding import GIVEN
-from reflact.calibration.limited import LimitedCritic
+from reflact.calibration.limited import LimitedCritic, ShownCritic
 from reflact.calibration.made import Drop
 from reflact.calibration.metrics import Scored
 from reflact.calibration.opening import Opening
@@ -98,6 +98,7 @@ class Rounds:
         *,
         known_ids: frozenset[str],
         others: Sequence[str] = (),
+        shown: Sequence[ContrastPair] | None = None,
         also: Also | None = None,
     ) -> Stored:
         """Make a trace's pairs and store each as it comes about; steps that are anchors teach nothing."""
@@ -123,7 +124,7 @@ class Rounds:
             plan=plan,
             llm=self._llm,
             judge=self._llm,
-            critic=self._sampled,
+            critic=self._sampled if shown is None else ShownCritic(self._sampled, shown),
             settings=self._settings.contrast,
             prompts=self._prompts,
             known=known_ids,
@@ -269,14 +270,14 @@ class Rounds:
 
     async def _round(self, course: Course, plan: Round, tally: Tally) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time."""
-        learn = course.parts.learn
+        learn, shown = course.parts.learn, course.promoted
         ids = course.known.union(pair.id for pair in tally.pairs)
         purposes = sorted({trace.purpose for trace in learn})
 
         async def one(trace: Trace) -> Stored:
             made = Stored(full=True)
             if await self._store.room():
-                made = await self.make(trace, plan, known_ids=ids, others=purposes)
+                made = await self.make(trace, plan, known_ids=ids, others=purposes, shown=shown)
             self.made(trace, made)
             return made
 
