@@ -79,5 +79,7 @@ def test_the_command_ends_with_code_1(tmp_path: Path) -> None:
         path = configured(tmp_path, url)
         result = reflact(path, "--set", "models.critic.reasks=0", "--show", "quiet")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: the critic gave no valid score of any of the first 10 questions")
+    kept, error = result.stderr.splitlines()
+    assert kept.startswith("stopped before the first round")
+    assert error.startswith("error: the critic gave no valid score of any of the first 10 questions")
     assert len(asked) <= FIRST + 8
