@@ -48,18 +48,21 @@ class Reader:
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
-        self._objects: dict[int, Read] = {}
+        self._objects: dict[int, tuple[ContrastPair, Read]] = {}
         self._ids: dict[str, Read] = {}
 
     def __call__(self, pair: ContrastPair) -> Read:
         """Return what ranking needs to know of a pair."""
-        found = self._objects.get(id(pair)) or self._ids.get(pair.id)
-        if found is not None and (found.pair is pair or found.pair == pair):
-            return found
+        known = self._objects.get(id(pair))
+        if known is not None:
+            return known[1]
         if len(self._objects) >= self._size:
             self._objects.clear()
             self._ids.clear()
-        found = self._objects[id(pair)] = self._ids[pair.id] = read(pair)
+        found = self._ids.get(pair.id)
+        if found is None or found.pair != pair:
+            found = self._ids[pair.id] = read(pair)
+        self._objects[id(pair)] = (pair, found)  # held, so that no other object takes its place in memory
         return found
 
 
