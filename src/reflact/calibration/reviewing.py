@@ -29,7 +29,7 @@ from reflact.calibration.review import (
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Promotion
-from reflact.memory_cards import visible_to
+from reflact.memory_cards import Recording, visible_to
 from reflact.memory_ports import BatchTest, CardStore, StoredPair
 
 
@@ -159,7 +159,9 @@ class Reviewer:
         after = await self.score(steps, with_)
         ids = tuple(sorted(pair.id for pair in batch))
         try:
-            test = await self._store.open_test(ids, held_out=name, traces=traces, use=use)
+            test = await self._left_open(ids, traces, name=name, use=use) or await self._store.open_test(
+                ids, held_out=name, traces=traces, use=use
+            )
         except DataError:  # the batch was sound when it was read, so somebody was faster
             return NotEnoughTraces(traces=len(traces), overtaken=True)
         sides, silent = compared(before, after), _silent(steps, before, after)
@@ -169,8 +171,29 @@ class Reviewer:
         if isinstance(found, NotEnoughTraces):
             return found
         evidence = self._evidence(found, test)
-        await self._store.close_test(test.number, evidence)
+        try:
+            await self._store.close_test(test.number, evidence)
+        except DataError:
+            over = any(one.number == test.number and one.evidence for one in await self._store.tests())
+            if not over:
+                raise
+            return NotEnoughTraces(traces=len(traces), overtaken=True)
         return evidence
+
+    async def _left_open(
+        self, ids: tuple[str, ...], traces: Collection[Recording], *, name: str, use: Use
+    ) -> BatchTest | None:
+        """Return a test of this batch on these traces that was opened and not closed, by a killed process.
+
+        Nobody saw how it would have ended, so to end it is the same test and spends nothing further.
+        """
+        marks = tuple(sorted({trace.mark for trace in traces}))
+        for test in await self._store.tests():
+            same = (test.unit_ids, test.traces, test.held_out, test.use) == (ids, marks, name, use)
+            if same and test.evidence is None:
+                changed = [one.changed for one in await self._store.pairs(ids)]
+                return test if max(changed) <= test.at else None
+        return None
 
     def _evidence(self, found: Replay, test: BatchTest) -> Promotion:
         return Promotion(
