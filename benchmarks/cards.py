@@ -56,6 +56,7 @@ CRITIC = Scope(roles=("critic",))
 BOUNDS = {
     "submit p95": 0.010,
     "find p95": 0.050,
+    "promoted p95": 0.050,
     "open": 1.0,
     "loop lag p95": 0.020,
 }
@@ -199,10 +200,13 @@ async def measure(path: Path, texts: Texts, stored: int) -> dict[str, float]:
             submitted = await timed(memory.submit, fresh)
             queries = [Query(text=text, scope=CRITIC, limit=10) for text in questions(texts)]
             found = await timed(memory.find_pairs, queries)
+            first, *later = await timed(memory.promoted, [CRITIC] * TRIALS)
             done.set()
     return {
         "submit p95": p95(submitted),
         "find p95": p95(found),
+        "promoted p95": p95(later),
+        "promoted, first": first,
         "open": opened,
         "loop lag p95": p95(late),
     }

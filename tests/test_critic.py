@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -319,6 +320,30 @@ async def test_evidence_from_a_part_that_was_cut_is_still_evidence() -> None:
     states = Transition(before={"log": ""}, action=Action(name="pay"), after=after)
     score = await Critic(answering(reply())).score(states, purpose=PURPOSE)
     assert score.guarded == ()
+
+
+@pytest.mark.parametrize(
+    ("states", "pairs", "beside"),
+    [(("a", "b"), 1, False), (("a", {"log": ["line"] * 3000}), 1, True), (("a", "b"), 300, True)],
+)
+async def test_long_work_is_done_beside_the_loop(states: tuple[Any, Any], pairs: int, beside: bool) -> None:
+    """Large states and many pairs are looked at on another thread; what is short is not worth the way."""
+    threads: set[int] = set()
+
+    def count(text: str) -> int:
+        threads.add(threading.get_ident())
+        return estimate(text)
+
+    before, after = states
+    step = Transition(before=before, action=Action(name="do"), after=after)
+    given = [
+        pair(Random(1)).model_copy(update={"purpose": f"p{n}", "transition": STILL}) for n in range(pairs)
+    ]
+    critic = Critic(answering(reply(evidence=["b"], phi_after=2)), count=count)
+    await critic.score(step, purpose=PURPOSE, pairs=given)
+    here = threading.get_ident()
+    assert (threads - {here} != set()) is beside
+    assert beside or threads == {here}
 
 
 # ------------------------------------------------------------------------------------------- snapshots

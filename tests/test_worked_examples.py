@@ -16,8 +16,9 @@ import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
 from memory_pairs import promote
 from reflact.calibration.critic import CRITIC, Critic
+from reflact.calibration.memo import Kept
 from reflact.calibration.selection import Reader, ranked
-from reflact.calibration.showing import ABOVE, Renderer, show_examples
+from reflact.calibration.showing import ABOVE, TRIED, Renderer, show_examples
 from reflact.calibration.tokens import estimate
 from reflact.critic_config import CriticSettings
 from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Scope, Transition
@@ -133,7 +134,7 @@ def test_kinds_of_mistakes_take_turns() -> None:
     random = Random(5)
     kinds = ["inflated_score"] * 12 + [*MISTAKES[2:], "my own"]
     pairs = [pair(random).model_copy(update={"mistake": kind}) for kind in kinds]
-    order = ranked(pairs, transition(random), purpose="p")
+    order = [*ranked(pairs, transition(random), purpose="p")]
     assert {one.mistake for one in order[:4]} == set(kinds)
     assert len(order) == len(pairs)
 
@@ -147,7 +148,7 @@ def test_credit_and_no_credit_balance_each_other() -> None:
         return pair(random).model_copy(update={"mistake": MISTAKES[number % 4], "right": right})
 
     pairs = [one(n, credit=n % 5 == 0) for n in range(40)]
-    order = ranked(pairs, transition(random), purpose="p")
+    order = [*ranked(pairs, transition(random), purpose="p")]
     gives = [pair.right.delta > 0 for pair in order]
     assert [sum(gives[:n]) for n in (2, 4, 6, 8)] == [1, 2, 3, 4]
     assert sorted(order, key=lambda pair: pair.id) == sorted(pairs, key=lambda pair: pair.id)
@@ -164,8 +165,8 @@ def test_within_a_kind_the_more_relevant_comes_first() -> None:
         for n, purpose in ((7, "water the plants on the balcony"), (7, "sort the mail by sender"))
     )
     for pairs in ([near, far], [far, near]):
-        assert ranked(pairs, asked, purpose="water the plants on the balcony") == (near, far)
-        assert ranked(pairs, asked, purpose="sort the mail by sender") == (far, near)
+        assert [*ranked(pairs, asked, purpose="water the plants on the balcony")] == [near, far]
+        assert [*ranked(pairs, asked, purpose="sort the mail by sender")] == [far, near]
 
 
 async def test_the_very_transition_is_shown_only_when_asked_for() -> None:
@@ -269,7 +270,46 @@ def test_an_example_is_rendered_once_whatever_is_scored() -> None:
 
 def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
     """What a pair's id leaves out, such as why it is wrong, is shown as the pair at hand has it."""
-    read, one = Reader(), pair(Random(1))
+    render, one = Renderer(60), pair(Random(1))
     other = one.model_copy(update={"why": "Another reason."})
-    assert (read(one).pair, read(other).pair, read(one).pair) == (one, other, one)
-    assert read(other.model_copy()).pair is other
+    assert one.id == other.id
+    first, second = render(one, 1), render(other, 1)
+    assert "Another reason." in second
+    assert "Another reason." not in first
+    assert (render(one, 1), render(other.model_copy(), 1)) == (first, second)
+
+
+def test_the_pair_that_was_longest_not_shown_is_forgotten_first() -> None:
+    """Beyond its size a cache lets go of one pair, not of all; those that are ranked at once all stay."""
+    pairs = [pair(Random(seed)) for seed in range(6)]
+    kept: Kept[int] = Kept(4)
+    for number, one in enumerate(pairs[:4]):
+        kept.keep(one, number)
+    assert kept.get(pairs[0]) == 0
+    kept.keep(pairs[4], 4)
+    assert [kept.get(one) for one in pairs] == [0, None, 2, 3, 4, None]
+    reader = Reader(2)
+    assert reader.unread(pairs) == tuple(pairs)
+    reads = reader([*pairs, *pairs])
+    assert [one.pair for one in reads] == pairs
+    assert reader.unread([*pairs, *pairs]) == ()
+    assert reader.unread(pairs[:1]) == ()
+    assert [one.id for one in reader(pairs[::-1])] == [one.id for one in pairs[::-1]]
+    assert all(one is other for one, other in zip(reader(pairs), reads, strict=True))
+
+
+def test_a_full_room_ends_the_search() -> None:
+    """Nothing is rendered once the room is used up, and few pairs once none fits any more."""
+    rendered: list[int] = []
+
+    def render(one: ContrastPair, number: int) -> str:
+        rendered.append(number)
+        return "word " * (15 if len(rendered) <= 2 else 300)
+
+    pairs = [pair(Random(1)).model_copy(update={"purpose": f"p{n}"}) for n in range(500)]
+    shown = show_examples(iter(pairs), room=120, most=100, each=60, render=render)
+    assert len(shown.pairs) == 2
+    assert len(rendered) == 2 + TRIED
+    rendered.clear()
+    assert show_examples(pairs, room=0, most=100, each=60, render=render).pairs == ()
+    assert rendered == []

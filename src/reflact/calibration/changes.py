@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import eq
 from typing import NamedTuple, TypeVar
 
@@ -61,8 +61,12 @@ def show_change(before: JsonValue, after: JsonValue, *, brief: bool = False) -> 
     """
     if isinstance(before, str) and isinstance(after, str) and not brief:
         return _text_diff(show_state(before), show_state(after)) or NOTHING
-    lines = [_line(change, brief) for change in changes(before, after)]
-    return show_state("\n".join(lines)) or NOTHING
+    return show_fields(changes(before, after), brief=brief)
+
+
+def show_fields(fields: Iterable[Change], *, brief: bool = False) -> str:
+    """Return fields that differ as text, a line for each; ``brief`` as in ``show_change``."""
+    return show_state("\n".join(_line(change, brief) for change in fields)) or NOTHING
 
 
 def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Change]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
+from typing import NamedTuple
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, field_validator
 
+from reflact.aside import aside
 from reflact.calibration.given import require, require_memory, require_model
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
+from reflact.calibration.seen import Seen
 from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import Renderer, Shown, show_examples, show_transition
 from reflact.calibration.tokens import Count, estimate
@@ -22,7 +26,7 @@ from reflact.memory_ports import CardStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_book
 from reflact.tasks import fan_out
-from reflact.types import canonical, digest
+from reflact.types import canonical, digest, digest_of
 
 CRITIC = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
@@ -193,12 +197,18 @@ class Critic:
         require(purpose, str, what="the purpose")
         if pairs is None:
             pairs = await self._candidates(scope)
-        examples = self._examples(pairs, transition, purpose)
-        shown = [pair.id for pair in examples.pairs]
-        place: list[JsonValue] = [purpose, transition.model_dump(mode="json"), trial, phi_before, *shown]
-        return await self._scores.once(
-            digest(place), lambda: self._ask(transition, purpose, examples, trial, phi_before)
+        step = _Step(Seen(transition), purpose, trial, phi_before)
+        new = await aside(partial(self._read.unread, pairs), [pair.mistake for pair in pairs])
+        place, examples = await aside(
+            partial(self._chosen, step, pairs),
+            purpose,
+            *transition.states,
+            [pair.mistake for pair in pairs],
+            *(state for pair in new for state in pair.transition.states),
         )
+        shown = [pair.id for pair in examples.pairs]
+        key = digest([place, trial, phi_before, *shown])
+        return await self._scores.once(key, lambda: self._ask(step, place, examples))
 
     # ---------------------------------------------------------------------------------- what is shown
 
@@ -208,38 +218,39 @@ class Critic:
             return tuple(pair for pair in self._pinned if visible_to(pair.scope, scope))
         return () if self._memory is None else await self._memory.promoted(scope)
 
-    def _examples(self, pairs: Sequence[ContrastPair], transition: Transition, purpose: str) -> Shown:
-        return show_examples(
-            ranked(pairs, transition, purpose=purpose, show_same=self._settings.show_same, read=self._read),
-            room=self._settings.example_tokens,
-            most=self._settings.examples,
-            each=self._settings.example_state_tokens,
+    def _chosen(self, step: _Step, pairs: Sequence[ContrastPair]) -> tuple[str, Shown]:
+        """Return the hash of a step under its purpose, and the worked examples for it."""
+        settings = self._settings
+        place = digest_of(f"[{canonical(step.purpose)},{step.texts.canonical}]")
+        order = ranked(pairs, step.texts, purpose=step.purpose, show_same=settings.show_same, read=self._read)
+        return place, show_examples(
+            order,
+            room=settings.example_tokens,
+            most=settings.examples,
+            each=settings.example_state_tokens,
             count=self._count,
             render=self._render,
         )
 
     # ------------------------------------------------------------------------------------- the question
 
-    async def _ask(
-        self,
-        transition: Transition,
-        purpose: str,
-        examples: Shown,
-        trial: int,
-        phi_before: float | None,
-    ) -> StateScore:
-        settings = self._settings
-        shown = show_transition(purpose, transition, room=settings.state_tokens, count=self._count)
-        prompt = self._prompts.render(PROMPT, {"examples": examples.text, "transition": shown})
-        limits = Limits(settings.jump, settings.jump_confidence, settings.unsupported_confidence)
-        case = Case.of(transition, limits, phi_before=phi_before)
-        part = digest([purpose, transition.model_dump(mode="json")])[:16]
+    async def _ask(self, step: _Step, place: str, examples: Shown) -> StateScore:
+        samples, looked_at = self._settings.samples, step.texts.transition.states
+        prompt, case = await aside(partial(self._question, step, examples), step.purpose, *looked_at)
         places = [
-            Sample(role="critic", purpose="score", part=part, trial=trial * settings.samples + n)
-            for n in range(settings.samples)
+            Sample(role="critic", purpose="score", part=place[:16], trial=step.trial * samples + n)
+            for n in range(samples)
         ]
         said = await fan_out(lambda place: self._evaluation(prompt, case, place), places)
         return _together(said, case, tuple(pair.id for pair in examples.pairs))
+
+    def _question(self, step: _Step, examples: Shown) -> tuple[Rendered, Case]:
+        """Return what is asked of a step, and what guards need to know of it."""
+        settings = self._settings
+        shown = show_transition(step.purpose, step.texts, room=settings.state_tokens, count=self._count)
+        prompt = self._prompts.render(PROMPT, {"examples": examples.text, "transition": shown})
+        limits = Limits(settings.jump, settings.jump_confidence, settings.unsupported_confidence)
+        return prompt, Case.of(step.texts, limits, phi_before=step.phi_before)
 
     async def _evaluation(self, prompt: Rendered, case: Case, place: Sample) -> Evaluation:
         """Return an evaluation; where its evidence stays invented however often it is asked, the last one."""
@@ -258,6 +269,15 @@ class Critic:
                 raise
             return last[-1]
         return reply.value.evaluation
+
+
+class _Step(NamedTuple):
+    """What is scored, as ``Critic.score`` was given it."""
+
+    texts: Seen
+    purpose: str
+    trial: int
+    phi_before: float | None
 
 
 def _together(said: Sequence[Evaluation], case: Case, pair_ids: tuple[str, ...]) -> StateScore:

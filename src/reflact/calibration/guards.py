@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from reflact.calibration.evidence import Grounds
+from reflact.calibration.seen import Seen, seen
 from reflact.memory import Evaluation, Transition
 
 
@@ -37,9 +38,10 @@ class Case(NamedTuple):
     phi_before: float | None = None
 
     @classmethod
-    def of(cls, transition: Transition, limits: Limits, *, phi_before: float | None = None) -> Case:
+    def of(cls, transition: Transition | Seen, limits: Limits, *, phi_before: float | None = None) -> Case:
         """Return what the guards need to know of a transition."""
-        return cls(transition.changed, Grounds(transition), limits, phi_before)
+        texts = seen(transition)
+        return cls(texts.transition.changed, Grounds(texts), limits, phi_before)
 
 
 def no_change(said: Evaluation, case: Case) -> Evaluation:

@@ -1,14 +1,52 @@
-"""Results that are kept for a while, and work that equal callers share."""
+"""Results that are kept for a while, what is known of pairs, and work that equal callers share."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 import anyio
 
+from reflact.memory import ContrastPair
+
 T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """What is known of pairs, by their ids; several threads may use it.
+
+    Pairs that are equal share it; of two with one id that differ elsewhere the last one is known.
+
+    Args:
+        size: Pairs kept; the one that was longest not asked for goes first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._turn = threading.Lock()
+        self._kept: OrderedDict[str, tuple[ContrastPair, T]] = OrderedDict()
+
+    def get(self, pair: ContrastPair) -> T | None:
+        """Return what is known of a pair, or None."""
+        known = self._kept.get(pair.id)
+        if known is None or (known[0] is not pair and known[0] != pair):
+            return None
+        self.keep(pair, known[1])
+        return known[1]
+
+    def keep(self, pair: ContrastPair, value: T) -> None:
+        """Keep what is known of a pair."""
+        with self._turn:
+            self._kept[pair.id] = pair, value
+            self._kept.move_to_end(pair.id)
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+
+    def grow(self, size: int) -> None:
+        """Keep at least so many from now on: fewer than are gone through each time would be of no use."""
+        self._size = max(self._size, size)
 
 
 class Memo(Generic[T]):

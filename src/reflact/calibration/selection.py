@@ -13,68 +13,74 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from reflact.calibration.changes import show_change
+from reflact.calibration.memo import Kept
+from reflact.calibration.seen import Seen, seen
 from reflact.calibration.showing import show_action
 from reflact.memory import ContrastPair, Transition
-from reflact.types import digest
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _READ = 4000
 
 
 class Read(NamedTuple):
-    """What ranking goes by: a pair, its id, what it speaks of, and in which words."""
+    """What ranking goes by: a pair, its id, the hash of what it speaks of, and in which words."""
 
     pair: ContrastPair
     id: str
-    place: str
+    subject: str
     words: frozenset[str]
 
 
-def read(pair: ContrastPair) -> Read:
-    """Return what ranking needs to know of a pair."""
-    about = (pair.purpose, pair.transition)
-    return Read(pair, pair.id, _place(*about), _words(*about))
+def read(pairs: Sequence[ContrastPair]) -> tuple[Read, ...]:
+    """Return what ranking needs to know of pairs, each once."""
+    return Reader()(pairs)
 
 
 class Reader:
-    """Reads pairs as ``read`` does, each once: rounds are scored with the same, a memory gives equal ones.
-
-    Of equal pairs the first is held and returned, so that what is known of it can be found by the object.
+    """Reads pairs for ranking, each once: rounds are scored with the same, a memory gives equal ones.
 
     Args:
-        size: Pairs that are remembered; beyond it all are forgotten.
+        size: Pairs that are remembered, or as many as are read at a time where that is more; the one that
+            was longest not asked for goes first.
     """
 
     def __init__(self, size: int = 4096) -> None:
-        self._size = size
-        self._objects: dict[int, tuple[ContrastPair, Read]] = {}
-        self._ids: dict[str, Read] = {}
+        self._known: Kept[Read] = Kept(size)
+        self._last: tuple[tuple[ContrastPair, ...], tuple[Read, ...]] = (), ()
 
-    def __call__(self, pair: ContrastPair) -> Read:
-        """Return what ranking needs to know of a pair."""
-        known = self._objects.get(id(pair))
-        if known is not None:
-            return known[1]
-        if len(self._objects) >= self._size:
-            self._objects.clear()
-            self._ids.clear()
-        found = self._ids.get(pair.id)
-        if found is None or found.pair != pair:
-            found = self._ids[pair.id] = read(pair)
-        self._objects[id(pair)] = (pair, found)  # held, so that no other object takes its place in memory
+    def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[Read, ...]:
+        """Return what ranking needs to know of pairs, each once."""
+        (last, reads), given = self._last, tuple(pairs)
+        if given != last:
+            self._known.grow(len(given))
+            reads = tuple({pair.id: self._read(pair) for pair in given}.values())
+        self._last = given, reads  # these very objects, which are found equal without a look into them
+        return reads
+
+    def unread(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
+        """Return those that were not read yet, or are forgotten."""
+        if self._last[0] == tuple(pairs):
+            return ()
+        return tuple(pair for pair in pairs if self._known.get(pair) is None)
+
+    def _read(self, pair: ContrastPair) -> Read:
+        found = self._known.get(pair)
+        if found is None:
+            words = _words(pair.purpose, Seen(pair.transition))
+            found = Read(pair, pair.id, pair.hashes.subject, words)
+            self._known.keep(pair, found)
         return found
 
 
 def ranked(
     pairs: Sequence[ContrastPair],
-    transition: Transition,
+    transition: Transition | Seen,
     *,
     purpose: str,
     show_same: bool = False,
-    read: Callable[[ContrastPair], Read] = read,
-) -> tuple[ContrastPair, ...]:
-    """Return pairs, each once, the best example first.
+    read: Callable[[Sequence[ContrastPair]], Sequence[Read]] = read,
+) -> Iterator[ContrastPair]:
+    """Yield pairs, each once, the best example first.
 
     Kinds of mistakes take turns, so that any beginning of the result holds them in equal numbers, as far as
     there are as many. Pairs whose right side gives credit and pairs whose right side gives none balance each
@@ -87,16 +93,16 @@ def ranked(
         transition: What is to be scored.
         purpose: Under which purpose.
         show_same: Keep pairs of the same transition under the same purpose, which give the answer away.
-        read: Reads a pair; a ``Reader`` where the same ones come again.
+        read: Reads pairs; a ``Reader`` where the same ones come again.
     """
-    asked = _words(purpose, transition)
-    own = _place(purpose, transition)
+    texts = seen(transition)
+    asked, own = _words(purpose, texts), texts.subject(purpose)
     order = sorted(
-        (-_cosine(asked, one.words), pair_id, one.pair)
-        for pair_id, one in {one.id: one for one in map(read, pairs)}.items()
-        if show_same or one.place != own
+        (-_cosine(asked, one.words), one.id, one.pair)
+        for one in read(pairs)
+        if show_same or one.subject != own
     )
-    return tuple(_in_turns([pair for _, _, pair in order]))
+    return _in_turns([pair for _, _, pair in order])
 
 
 def _in_turns(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
@@ -119,13 +125,9 @@ def _in_turns(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
         yield pair
 
 
-def _place(purpose: str, transition: Transition) -> str:
-    return digest([purpose, transition.model_dump(mode="json")])
-
-
-def _words(purpose: str, transition: Transition) -> frozenset[str]:
-    change = show_change(transition.before, transition.after)[:_READ]
-    text = f"{purpose[:_READ]}\n{show_action(transition.action)[:_READ]}\n{change}"
+def _words(purpose: str, texts: Seen) -> frozenset[str]:
+    action = show_action(texts.transition.action)
+    text = f"{purpose[:_READ]}\n{action[:_READ]}\n{texts.change[:_READ]}"
     return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 

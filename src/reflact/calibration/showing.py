@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.calibration.changes import show_change, show_state
+from reflact.calibration.changes import show_state
+from reflact.calibration.memo import Kept
+from reflact.calibration.seen import Seen, seen
 from reflact.calibration.tokens import Count, cut, estimate
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
 from reflact.prompts import fence
 
 ABOVE = "Other transitions. Each has an evaluation that is right and one that is wrong:"
 """The line above the worked examples."""
+
+_BARE = 0
+"""What stands for the number of an example that has none yet."""
+
+TRIED = 32
+"""Pairs in a row that may not fit before a room counts as full."""
 
 
 class Shown(NamedTuple):
@@ -23,7 +31,9 @@ class Shown(NamedTuple):
     pairs: tuple[ContrastPair, ...]
 
 
-def show_transition(purpose: str, transition: Transition, *, room: int, count: Count = estimate) -> str:
+def show_transition(
+    purpose: str, transition: Transition | Seen, *, room: int, count: Count = estimate
+) -> str:
     """Return purpose, state before, action, state after and what changed, each fenced.
 
     Args:
@@ -32,12 +42,13 @@ def show_transition(purpose: str, transition: Transition, *, room: int, count: C
         room: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
         count: Counts tokens.
     """
+    texts = seen(transition)
     parts = {
         "purpose": show_state(purpose),
-        "before": show_state(transition.before),
-        "action": show_action(transition.action),
-        "after": show_state(transition.after),
-        "change": _change(transition, room, count),
+        "before": texts.before,
+        "action": show_action(texts.transition.action),
+        "after": texts.after,
+        "change": texts.change if count(texts.change) <= room else texts.brief_change,
     }
     return "\n\n".join(fence(tag, cut(text, room, count=count)) for tag, text in parts.items())
 
@@ -48,33 +59,32 @@ def show_action(action: Action) -> str:
 
 
 class Renderer:
-    """Renders worked examples, each object once.
+    """Renders worked examples, each pair once.
 
     Args:
         each: Tokens for each part of a transition; what is longer is cut with a mark.
         count: Counts tokens.
-        size: Examples that are remembered; beyond it all are forgotten.
+        size: Examples that are remembered; the one that was longest not asked for goes first.
     """
 
     def __init__(self, each: int, count: Count = estimate, size: int = 4096) -> None:
         self._each = each
         self._count = count
-        self._size = size
-        self._known: dict[tuple[int, int], tuple[ContrastPair, str]] = {}
+        self._known: Kept[dict[int, str]] = Kept(size)
 
     def __call__(self, pair: ContrastPair, number: int) -> str:
         """Return a pair as the example of a number, fenced."""
-        known = self._known.get((id(pair), number))
-        if known is None:
-            if len(self._known) >= self._size:
-                self._known.clear()
-            text = fence(f"example_{number}", _example(pair, self._each, self._count))
-            known = self._known[id(pair), number] = (pair, text)
-        return known[1]
+        texts = self._known.get(pair)
+        if texts is None:
+            texts = {_BARE: _example(pair, self._each, self._count)}
+            self._known.keep(pair, texts)
+        if number not in texts:
+            texts[number] = fence(f"example_{number}", texts[_BARE])
+        return texts[number]
 
 
 def show_examples(
-    pairs: Sequence[ContrastPair],
+    pairs: Iterable[ContrastPair],
     *,
     room: int,
     most: int,
@@ -84,27 +94,25 @@ def show_examples(
 ) -> Shown:
     """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
+    Once ``TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
+
     Args:
-        pairs: The candidates, the best first.
+        pairs: The candidates, the best first; no more are taken than are looked at.
         room: Tokens for all of the text, the line above it and all tags included. Never exceeded.
         most: Pairs at most.
         each: Tokens for each part of a transition; what is longer is cut with a mark.
         count: Counts tokens.
         render: Renders an example, as a ``Renderer`` for so many tokens each does; None: one of its own.
     """
-    shown, render = Shown("", ()), render or Renderer(each, count)
+    shown, render, passed = Shown("", ()), render or Renderer(each, count), 0
     for pair in pairs:
-        if len(shown.pairs) == most:
+        if len(shown.pairs) == most or passed == TRIED or count(shown.text or ABOVE) >= room:
             break
         text = f"{shown.text or ABOVE}\n\n{render(pair, len(shown.pairs) + 1)}"
-        if count(text) <= room:
-            shown = Shown(text, (*shown.pairs, pair))
+        fits = count(text) <= room
+        shown = Shown(text, (*shown.pairs, pair)) if fits else shown
+        passed = 0 if fits else passed + 1
     return shown
-
-
-def _change(transition: Transition, room: int, count: Count) -> str:
-    whole = show_change(transition.before, transition.after)
-    return whole if count(whole) <= room else show_change(transition.before, transition.after, brief=True)
 
 
 def _example(pair: ContrastPair, each: int, count: Count) -> str:

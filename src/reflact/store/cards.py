@@ -11,7 +11,7 @@ from typing import Literal
 from reflact.aside import aside
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion, Scope
-from reflact.memory_cards import Finding, Recording, Scan, content_id, visible_to
+from reflact.memory_cards import Finding, Recording, Scan, content_id
 from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
@@ -164,8 +164,7 @@ class SQLiteCards:
 
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that whoever asks may see, in the order of their ids."""
-        found = await self._database.read(self._promoted.look)
-        return tuple(pair for pair in found if visible_to(pair.scope, scope))
+        return await self._database.read(lambda tables: self._promoted.look(tables, scope))
 
     async def card(self, card_id: str) -> MemoryCard | None:
         """Return a card by its id."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 
-from reflact.memory import ContrastPair
+from reflact.memory import ContrastPair, Scope
+from reflact.memory_cards import visible_to
 from reflact.store import units
 from reflact.store.database import Tables
 
@@ -21,14 +22,24 @@ class Promoted:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
+        self._standing: list[tuple[int, str]] = []
         self._known: dict[tuple[int, str], ContrastPair | None] = {}
+        self._seen: tuple[Scope, tuple[ContrastPair, ...]] | None = None
 
-    def look(self, tables: Tables) -> tuple[ContrastPair, ...]:
-        """Return the promoted pairs in the order of their ids; one given before is the same object."""
+    def look(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return those that a scope may see, by id; one that was given before is the same object."""
         with self._turn:
-            standing = [(number, unit_id) for number, unit_id in tables.execute(STANDING)]
-            numbers = json.dumps([unit[0] for unit in standing if unit not in self._known])
-            for row in units.rows(tables, READ, (numbers,)):
-                self._known[row.number, row.id] = None if row.pair is None else units.pair_of(row)
-            self._known = {unit: self._known[unit] for unit in standing}
-            return tuple(pair for pair in self._known.values() if pair is not None)
+            standing = tables.execute(STANDING).fetchall()
+            if standing != self._standing:
+                self._read(tables, standing)
+            if self._seen is None or self._seen[0] != scope:
+                pairs = (pair for pair in self._known.values() if pair is not None)
+                self._seen = scope, tuple(pair for pair in pairs if visible_to(pair.scope, scope))
+            return self._seen[1]
+
+    def _read(self, tables: Tables, standing: list[tuple[int, str]]) -> None:
+        numbers = json.dumps([unit[0] for unit in standing if unit not in self._known])
+        for row in units.rows(tables, READ, (numbers,)):
+            self._known[row.number, row.id] = None if row.pair is None else units.pair_of(row)
+        self._known = {unit: self._known[unit] for unit in standing}
+        self._standing, self._seen = standing, None
