@@ -28,7 +28,7 @@ def test_the_page_is_written_beside_what_is_printed(folder: Path) -> None:
     with flattering() as (url, _):
         result = reflact(configured(folder, url), "--anyway", "--html", page)
         assert result.exit_code == 0, result.output
-        assert result.stdout.splitlines()[-1] == "report.html shows this as a page."
+        assert result.stdout.splitlines()[-1] == f"{page} shows this as a page."
         printed = reflact(configured(folder, url), "--anyway", "--json", "--set", f"memory={folder}/other.db")
     report = CalibrationReport.model_validate_json(printed.stdout)
     assert page.read_text(encoding="utf-8") == calibration_page(report)
@@ -62,5 +62,5 @@ def test_the_demo_leaves_its_page(tmp_path: Path) -> None:
     """It stands beside the memory, and the last line says so."""
     result = CliRunner().invoke(app, ["demo", "--calibrate", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[-1] == "calibration.html shows this as a page."
+    assert result.output.splitlines()[-1] == f"{tmp_path / 'calibration.html'} shows this as a page."
     assert read((tmp_path / "calibration.html").read_text(encoding="utf-8"))

@@ -220,7 +220,7 @@ def _print(report: CalibrationReport, ended: _Ended, html: Path | None) -> None:
     print_calibration(console, report)
     print_paid(console, ended.before, ended.after)
     if html is not None:
-        typer.echo(f"{html.name} shows this as a page.")
+        typer.echo(f"{html} shows this as a page.")
 
 
 def _run(
@@ -281,6 +281,10 @@ def _tell_stopped(config: CalibrateConfig, done: Done) -> None:
 
     _, spent = anyio.run(spent_before, config)
     paid = sum((one.usage for one in spent), Usage()).calls
+    if not paid and not done.began:
+        with unbroken():
+            typer.echo(f"stopped {done.words}: no call was answered, so there is nothing to keep", err=True)
+        return
     with unbroken():
         typer.echo(
             f"stopped {done.words}: all pairs that were made are in the memory, and the answers of the "

@@ -151,7 +151,10 @@ def _usage(usage: Usage) -> str:
 
 
 def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend:
-    """Return what stands in the books beyond an earlier look, under a name."""
+    """Return what stands in the books beyond an earlier look, under a name.
+
+    Calls that another process had in flight at the earlier look are settled by now: they leave nothing open.
+    """
     from reflact.calibration.counted import difference
     from reflact.results import Spend, Usage
 
@@ -160,7 +163,9 @@ def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend
         return difference(later, earlier)
 
     unsettled = sum(one.unsettled for one in after) - sum(one.unsettled for one in before)
-    return Spend(role=name, purpose="", usage=between("usage"), unsettled=unsettled, worst=between("worst"))
+    usage, unsettled = between("usage"), max(0, unsettled)
+    worst = between("worst") if unsettled or usage.uncounted else Usage()
+    return Spend(role=name, purpose="", usage=usage, unsettled=unsettled, worst=worst)
 
 
 def tested(test: Promotion) -> str:
@@ -187,7 +192,7 @@ def _table(name: str, before: Measures, after: Measures) -> Table:
     )
     table = Table(title=title, title_justify="left")
     for column in ("", "before", "after", "constant"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        table.add_column(column, justify="right" if column else "left")
     always = before.constant
     same = {"error": always.error, "accuracy": always.accuracy, "brier": always.brier}
     for label, field, _ in FIGURES:
@@ -230,6 +235,11 @@ class Done:
                 self._tests.append(event.evidence)
         if self._tell is not None:
             self._tell(event)
+
+    @property
+    def began(self) -> bool:
+        """Whether a round had begun."""
+        return self._round > 0
 
     @property
     def words(self) -> str:
