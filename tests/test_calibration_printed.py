@@ -1,0 +1,54 @@
+"""What `reflact calibrate` prints at its end: its books, and tables at a narrow terminal."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from reflact.calibration.results import CalibrationReport
+from reflact.cli.calibrated import print_calibration, print_paid
+from reflact.results import Spend, Usage
+from test_calibrate_cli import configured, flattering, record, reflact
+
+
+def printed_books(before: Spend, after: Spend) -> list[str]:
+    """Return what is printed of two looks at the books."""
+    out = StringIO()
+    print_paid(Console(file=out, width=200), [before], [after])
+    return [line.strip() for line in out.getvalue().splitlines()]
+
+
+def booked(calls: int, *, unsettled: int, at_risk: int) -> Spend:
+    """Return books of some calls, some of them in flight."""
+    return Spend(
+        role="critic",
+        purpose="score",
+        usage=Usage(calls=calls, input_tokens=calls),
+        unsettled=unsettled,
+        worst=Usage(input_tokens=at_risk),
+    )
+
+
+def test_what_another_process_had_in_flight_leaves_nothing_negative() -> None:
+    """Calls that were open at the first look and are settled at the second are no risk of this start."""
+    lines = printed_books(booked(10, unsettled=8, at_risk=800), booked(30, unsettled=6, at_risk=600))
+    assert lines == [
+        "paid by all starts: 30 calls, 30 tokens in, 0 out; at most 600 tokens more for 6 calls cut off in "
+        "flight",
+        "paid by this start: 20 calls, 20 tokens in, 0 out",
+    ]
+
+
+def test_a_narrow_terminal_loses_no_figure(tmp_path: Path) -> None:
+    """At 60 columns figures are wrapped and not cut."""
+    record(tmp_path / "learn", 2)
+    record(tmp_path / "held out", 3)
+    with flattering() as (url, _):
+        result = reflact(configured(tmp_path, url), "--anyway", "--json")
+    assert result.exit_code == 0, result.output
+    out = StringIO()
+    print_calibration(Console(file=out, width=60), CalibrationReport.model_validate_json(result.stdout))
+    assert "constant" in out.getvalue()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
