@@ -117,6 +117,7 @@ async def test_feedback_says_where_praise_was_not_believed() -> None:
         ({"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 9}, "invented evidence"),
         ({"evidence": ["nowhere at all"], "phi_before": 0, "phi_after": 10}, "invented evidence"),
         ({"evidence": [], "phi_before": 9, "phi_after": 9}, "no evidence"),
+        ({"evidence": ["the queen"], "phi_before": 0, "phi_after": 9}, "vanished evidence"),
         ({"evidence": [], "phi_before": 10, "phi_after": 8}, "no evidence"),
     ],
 )

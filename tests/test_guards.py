@@ -83,10 +83,61 @@ def test_evidence_that_was_there_before_gives_little_confidence(quote: str) -> N
 
 
 def test_a_quote_of_what_vanished_is_about_the_change() -> None:
-    """What the state before alone says, and what a changed field is called, speaks of the change."""
+    """What the state before alone says bears a loss; what a changed field is called bears either."""
     gone = step("Door locked.\nLamp on.", "Lamp on.")
-    assert judged(said(evidence=("Door locked.",)), gone) == (3, 0.9, ())
+    assert judged(said(phi_after=0, evidence=("Door locked.",)), gone) == (-2, 0.9, ())
     assert judged(said(evidence=("order.status",))) == (3, 0.9, ())
+    assert judged(said(phi_after=0, evidence=("order.status",))) == (-2, 0.9, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "quote"),
+    [
+        ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "All tests pass."),
+        ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "-All tests pass."),
+        ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "Build ok. All tests pass."),
+        ("12 tests pass\nok", "ok", "12 tests pass"),
+        ("12 tests pass\nok", "ok", "-12 tests pass"),
+        ({"tests": "passing", "n": 1}, {"tests": "failing", "n": 2}, "tests: passing"),
+        ({"tests": {"unit": "passing", "n": 1}}, {"tests": {"n": 1}}, "tests.unit"),
+        ({"report": "done"}, {}, "report: done"),
+        ({"files": ["a", "b"]}, {"files": ["a"]}, "b"),
+        ({"files": ["a", "b"]}, {"files": ["a"]}, 'files[1]: "b"'),
+        ("done", {"n": 1}, "done"),
+    ],
+)
+def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
+    """Removed lines and old values give no credit however they are quoted; a loss they bear."""
+    case = Case.of(step(before, after), LIMITS)
+    gain, loss = said(evidence=(quote,)), said(phi_after=0, evidence=(quote,))
+    left, names = guarded(gain, case)
+    assert (left.delta, left.confidence, names) == (0, 0.2, ("vanished_evidence",))
+    assert "gone in the state after" in str(objection(gain, case))
+    assert guarded(loss, case) == (loss, ())
+    assert objection(loss, case) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "quote"),
+    [
+        ({"debt": 5}, {}, "debt: 5 -> (not there)"),
+        ({"debt": 5}, {}, "debt (not there)"),
+        ({"status": "open"}, {"status": "paid"}, "status: open -> paid"),
+        ("status open\nx", "status paid\nx", "-status open\n+status paid"),
+        ({"a": "lamp", "b": ""}, {"a": "", "b": "lamp"}, "lamp"),
+    ],
+)
+def test_a_change_with_both_its_sides_bears_a_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
+    """Whoever says that something is gone, or what it became, or quotes what is still there, is believed."""
+    case = Case.of(step(before, after), LIMITS)
+    assert guarded(said(evidence=(quote,)), case) == (said(evidence=(quote,)), ())
+
+
+def test_what_is_gone_stands_beside_other_evidence() -> None:
+    """Beside it other evidence bears a gain by itself: new words fully, old ones with little confidence."""
+    step_back = step({"tests": "passing", "n": 1, "b": 0}, {"tests": "failing", "n": 2, "b": 0})
+    assert judged(said(evidence=("tests: passing", "n: 2")), step_back) == (3, 0.9, ())
+    assert judged(said(evidence=("tests: passing", "b: 0")), step_back) == (3, 0.2, ("old_evidence",))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +158,7 @@ def test_low_confidence_is_never_raised() -> None:
     before=st.floats(0, 10),
     after=st.floats(0, 10),
     confidence=st.floats(0, 1),
-    evidence=st.lists(st.sampled_from(["status: paid", "all tests pass", ""]), max_size=3),
+    evidence=st.lists(st.sampled_from(["status: paid", "status: open", "all tests pass", ""]), max_size=3),
     changed=st.booleans(),
 )
 def test_guards_do_not_undo_each_other(

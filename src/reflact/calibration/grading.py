@@ -23,7 +23,7 @@ MOST = 10.0
 BARE = 0.0
 """The phi of a question that is not answered yet."""
 
-NO_CREDIT = frozenset({"no_change", "invented_evidence", "no_evidence"})
+NO_CREDIT = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
 """Guards after which what the critic says is not what counts."""
 
 

@@ -1,12 +1,12 @@
 """Rules that an evaluation must keep whatever the model says. Pure.
 
-They are applied in the order of ``GUARDS``. The first three take credit away and nothing gives it back; the
+They are applied in the order of ``GUARDS``. The first four take credit away and nothing gives it back; the
 others lower confidence in what is left, which nothing raises. So none undoes what another did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from reflact.calibration.evidence import Grounds
@@ -67,9 +67,16 @@ def no_evidence(said: Evaluation, case: Case) -> Evaluation:
     return _at_most(_no_credit(said), case.limits.unsupported_confidence)
 
 
+def vanished_evidence(said: Evaluation, case: Case) -> Evaluation:
+    """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a loss."""
+    if not case.changed or not said.evidence or _bearing(said, case):
+        return said
+    return _at_most(_no_credit(said), case.limits.unsupported_confidence)
+
+
 def old_evidence(said: Evaluation, case: Case) -> Evaluation:
     """A change of phi for which only what was there before is quoted gets little confidence."""
-    if not case.changed or said.delta == 0 or case.grounds.new(said.evidence):
+    if not case.changed or said.delta == 0 or case.grounds.new(_bearing(said, case)):
         return said
     return _at_most(said, case.limits.unsupported_confidence)
 
@@ -83,6 +90,7 @@ GUARDS: Final[tuple[Callable[[Evaluation, Case], Evaluation], ...]] = (
     no_change,
     invented_evidence,
     no_evidence,
+    vanished_evidence,
     old_evidence,
     jump,
 )
@@ -102,7 +110,8 @@ def guarded(said: Evaluation, case: Case) -> tuple[Evaluation, tuple[str, ...]]:
 def objection(said: Evaluation, case: Case) -> str | None:
     """Return why an evaluation is to be asked for again, or None.
 
-    A difference between two states that differ has to rest on evidence, and on none that is invented.
+    A difference between two states that differ has to rest on evidence, and on none that is invented; a gain
+    on more than what is gone.
     """
     said = _counted(said, case)
     if not case.changed or said.delta == 0:
@@ -110,10 +119,29 @@ def objection(said: Evaluation, case: Case) -> str | None:
     if not said.evidence:
         return f"evidence is empty: copy words from the state after or from the change, or {_withdrawn(case)}"
     invented = case.grounds.unfounded(said.evidence)
-    if not invented:
+    if invented:
+        return (
+            f"evidence {_listed(invented)} stands neither in the state after nor in the change: copy words "
+            "that do"
+        )
+    if _bearing(said, case):
         return None
-    quotes = ", ".join(repr(quote[:100]) for quote in invented[:3])
-    return f"evidence {quotes} stands neither in the state after nor in the change: copy words that do"
+    return (
+        f"evidence {_listed(said.evidence)} is gone in the state after, which shows no gain: copy words from "
+        f"the state after, or a change with both its sides, or {_withdrawn(case)}"
+    )
+
+
+def _bearing(said: Evaluation, case: Case) -> tuple[str, ...]:
+    """Return the evidence that can bear the change of phi: what is gone bears a loss and no gain."""
+    if said.delta <= 0:
+        return said.evidence
+    gone = case.grounds.gone(said.evidence)
+    return tuple(quote for quote in said.evidence if quote not in gone)
+
+
+def _listed(quotes: Sequence[str]) -> str:
+    return ", ".join(repr(quote[:100]) for quote in quotes[:3])
 
 
 def _counted(said: Evaluation, case: Case) -> Evaluation:
