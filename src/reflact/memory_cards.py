@@ -306,7 +306,7 @@ class Recording(NamedTuple):
 
     @property
     def marks(self) -> frozenset[str]:
-        """What it may be known by in a test: a part of it was recorded then, or names were what counted."""
+        """What it may be known by in a test: its name, and what it holds or held before it grew."""
         return frozenset(map(mark_of, (self.id, *self.contents)))
 
 

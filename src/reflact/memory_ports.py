@@ -117,6 +117,7 @@ class BatchTest(Frozen):
         use: Whether it was tested to promote, or measured again.
         traces: What stands for the traces on which it was tested, sorted: the mark of what each held, of its
             name in tests of earlier versions; see ``mark_of``. None for a test from before they were stored.
+        names: What stands for the names of these traces, sorted; none in tests of earlier versions.
     """
 
     number: int
@@ -126,7 +127,13 @@ class BatchTest(Frozen):
     evidence: Promotion | None = None
     use: Literal["promote", "demote"] = "promote"
     traces: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
     at: datetime
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """By what its traces are known: what each held, and what it was called."""
+        return frozenset((*(self.traces or ()), *self.names))
 
 
 def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
@@ -135,7 +142,7 @@ def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
     One that does not say on which it was made counts always, so that error probability is never spent twice.
     """
     marks = frozenset[str]().union(*(trace.marks for trace in traces))
-    return sum(test.traces is None or not marks.isdisjoint(test.traces) for test in tests)
+    return sum(test.traces is None or not marks.isdisjoint(test.marks) for test in tests)
 
 
 class Forgotten(Frozen):

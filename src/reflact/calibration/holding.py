@@ -153,7 +153,7 @@ def worn(name: str, tests: Sequence[BatchTest]) -> frozenset[str]:
     promoting = [test for test in tests if test.use == "promote"]
     own = [test.number for test in promoting if test.held_out == name]
     turn = frozenset(own[len(own) // ROTATE * ROTATE :])
-    return frozenset(mark for test in promoting if test.number not in turn for mark in test.traces or ())
+    return frozenset(mark for test in promoting if test.number not in turn for mark in test.marks)
 
 
 def split(

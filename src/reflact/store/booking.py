@@ -9,7 +9,7 @@ from typing import Literal
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Origin, Promotion
-from reflact.memory_cards import Recording, level, misfit, subject, utility_of
+from reflact.memory_cards import Recording, level, mark_of, misfit, subject, utility_of
 from reflact.memory_ports import BatchTest, Forgotten
 from reflact.store import changing, origins, units
 from reflact.store.database import Tables
@@ -22,7 +22,8 @@ HELD_BY_TEST = "measured harm"
 
 TESTS_ON = """
 SELECT count(*) FROM memory_tests WHERE traces IS NULL
-OR EXISTS (SELECT 1 FROM json_each(traces) WHERE value IN (SELECT value FROM json_each(?)))
+OR EXISTS (SELECT 1 FROM json_each(traces) WHERE value IN (SELECT value FROM json_each(?1)))
+OR EXISTS (SELECT 1 FROM json_each(names) WHERE value IN (SELECT value FROM json_each(?1)))
 """
 """How many tests were made on any of these traces; see ``memory_ports.count_tests``."""
 
@@ -64,6 +65,7 @@ def open_test(
         unit_ids=unit_ids,
         use=use,
         traces=tuple(sorted({trace.mark for trace in traces})),
+        names=tuple(sorted({mark_of(trace.id) for trace in traces})),
         at=now,
     )
     insert_test(tables, test)
@@ -94,7 +96,7 @@ def bring_test(
         return False
     counted = test.before + strangers
     if test.traces is not None:
-        named = frozenset(test.traces)
+        named = test.marks
         marks = named.union(*(trace.marks for trace in here if not named.isdisjoint(trace.marks)))
         (shared,) = tables.execute(TESTS_ON, (json.dumps(sorted(marks)),)).fetchone()
         counted = max(test.before, shared - 1)
@@ -106,8 +108,8 @@ def insert_test(tables: Tables, test: BatchTest) -> None:
     """Write a test with its number."""
     evidence = None if test.evidence is None else written(test.evidence)
     tables.execute(
-        'INSERT INTO memory_tests (number, id, held_out, before, unit_ids, "use", traces, evidence, at, '
-        "since) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(max(sequence), 0) FROM memory_history",
+        'INSERT INTO memory_tests (number, id, held_out, before, unit_ids, "use", traces, names, evidence, '
+        "at, since) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(max(sequence), 0) FROM memory_history",
         (
             test.number,
             test_id(test),
@@ -116,6 +118,7 @@ def insert_test(tables: Tables, test: BatchTest) -> None:
             canonical(list(test.unit_ids)),
             test.use,
             None if test.traces is None else canonical(list(test.traces)),
+            canonical(list(test.names)),
             evidence,
             stamp(test.at),
         ),
@@ -209,7 +212,7 @@ def recounted(evidence: Promotion, use: Literal["promote", "demote"], before: in
 
 def _rows_of_tests(tables: Tables, number: int | None) -> list[BatchTest]:
     found = tables.execute(
-        'SELECT number, held_out, before, unit_ids, "use", traces, evidence, at FROM memory_tests '
+        'SELECT number, held_out, before, unit_ids, "use", traces, names, evidence, at FROM memory_tests '
         "WHERE ?1 IS NULL OR number = ?1 ORDER BY number",
         (number,),
     ).fetchall()
@@ -221,10 +224,11 @@ def _rows_of_tests(tables: Tables, number: int | None) -> list[BatchTest]:
             unit_ids=tuple(json.loads(unit_ids)),
             use=use,
             traces=None if traces is None else tuple(json.loads(traces)),
+            names=tuple(json.loads(names)),
             evidence=None if evidence is None else read(Promotion, evidence, f"evidence of test {number}"),
             at=time_of(at),
         )
-        for number, held_out, before, unit_ids, use, traces, evidence, at in found
+        for number, held_out, before, unit_ids, use, traces, names, evidence, at in found
     ]
 
 

@@ -342,6 +342,10 @@ UPDATE traces SET known = (
 );
 """
 
+TESTED_NAMES = """
+ALTER TABLE memory_tests ADD COLUMN names TEXT NOT NULL DEFAULT '[]';
+"""
+
 MIGRATIONS = (
     Migration("0001_runs_and_effects", FIRST),
     Migration("0002_commits", COMMITS),
@@ -353,4 +357,5 @@ MIGRATIONS = (
     Migration("0008_calibrations", CALIBRATIONS),
     Migration("0009_refused_units", REFUSED_UNITS),
     Migration("0010_trace_contents", CONTENTS),
+    Migration("0011_tested_names", TESTED_NAMES),
 )
