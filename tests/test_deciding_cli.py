@@ -85,6 +85,23 @@ def test_a_step_is_labelled(store: Path) -> None:
     assert "gold: 0.5 to 4, from human" in run("trace", store, "monday").stdout
 
 
+def test_a_label_is_replaced_where_that_is_said(store: Path) -> None:
+    """A slip of the finger can be mended, and what a program said corrected."""
+    done = run("label", store, "monday", 2, "--before", 1, "--after", 3, "--replace")
+    assert done.exit_code == 0, done.output
+    assert golds(store)[2] == Gold(phi_before=1, phi_after=3, source="human").model_dump(mode="json")
+
+
+def test_a_unit_is_archived_with_a_reason(store: Path) -> None:
+    """Held or waiting, it is out of use; what a promoted one is, is not shown to a critic any more either."""
+    done = run("archive", store, FREE.id, "--reason", "of an older agent")
+    assert (done.exit_code, done.stdout) == (
+        0,
+        f"archived {FREE.id}: no critic is shown it any more\n",
+    )
+    assert standing(store, FREE.id) == ("archived", [None, None, "of an older agent"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -93,6 +110,7 @@ def test_a_step_is_labelled(store: Path) -> None:
         (("release", "STORE", HELD.id, "--reason", " "), "--reason is empty"),
         (("release", "STORE", HELD.id), "--reason"),
         (("reject", "STORE", "ffff0000", "--reason", "r"), "begins with 'ffff0000'; list them with"),
+        (("archive", "STORE", FREE.id, "--reason", " "), "--reason is empty"),
         (("reject", "nowhere.db", FREE.id, "--reason", "r"), "no memory at nowhere.db"),
         (("label", "STORE", "monday", "2", "--after", "3"), "gold from a program already, phi after 1"),
         (("label", "STORE", "monday", "3", "--after", "3"), "has no step 3"),

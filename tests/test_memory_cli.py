@@ -84,6 +84,19 @@ def test_a_search_finds_by_words(store: Path) -> None:
     assert run("search", store, '" OR NEAR(').exit_code == 0
 
 
+def test_a_list_says_that_it_is_empty_or_cut(store: Path) -> None:
+    """Both are said beside the table and not in it."""
+    assert "holds no card that was asked for" in run("search", store, "walrus").stderr
+    assert "the first 1 cards; --limit shows more" in run("list", store, "--limit", 1).stderr
+    assert run("list", store).stderr == ""
+
+
+def test_a_promoted_pair_is_taken_out_of_use(store: Path) -> None:
+    """What a person finds harmful is archived, whatever a test said of it."""
+    assert run("archive", store, PAIR.id, "--reason", "misleads").exit_code == 0
+    assert run("list", store, "--status", "promoted", "--json").stdout == ""
+
+
 def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(store: Path) -> None:
     """The beginning of an id is enough; controls in what a model wrote are written out."""
     shown = run("show", store, PAIR.id[:16]).stdout
@@ -132,7 +145,9 @@ def test_replies_go_where_they_are_asked_to(store: Path) -> None:
 def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
     """What is exported to a file or to standard output is imported into a new memory."""
     file, other = tmp_path / "out.jsonl", tmp_path / "other.db"
-    assert run("export", store, file).exit_code == 0
+    done = run("export", store, file)
+    assert done.exit_code == 0
+    assert done.stdout == f"wrote {len(file.read_text(encoding='ascii').splitlines())} lines to {file}\n"
     assert run("export", store).stdout == file.read_text(encoding="ascii")
     assert "new: 2 units, 1 tests" in run("import", other, file).stdout
     assert json.loads(run("import", other, file, "--json").stdout)["units"] == 0

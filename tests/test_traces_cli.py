@@ -72,6 +72,21 @@ def test_files_and_folders_of_traces_are_handed_in(tmp_path: Path) -> None:
     assert "stored with another purpose" in refused.stderr
 
 
+def test_a_memory_without_traces_says_where_they_are(tmp_path: Path) -> None:
+    """A calibration of a folder keeps none, so an empty table alone would look like a loss."""
+
+    async def begin() -> None:
+        async with MemoryStore(tmp_path / "memory.db"):
+            pass
+
+    anyio.run(begin)
+    listed = run("traces", tmp_path / "memory.db")
+    assert listed.exit_code == 0
+    assert (
+        "keeps no trace: a calibration with `traces: FOLDER` reads its files where they are" in listed.stderr
+    )
+
+
 def test_traces_are_listed_with_what_they_hold(store: Path) -> None:
     """Steps, those that were scored, those with gold that counts, and the pairs made of them."""
     found = [json.loads(line) for line in run("traces", store, "--json").stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""``reflact memory release``, ``reject`` and ``label``: what a person says of a unit or of a step."""
+"""``reflact memory release``, ``reject``, ``archive`` and ``label``: what a person says of units and steps."""
 
 from __future__ import annotations
 
@@ -37,6 +37,13 @@ def reject(store: Store, unit: Unit, *, reason: Reason) -> None:
     typer.echo(f"rejected {anyio.run(_reject, store, unit, reason)}")
 
 
+def archive(store: Store, unit: Unit, *, reason: Reason) -> None:
+    """Take a unit out of use, a promoted one too; its text stays, and there is no way back."""
+    import anyio
+
+    typer.echo(f"archived {anyio.run(_archive, store, unit, reason)}: no critic is shown it any more")
+
+
 def label(
     store: Store,
     trace: Annotated[
@@ -61,10 +68,13 @@ def label(
         typer.Option(metavar="N", min=0, max=10, help="How far the state before it had come, where known."),
     ] = None,
     reason: Annotated[str, typer.Option(metavar="WORDS", help="Why that is right.")] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Change gold of a person or a program that is there.")
+    ] = False,
 ) -> None:
     """Say how far a step of a trace came towards its purpose, 0 nothing and 10 all of it: gold of a person.
 
-    Gold that is there already stays: a step is labelled once.
+    Gold that is there already stays, unless --replace says otherwise.
     """
     import anyio
 
@@ -72,7 +82,7 @@ def label(
     from reflact.report.visible import in_line
 
     gold = Gold(phi_before=before, phi_after=after, source="human", reasoning=reason)
-    name, known, steps = anyio.run(_label, store, trace, step, gold)
+    name, known, steps = anyio.run(_label, store, trace, step, gold, replace)
     typer.echo(f"labelled step {step} of trace {in_line(name)}; {known} of its {steps} steps have gold")
 
 
@@ -90,17 +100,24 @@ async def _reject(path: Path, name: str, reason: str) -> str:
     return unit
 
 
+async def _archive(path: Path, name: str, reason: str) -> str:
+    async with existing(path, read_only=False) as store:
+        unit = await _unit(store, path, name)
+        await store.archive([unit], reason=_said(reason))
+    return unit
+
+
 async def _unit(store: MemoryStore, path: Path, name: str) -> str:
     found = await store.units_named(name)
     return only(name, found, what="unit", store=path, listed=f"reflact memory list {path}")
 
 
-async def _label(path: Path, name: str, step: int, gold: Gold) -> tuple[str, int, int]:
+async def _label(path: Path, name: str, step: int, gold: Gold, replace: bool) -> tuple[str, int, int]:
     """Label a step; returns the trace's id, and how many of how many steps have gold then."""
     async with existing(path, read_only=False) as store:
         found = await store.traces_named(name)
         trace_id = only(name, found, what="trace", store=path, listed=f"{LISTED} {path}")
-        await store.label(trace_id, step, gold, replace=False)
+        await store.label(trace_id, step, gold, replace=replace)
         summary = next(one for one in await store.summaries() if one.id == trace_id)
     return trace_id, summary.gold, summary.events
 

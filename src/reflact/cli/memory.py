@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reflact.cli.deciding import label, reject, release
+from reflact.cli.deciding import archive, label, reject, release
 from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
 from reflact.cli.traces import LISTED, keep, list_traces, show_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from reflact.memory import MemoryCard
     from reflact.memory_ports import Forgotten
@@ -49,7 +49,7 @@ def list_cards(
     """List cards, the best first; all states and scopes unless options say otherwise."""
     import anyio
 
-    _print_cards(anyio.run(_found, store, "", status, kind, limit), json=json)
+    _print_cards(anyio.run(_found, store, "", status, kind, limit), store, limit, json=json)
 
 
 @memory.command()
@@ -64,7 +64,7 @@ def search(  # noqa: PLR0917 - what the command line offers
     """Find cards by their words, the best first; all states and scopes unless options say otherwise."""
     import anyio
 
-    _print_cards(anyio.run(_found, store, words, status, kind, limit), json=json)
+    _print_cards(anyio.run(_found, store, words, status, kind, limit), store, limit, json=json)
 
 
 @memory.command()
@@ -81,6 +81,7 @@ def show(
 
 memory.command("release")(release)
 memory.command("reject")(reject)
+memory.command("archive")(archive)
 
 
 @memory.command()
@@ -250,12 +251,15 @@ async def _export(path: Path, target: Path | None) -> None:
             async for text in store.export_lines():
                 typer.echo(text)
             return
+        lines = 0
         try:
             with target.open("w", encoding="ascii") as file:
                 async for text in store.export_lines():
                     file.write(f"{text}\n")
+                    lines += 1
         except OSError as error:
             raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
+    typer.echo(f"wrote {lines:,} lines to {target}")
 
 
 async def _import(path: Path, lines: list[str]) -> Imported:
@@ -285,7 +289,7 @@ def _facts(card: MemoryCard) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _print_cards(cards: Iterable[MemoryCard], *, json: bool) -> None:
+def _print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
     if json:
         for card in cards:
             typer.echo(line(card))
@@ -302,3 +306,7 @@ def _print_cards(cards: Iterable[MemoryCard], *, json: bool) -> None:
     ]
     for text in columns(("card", "kind", "status", "utility", "says"), rows, right={3}):
         typer.echo(text)
+    if not cards:
+        typer.echo(f"{store} holds no card that was asked for", err=True)
+    elif len(cards) == limit:
+        typer.echo(f"the first {limit} cards; --limit shows more, where there are any", err=True)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 LEAST = 4
 """Characters that the beginning of an id needs at least."""
 
+NAMED = 10
+"""Ids that a store names at most where several begin as asked for."""
+
 GAP = "  "
 """What stands between two columns."""
 
@@ -68,7 +71,10 @@ def only(name: str, ids: Sequence[str], *, what: str, store: Path, listed: str) 
     if not ids:
         raise UsageError(f"no {what} in {store} begins with {name!r}; list them with `{listed}`")
     if len(ids) > 1:
-        raise UsageError(f"{name!r} begins the ids of several {what}s, give more of one: {', '.join(ids)}")
+        more = ", and perhaps more" if len(ids) >= NAMED else ""
+        raise UsageError(
+            f"{name!r} begins the ids of several {what}s, give more of one: {', '.join(ids)}{more}"
+        )
     return ids[0]
 
 

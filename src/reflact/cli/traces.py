@@ -65,8 +65,14 @@ def list_traces(store: Store, json: Json = False) -> None:
     if json:
         for one in found:
             typer.echo(line(one))
-    else:
-        _print_traces(found)
+        return
+    _print_traces(found)
+    if not found:
+        typer.echo(
+            f"{store} keeps no trace: a calibration with `traces: FOLDER` reads its files where they are; "
+            f"`reflact memory keep {store} FOLDER` puts them in",
+            err=True,
+        )
 
 
 def show_trace(

@@ -96,7 +96,7 @@ class SQLiteTraces:
             if known is not None and known.source != "agreement" and not replace:
                 raise DataError(
                     f"step {step} of trace {trace_id} has gold from a {known.source} already, phi after "
-                    f"{known.phi_after:g}; it stays as it is"
+                    f"{known.phi_after:g}; it stays as it is unless it is replaced"
                 )
             _replace(tables, trace_id, event, event.model_copy(update={"gold": gold}))
 
