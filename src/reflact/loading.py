@@ -196,6 +196,8 @@ def _read(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is malformed: {_place(error)}") from None
+    if value is None:
+        raise ConfigError(f"{path} is empty: it holds no section")
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(value).__name__}")
     return value
@@ -254,6 +256,7 @@ def _sentence(problem: ErrorDetails, kind: type[Section]) -> str:
     if problem["type"] == "extra_forbidden":
         known = _known(path[:-1], kind)
         hints = [
+            *(key for key in known if sorted(key) == sorted(path[-1])),  # letters that changed places
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
             *(key for key, *_ in keys(kind) if key.rpartition(".")[2] == path[-1]),
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5),

@@ -117,8 +117,10 @@ def pairs_of(path: Path) -> list[ContrastPair]:
     pairs = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the anchors {path}: {error}") from None
+    except OSError as error:
+        raise DataError(f"cannot read the anchors {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"the anchors {path} are not UTF-8 text: {error.reason}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

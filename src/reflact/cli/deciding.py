@@ -1,4 +1,4 @@
-"""``reflact memory release``, ``reject``, ``archive`` and ``label``: what a person says of units and steps."""
+"""``reflact memory release``, ``reject``, ``archive``, ``label``: what a person says of a unit or a step."""
 
 from __future__ import annotations
 
