@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -364,6 +365,11 @@ async def _outcome(future: Future[T]) -> T:
     """Wait for a thread's result; a cancelled caller leaves the thread's work as it is."""
     loop = asyncio.get_running_loop()
     done = anyio.Event()
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
+
+    def wake(_: Future[T]) -> None:
+        with suppress(RuntimeError):  # a caller that was cancelled is gone, and its loop may be closed
+            loop.call_soon_threadsafe(done.set)
+
+    future.add_done_callback(wake)
     await done.wait()
     return future.result()
