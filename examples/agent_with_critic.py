@@ -2,7 +2,8 @@
 
 The agent files letters, and sometimes only says that it did. Its critic believes it, until the calibrator has
 turned what the critic got wrong into worked examples and shown on held-out runs that they help. The agent
-waits for neither: a run is scored when it is over, and handing it to the calibrator takes no time.
+waits for neither: a run is scored when it is over, and handing it to the calibrator takes no time. Only here,
+where no model takes its time, it waits once for the calibrator, to show what a later run is worth.
 """
 
 import asyncio
@@ -108,23 +109,28 @@ async def run(number: int, critic: Critic) -> Trace:
     return trace
 
 
+def show(trace: Trace) -> None:
+    """Print what the critic said of a run's last step."""
+    said = trace.events[-1].evaluation
+    assert said is not None
+    print(f"{trace.id}: 2 of 10 letters are filed; the critic says {said.phi_after:g}")
+
+
 async def main() -> None:
-    """Work on ninety desks, and print what the critic said of the first and of the last one."""
+    """Work on ninety desks, and on one more; print what the critic said of the first and of the last one."""
     # One run in three is held out: the calibrator tests on these, and learns from the others.
     settings, llm = CalibratorSettings(slices=3), ScriptedLLM(flattered)
     async with (
         MemoryStore("memory.db") as store,
         Calibrator(llm, store, judges=0, settings=settings) as calibrator,
     ):
-        for number in range(RUNS):
-            trace = await run(number, calibrator.critic)
-            calibrator.submit(trace)
+        show(first := await run(0, calibrator.critic))
+        calibrator.submit(first)
+        for number in range(1, RUNS):
+            calibrator.submit(await run(number, calibrator.critic))
             await asyncio.sleep(0)
-            if number in {0, RUNS - 1}:
-                said = trace.events[-1].evaluation
-                assert said is not None
-                print(f"desk {number}: 2 of 10 letters are filed; the critic says {said.phi_after:g}")
         await calibrator.idle()
+        show(await run(RUNS, calibrator.critic))
         promoted = await store.pairs(status="promoted")
         print(f"{calibrator.counts.taken} traces were taken, {len(promoted)} pairs help the critic now")
 
