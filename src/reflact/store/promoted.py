@@ -10,8 +10,13 @@ from reflact.memory_cards import visible_to
 from reflact.store import units
 from reflact.store.database import Tables
 
-STANDING = "SELECT number, id FROM memory_units WHERE status = 'promoted' ORDER BY id"
-READ = "number IN (SELECT value FROM json_each(?))"
+STANDING = """
+SELECT coalesce(group_concat(id, ' '), '') FROM
+(SELECT id FROM memory_units WHERE status = 'promoted' ORDER BY id)
+"""
+"""One text for all of them, which SQLite makes while other threads compute."""
+
+READ = "id IN (SELECT value FROM json_each(?))"
 
 
 class Promoted:
@@ -22,14 +27,14 @@ class Promoted:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._standing: list[tuple[int, str]] = []
-        self._known: dict[tuple[int, str], ContrastPair | None] = {}
+        self._standing = ""
+        self._known: dict[str, ContrastPair | None] = {}
         self._seen: tuple[Scope, tuple[ContrastPair, ...]] | None = None
 
     def look(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return those that a scope may see, by id; one that was given before is the same object."""
         with self._turn:
-            standing = tables.execute(STANDING).fetchall()
+            (standing,) = tables.execute(STANDING).fetchone()
             if standing != self._standing:
                 self._read(tables, standing)
             if self._seen is None or self._seen[0] != scope:
@@ -37,9 +42,10 @@ class Promoted:
                 self._seen = scope, tuple(pair for pair in pairs if visible_to(pair.scope, scope))
             return self._seen[1]
 
-    def _read(self, tables: Tables, standing: list[tuple[int, str]]) -> None:
-        numbers = json.dumps([unit[0] for unit in standing if unit not in self._known])
-        for row in units.rows(tables, READ, (numbers,)):
-            self._known[row.number, row.id] = None if row.pair is None else units.pair_of(row)
-        self._known = {unit: self._known[unit] for unit in standing}
+    def _read(self, tables: Tables, standing: str) -> None:
+        ids = standing.split()
+        new = json.dumps([unit_id for unit_id in ids if unit_id not in self._known])
+        for row in units.rows(tables, READ, (new,)):
+            self._known[row.id] = None if row.pair is None else units.pair_of(row)
+        self._known = {unit_id: self._known[unit_id] for unit_id in ids}
         self._standing, self._seen = standing, None
