@@ -104,7 +104,7 @@ def _few_in_slice(
             "purposes, or set calibrator.slices_by to trace"
         )
     return (
-        f"{words}; record about {missing * slices} more with gold, or record {missing} and name those that "
+        f"{words}; label or record about {missing * slices} more with gold, or {missing} and name those that "
         "are to be held out as `heldout`"
     )
 
