@@ -4,7 +4,7 @@ A calibration is known by what it is given: the critic, the settings, the traces
 what then stood in the memory is stored: which pairs were known, which were promoted, which traces are held
 out. A start that is given the same goes on from there: rounds are made as they were, which an effect store
 pays for once, and tests that had ended are taken as they ended. Its tests need no record of their own: they
-are those on its held-out traces since it began that hold the pairs of its rounds.
+are its critic's on its held-out traces since it began that hold the pairs of its rounds.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ async def opened(
         frozenset(baseline.known),
         promoted,
         before=tuple(test for test in standing.tests if test.number <= baseline.last_test),
-        ended=_ended(standing.tests, baseline, parts),
+        ended=_ended(standing.tests, baseline, parts, critic=given.critic),
         number=last.number,
     )
 
@@ -196,8 +196,10 @@ def hash_of(standing: Standing) -> str:
     return digest([*promoted, "waiting", *sorted(one.pair.id for one in standing.waiting)])
 
 
-def _ended(tests: Iterable[BatchTest], baseline: Baseline, parts: Split) -> tuple[BatchTest, ...]:
-    """Return the tests on a calibration's held-out traces that were made since it began and are over."""
+def _ended(
+    tests: Iterable[BatchTest], baseline: Baseline, parts: Split, *, critic: str
+) -> tuple[BatchTest, ...]:
+    """Return a critic's tests on held-out traces of a calibration since it began, as far as they are over."""
     held_out = tuple(sorted({step.trace.mark for step in steps_of(parts.held_out)}))
     return tuple(
         test
@@ -205,6 +207,7 @@ def _ended(tests: Iterable[BatchTest], baseline: Baseline, parts: Split) -> tupl
         if test.number > baseline.last_test
         and test.use == "promote"
         and test.evidence is not None
+        and test.evidence.critic == critic
         and test.held_out == baseline.held_out_name
         and test.traces == held_out
     )

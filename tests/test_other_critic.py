@@ -1,0 +1,64 @@
+"""A calibration that goes on takes no other critic's tests for its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flattered_world import PURPOSE, answer, steps
+from reflact import Calibrator, Evaluation, MemoryStore, Trace
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.results import CalibrationReport
+from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = CalibratorSettings(
+    contrast=PairSettings(judges=0, per_event=2), curriculum=CurriculumSettings(rounds=1)
+)
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+class Dying(MemoryStore):
+    """A memory whose process is killed where it would open a test."""
+
+    async def open_test(self, *arguments: object, **named: object) -> None:  # type: ignore[override]
+        """End."""
+        raise Killed
+
+
+def recorded(name: str, number: int) -> Trace:
+    """Return a trace of one flattered step."""
+    trace = Trace(PURPOSE, id=name)
+    ((step, gold),) = steps(name, number, count=1, claims=[True])
+    said = Evaluation(
+        phi_before=0, phi_after=gold.phi_after + 3, reasoning="It says so.", evidence=("filed",)
+    )
+    trace.record(step, said, gold=gold)
+    return trace
+
+
+async def calibrated(store: MemoryStore, model: str) -> CalibrationReport:
+    """Calibrate a model's critic on traces that are always the same."""
+    learn, held_out = [recorded(f"t{n}", n) for n in range(3)], [recorded(f"h{n}", n) for n in range(20)]
+    llm = ScriptedLLM(lambda prompt, reply, sample: answer(prompt, reply), identity=model)
+    return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
+
+
+async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None:
+    """Pairs of a calibration that was killed are tested with another model; its own report says so."""
+    path = tmp_path / "memory.db"
+    async with Dying(path) as memory:
+        with pytest.raises(Killed):
+            await calibrated(memory, "first")
+    async with MemoryStore(path) as memory:
+        other = await calibrated(memory, "second")
+        report = await calibrated(memory, "first")
+    assert [test.promoted for test in other.tests] == [True]
+    assert report.tests == ()
+    assert report.not_tested == "all pairs were tested before, or wait for somebody to look at them"
