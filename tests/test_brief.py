@@ -7,7 +7,15 @@ from pydantic import BaseModel
 
 from calibration_reports import everything, evidence
 from reflact.brief import Brief
-from reflact.calibration.events import BatchTested, Calibrated, CriticMeasured, Failed, Figures, PairsMade
+from reflact.calibration.events import (
+    BatchTested,
+    Calibrated,
+    CriticMeasured,
+    Failed,
+    Figures,
+    PairsMade,
+    Stopped,
+)
 from reflact.calibration.results import DropCount
 from reflact.results import Usage
 
@@ -68,6 +76,12 @@ def test_an_event_is_one_line(event: Brief) -> None:
     """Also with a report in it, a long message, or many pairs."""
     assert "\n" not in str(event)
     assert len(str(event)) <= SHORT + 60
+
+
+def test_why_a_calibrator_stopped_can_be_read() -> None:
+    """An error of usual length is whole: the key to set stands at its end."""
+    reason = "budget.max_calls is 100: 100 are taken, and the next call may take 1; set a larger one to go on"
+    assert reason in str(Stopped(reason=reason))
 
 
 def test_a_report_names_its_outcome() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reflact.calibration.results import CalibrationReport
+from calibration_reports import everything
+from reflact.calibration.results import CalibrationReport, Consumed
 from reflact.cli.calibrated import print_calibration, print_paid
 from reflact.results import Spend, Usage
 from test_calibrate_cli import configured, flattering, record, reflact
@@ -39,6 +40,20 @@ def test_what_another_process_had_in_flight_leaves_nothing_negative() -> None:
         "flight",
         "paid by this start: 20 calls, 20 tokens in, 0 out",
     ]
+
+
+def test_who_never_answers_is_named() -> None:
+    """Pairs that a mute judge lost look misjudged, so it is said that it gave no valid reply."""
+    asked = [
+        Consumed(role="judge", purpose="compare", questions=12, unanswered=12),
+        Consumed(role="contrast", purpose="mistake", questions=12, unanswered=11),
+    ]
+    out = StringIO()
+    report = everything().model_copy(update={"consumed": tuple(asked)})
+    print_calibration(Console(file=out, width=200), report)
+    said = [line for line in out.getvalue().splitlines() if line.startswith("None of the")]
+    assert len(said) == 1
+    assert said[0].startswith("None of the 12 questions of judge, compare, got a valid reply")
 
 
 def test_a_narrow_terminal_loses_no_figure(tmp_path: Path) -> None:

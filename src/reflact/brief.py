@@ -13,6 +13,10 @@ MOST = 3
 """Things of a list that are shown; of a longer one their number is."""
 
 
+TOLD = {"reason": 240, "message": 240}
+"""Characters of fields that say what went wrong: what to do about it often stands at their end."""
+
+
 class Brief(Frozen):
     """A value that shows itself in one short line, without the fields that are as they are by default."""
 
@@ -27,16 +31,18 @@ def shortened(value: BaseModel) -> str:
     """Return a value in one short line."""
     fields = type(value).model_fields
     said = ((name, getattr(value, name)) for name in fields)
-    shown = [f"{name}={_short(one)}" for name, one in said if one != fields[name].default]
+    shown = [
+        f"{name}={_short(one, TOLD.get(name, LONGEST))}" for name, one in said if one != fields[name].default
+    ]
     return f"{type(value).__name__}({', '.join(shown)})"
 
 
-def _short(value: object) -> str:
+def _short(value: object, longest: int = LONGEST) -> str:
     match value:
         case float():
             return f"{value:.3g}"
         case str():
-            return repr(value if len(value) <= LONGEST else f"{value[: LONGEST - 3]}...")
+            return repr(value if len(value) <= longest else f"{value[: longest - 3]}...")
         case tuple():
             return _listed(value)
         case BaseModel() if not isinstance(value, Brief):

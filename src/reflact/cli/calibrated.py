@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from reflact.results import Estimate, Spend, Usage
 
 
+FEW = 10
+"""Questions without any valid reply from which on it is said that there was none."""
+
+
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     from reflact.calibration.words import spent
@@ -40,7 +44,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     console.print(f"{report.outlook}.")
     if report.tests_so_far is not None:
         console.print(f"{spent(report.tests_so_far)}.", highlight=False)
-    for line in _consumed(report.consumed):
+    for line in (*_consumed(report.consumed), *_silent(report.consumed)):
         console.print(line, highlight=False)
 
 
@@ -179,6 +183,18 @@ def tested(test: Promotion) -> str:
         f"{moved(effect)} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: "
         f"{outcome_of(test)}"
     )
+
+
+def _silent(consumed: Sequence[Consumed]) -> Iterator[str]:
+    """Yield who never gave a valid reply; what was asked of them is among the drops under another reason."""
+    whose = {"mistake": "bad_reply", "other_purpose": "bad_reply", "compare": "judged_wrong"}
+    for one in consumed:
+        if one.purpose in whose and one.questions >= FEW and one.unanswered == one.questions:
+            yield (
+                f"None of the {one.questions:,} questions of {one.role}, {one.purpose}, got a valid reply, "
+                f"which is why candidates were dropped as {whose[one.purpose]}: the model cannot write that "
+                "form."
+            )
 
 
 def _table(name: str, before: Measures, after: Measures) -> Table:
