@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
@@ -88,7 +90,7 @@ async def given(
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
     """Return the traces to learn from, and those that are held out, None where the rule chooses them.
 
-    Files that are not whole are told on standard error.
+    Files that are not whole are told on standard error, and files of which the memory has more gold.
 
     Raises:
         DataError: A folder of traces is wrong, or the memory holds none.
@@ -99,7 +101,25 @@ async def given(
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = await stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
     tell_lost((*traces, *(heldout or ())), err=True)
+    if config.traces is not None:
+        await _tell_labels(traces, memory)
     return traces, heldout
+
+
+async def _tell_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
+    """Say on standard error where labels in the memory do not count, since the traces come from files."""
+    known = {one.id: one.gold for one in await memory.summaries()}
+    richer = sum(
+        known.get(trace.id, 0)
+        > sum(event.gold is not None and event.gold.source != "agreement" for event in trace.events)
+        for trace in traces
+    )
+    if richer:
+        typer.echo(
+            f"{richer} of these traces have gold in the memory that their files lack, and files count where "
+            "`traces` names them; leave `traces` out to take all traces from the memory",
+            err=True,
+        )
 
 
 def pairs_of(path: Path) -> list[ContrastPair]:
