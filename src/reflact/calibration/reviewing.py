@@ -192,7 +192,7 @@ class Reviewer:
             same = (test.unit_ids, test.traces, test.held_out, test.use) == (ids, marks, name, use)
             if same and test.evidence is None:
                 changed = [one.changed for one in await self._store.pairs(ids)]
-                return test if max(changed) <= test.at else None
+                return test if changed and max(changed) <= test.at else None
         return None
 
     def _evidence(self, found: Replay, test: BatchTest) -> Promotion:

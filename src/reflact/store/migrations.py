@@ -338,12 +338,22 @@ CREATE INDEX traces_by_content ON traces (content);
 
 UPDATE traces SET known = (
     SELECT count(*) FROM trace_events
-    WHERE trace_id = traces.id AND json_extract(event, '$.gold.source') <> 'agreement'
+    WHERE trace_id = traces.id
+    AND CASE WHEN json_valid(event) THEN json_extract(event, '$.gold.source') END <> 'agreement'
 );
 """
 
 TESTED_NAMES = """
 ALTER TABLE memory_tests ADD COLUMN names TEXT NOT NULL DEFAULT '[]';
+"""
+
+TESTED_WORTH = """
+UPDATE memory_units SET utility = (
+    SELECT min(1.0, max(0.0, 0.5 + json_extract(evidence, '$.effect') / 20.0))
+    FROM memory_tests, json_each(unit_ids)
+    WHERE value = memory_units.id AND evidence IS NOT NULL ORDER BY memory_tests.number DESC LIMIT 1
+)
+WHERE id IN (SELECT value FROM memory_tests, json_each(unit_ids) WHERE evidence IS NOT NULL);
 """
 
 MIGRATIONS = (
@@ -358,4 +368,5 @@ MIGRATIONS = (
     Migration("0009_refused_units", REFUSED_UNITS),
     Migration("0010_trace_contents", CONTENTS),
     Migration("0011_tested_names", TESTED_NAMES),
+    Migration("0012_tested_worth", TESTED_WORTH),
 )
