@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from calibration_reports import NOTHING, everything, evidence, hostile, measures
 from html_page import Node, read, tables
 from reflact.calibration.made import DropReason
-from reflact.calibration.results import CalibrationReport, Change, DropCount
+from reflact.calibration.results import CalibrationReport, Change, DropCount, PairCount
 from reflact.calibration.review import Outcome
 from reflact.calibration.words import OUTCOMES
 from reflact.pages.calibration import calibration_page
@@ -205,13 +205,28 @@ def test_the_tests_are_the_reports() -> None:
     ]
 
 
+def test_pairs_that_were_not_compared_do_not_deny_that_there_were_judges() -> None:
+    """Judges may have compared candidates and dropped them all; only what they did to the pairs is said."""
+    report = everything().model_copy(
+        update={
+            "pairs": (PairCount(mistake="inflated_score", pairs=12, difficulty=None),),
+            "drops": (DropCount(reason="judged_wrong", candidates=3),),
+        }
+    )
+    page = calibration_page(report)
+    assert tables(read(page))["Pairs by the mistake that they show"][1:] == [
+        ["inflated_score", "12", "not compared"]
+    ]
+    assert "no judges" not in page
+
+
 def test_pairs_drops_groups_and_costs_are_the_reports() -> None:
     """Counts by kind, by reason and by who asked, with their sums and what they mean."""
     report = everything()
     found = tables(page_of(report))
     assert found["Pairs by the mistake that they show"][1:] == [
         ["credit_for_intention", "20", "0.25"],
-        ["inflated_score", "12", "no judges"],
+        ["inflated_score", "12", "not compared"],
     ]
     assert [row[:2] for row in found["Candidates that became no pair"][1:]] == [
         ["bad_reply", "6"],

@@ -14,7 +14,7 @@ from reflact.types import Frozen
 
 
 class PairCount(Frozen):
-    """How many pairs of one kind of mistake were kept; ``difficulty`` is their mean, None without judges."""
+    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None where none was compared."""
 
     mistake: str
     pairs: int

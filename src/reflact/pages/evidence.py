@@ -143,7 +143,7 @@ def _count(count: int, of: int) -> h.Node:
 
 
 def _difficulty(difficulty: float | None) -> str:
-    return "no judges" if difficulty is None else number(difficulty)
+    return "not compared" if difficulty is None else number(difficulty)
 
 
 def versions(report: CalibrationReport) -> Section:
