@@ -42,6 +42,16 @@ def test_what_another_process_had_in_flight_leaves_nothing_negative() -> None:
     ]
 
 
+def test_what_was_paid_is_written_like_other_figures() -> None:
+    """Thousands are separated in the books as everywhere else in the report."""
+    nothing = booked(0, unsettled=0, at_risk=0)
+    lines = printed_books(nothing, booked(1234, unsettled=1000, at_risk=56789))
+    assert lines[1] == (
+        "paid by this start: 1,234 calls, 1,234 tokens in, 0 out; at most 56,789 tokens more for 1,000 calls "
+        "cut off in flight"
+    )
+
+
 def test_who_never_answers_is_named() -> None:
     """Pairs that a mute judge lost look misjudged, so it is said that it gave no valid reply."""
     asked = [

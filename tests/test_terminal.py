@@ -96,9 +96,9 @@ def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
     silent = lost.model_copy(update={"usage": Usage(calls=1, uncounted=1), "unsettled": 0})
     both = "2 calls cut off in flight and 1 that the provider did not count"
     begin, risk = "tokens in, 0 out; at most", "tokens, $0.2500 more for"
-    assert spend_lines([lost]) == (f"target: 1 calls, 0 {begin} 1000 {risk} 2 calls cut off in flight",)
+    assert spend_lines([lost]) == (f"target: 1 calls, 0 {begin} 1,000 {risk} 2 calls cut off in flight",)
     assert spend_lines([lost, silent]) == (
-        f"target: 2 calls, 0 {begin} 2000 tokens, $0.5000 more for {both}",
+        f"target: 2 calls, 0 {begin} 2,000 tokens, $0.5000 more for {both}",
     )
 
 

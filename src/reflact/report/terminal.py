@@ -98,12 +98,12 @@ def _consumed(role: str, entries: Sequence[Spend]) -> str:
     usage = sum((entry.usage for entry in entries), Usage())
     worst = sum((entry.worst for entry in entries), Usage())
     unsettled = sum(entry.unsettled for entry in entries)
-    lost = [f"{unsettled} calls cut off in flight"] if unsettled else []
-    lost += [f"{usage.uncounted} that the provider did not count"] if usage.uncounted else []
+    lost = [f"{unsettled:,} calls cut off in flight"] if unsettled else []
+    lost += [f"{usage.uncounted:,} that the provider did not count"] if usage.uncounted else []
     tokens = worst.input_tokens + worst.output_tokens
-    risk = f"; at most {tokens} tokens{_price(worst)} more for {' and '.join(lost)}" if lost else ""
+    risk = f"; at most {tokens:,} tokens{_price(worst)} more for {' and '.join(lost)}" if lost else ""
     given, written = usage.input_tokens, usage.output_tokens
-    return f"{role}: {usage.calls} calls, {given} tokens in, {written} out{_price(usage)}{risk}"
+    return f"{role}: {usage.calls:,} calls, {given:,} tokens in, {written:,} out{_price(usage)}{risk}"
 
 
 def fault_line(faults: Sequence[FaultCount]) -> str:
