@@ -86,12 +86,18 @@ def test_a_changed_prompt_is_a_miss_that_names_it(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts"
     (prompts / "critic").mkdir(parents=True)
     text = (data_folder("prompts") / "critic" / "v1.md").read_text(encoding="utf-8")
-    changed = text.replace("version: 1", "version: 99").replace("You judge one step", "You rate one step")
+    changed = text.replace("version: 1", "version: 99").replace(
+        "You judge one step", "You rate\u202e one step"
+    )
     (prompts / "critic" / "v99.md").write_text(changed, encoding="utf-8")
     folder = f"prompts.folder={json.dumps(str(prompts))}"
     said = calibrate(tmp_path / "memory.db", folder, "prompts.versions={critic: 99}")
-    assert "holds no answer to this request (score, critic/score/" in said
-    assert "You rate one step" in said
+    sentence, *difference = said.splitlines()[-6:]
+    assert sentence.startswith("error: the cassette ")
+    assert "holds no answer to this request (score, critic/score/" in sentence
+    assert difference[:2] == ["--- recorded", "+++ asked"]
+    assert difference[3].startswith('-   "content": "You judge one step ')
+    assert difference[4].startswith(r'+   "content": "You rate\u202e one step ')
 
 
 def test_a_memory_that_is_there_is_left_alone(tmp_path: Path) -> None:

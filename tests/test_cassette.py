@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -176,20 +177,33 @@ async def test_a_miss_shows_what_changed(tmp_path: Path) -> None:
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
         with pytest.raises(CassetteMiss) as miss:
             await llm.ask(asked("the new wording"), Word, sample=sample("the old wording"))
-    message = str(miss.value)
+    message, difference = str(miss.value), miss.value.difference
     assert "merge" in message
     assert sample("the old wording").label in message
-    assert '-   "content": "the old wording"' in message
-    assert '+   "content": "the new wording"' in message
-    assert "something else" not in message
+    assert "\n" not in message
+    assert '-   "content": "the old wording",' in difference
+    assert '+   "content": "the new wording",' in difference
+    assert not any("something else" in line for line in difference)
+    assert difference[-1] in "".join(traceback.format_exception(miss.value))
+
+
+async def test_a_change_late_in_a_long_line_is_shown(tmp_path: Path) -> None:
+    """Of a prompt's paragraph only the clauses that differ are shown."""
+    paragraph = "It goes on and on, without a break. " * 40
+    await recorded(tmp_path / "c.jsonl", f"{paragraph}It ends here. Thanks.")
+    async with taped(tmp_path / "c.jsonl", "replay") as llm:
+        with pytest.raises(CassetteMiss) as miss:
+            await llm.ask(asked(f"{paragraph}It ends there. Thanks."), Word, sample=sample())
+    assert miss.value.difference[3:] == ("-It ends here.", "+It ends there.")
 
 
 async def test_a_miss_without_its_like_says_so(tmp_path: Path) -> None:
     """Where nothing of the kind was recorded there is nothing to compare with."""
     await recorded(tmp_path / "c.jsonl", "a")
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        with pytest.raises(CassetteMiss, match="nor one of its kind; record it again"):
+        with pytest.raises(CassetteMiss, match="nor one of its kind; record it again") as miss:
             await llm.ask(asked("a"), Word, sample=sample(purpose="rank"))
+    assert miss.value.difference == ()
 
 
 async def test_a_miss_leaves_nothing_in_the_store(tmp_path: Path) -> None:

@@ -122,7 +122,18 @@ class CassetteError(ReflactError):
 
 
 class CassetteMiss(CassetteError):
-    """A request for which the recording holds no answer; the network is never asked instead."""
+    """A request for which the recording holds no answer; the network is never asked instead.
+
+    Args:
+        message: Which request, and which recorded one is nearest to it.
+        difference: The lines of a diff from that one to the request; tracebacks show it too.
+    """
+
+    def __init__(self, message: str, *, difference: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.difference = difference
+        if difference:
+            self.add_note("\n".join(difference))
 
 
 class EnvironmentFailure(ReflactError):

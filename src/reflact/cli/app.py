@@ -21,26 +21,33 @@ from reflact.cli.replay import replay
 from reflact.cli.runs import runs
 from reflact.cli.show import show
 from reflact.cli.train import train
-from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
+from reflact.errors import CassetteError, CassetteMiss, ReflactError, StoreError, UsageError
 from reflact.report.visible import in_line
 
 
 class Commands(TyperGroup):
-    """Turns errors into one sentence on standard error and an exit code."""
+    """Turns errors into one sentence on standard error, below it what differs, and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the context names."""
         try:
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
-            typer.echo(f"error: {in_line(str(error))}", err=True)
+            _say(error)
             raise typer.Exit(2) from None
         except ReflactError as error:
-            typer.echo(f"error: {in_line(str(error))}", err=True)
+            _say(error)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command goes on from where it was", err=True)
             raise typer.Exit(130) from None
+
+
+def _say(error: ReflactError) -> None:
+    typer.echo(f"error: {in_line(str(error))}", err=True)
+    if isinstance(error, CassetteMiss):
+        for text in error.difference:
+            typer.echo(in_line(text), err=True)
 
 
 app = typer.Typer(

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -25,6 +27,9 @@ from reflact.llm.network import Network
 from reflact.llm.retries import Pieces, kept_headers
 from reflact.llm.secrets import ScrubTransport
 from reflact.types import Frozen, canonical, digest
+
+CLAUSE_END = re.compile("(?<=[.,;!?]) ")
+"""Where long lines are taken apart to be compared."""
 
 
 class Interaction(Frozen):
@@ -104,25 +109,27 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         asked = await _asked(request)
         found = self._answers.get(asked.key)
         if found is None:
-            raise CassetteMiss(self._miss(asked))
+            raise self._miss(asked)
         return _response(found, {"content-type": found.content_type})
 
-    def _miss(self, asked: Interaction) -> str:
+    def _miss(self, asked: Interaction) -> CassetteMiss:
         purpose = asked.sample.split("/")[1] if "/" in asked.sample else "unknown purpose"
         start = f"the cassette {self._path} holds no answer to this request ({purpose}, {asked.sample})"
         near = [i for i in self._answers.values() if i.sample == asked.sample]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.sample]
         if not near:
-            return f"{start}, nor one of its kind; record it again"
+            return CassetteMiss(f"{start}, nor one of its kind; record it again")
         text = _pretty(asked.body)
         nearest = max(
             near[:50], key=lambda i: difflib.SequenceMatcher(None, _pretty(i.body), text).quick_ratio()
         )
         lines = difflib.unified_diff(
-            _pretty(nearest.body).splitlines(), text.splitlines(), "recorded", "asked", lineterm="", n=0
+            _clauses(_pretty(nearest.body)), _clauses(text), "recorded", "asked", lineterm="", n=0
         )
-        shown = "\n".join(line[:200] for line in list(lines)[:12])
-        return f"{start}; the nearest recorded one is {nearest.sample}, and differs so:\n{shown}"
+        return CassetteMiss(
+            f"{start}; the nearest recorded one is {nearest.sample}",
+            difference=tuple(line[:200] for line in islice(lines, 12)),
+        )
 
 
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
@@ -191,3 +198,8 @@ def _key(sample: str, method: str, path: str, body: JsonValue) -> str:
 
 def _pretty(body: JsonValue) -> str:
     return json.dumps(unframed(body), indent=1, sort_keys=True, ensure_ascii=False).replace("\\n", "\n")
+
+
+def _clauses(text: str) -> list[str]:
+    """Return the lines of a text, in parts short enough that a change in a long one can be seen."""
+    return [clause for line in text.splitlines() for clause in CLAUSE_END.split(line)]
