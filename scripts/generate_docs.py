@@ -148,8 +148,8 @@ def error_tree() -> str:
     ]
     lines += [
         "",
-        "At a terminal each is one sentence on standard error, and below a `CassetteMiss` stands what differs; "
-        "see [commands](cli.md) for exit codes.",
+        "At a terminal each is one sentence on standard error, and below a `CassetteMiss` stands what "
+        "differs; see [commands](cli.md) for exit codes.",
     ]
     return "\n".join(lines) + "\n"
 

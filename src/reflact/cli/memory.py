@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reflact.cli.anchors import list_anchors
 from reflact.cli.deciding import archive, label, reject, release
 from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
 from reflact.cli.traces import LISTED, keep, list_traces, show_trace
@@ -40,6 +41,7 @@ memory.command("keep")(keep)
 memory.command("traces")(list_traces)
 memory.command("trace")(show_trace)
 memory.command("label")(label)
+memory.command("anchors")(list_anchors)
 
 
 @memory.command("list")
