@@ -11,7 +11,6 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Critic, Trace
-from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.forecast import Asking, CalibrationForecast
 from reflact.calibration.settings import CalibratorSettings, PairSettings
@@ -121,9 +120,9 @@ def stubborn(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> 
     return answer(prompt, reply_type) if sample.attempt == 2 else "?"
 
 
-def contradicted(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
-    """Give the critic's scores, and nothing else."""
-    return answer(prompt, reply_type) if reply_type is CriticReply else ReplyError("nothing")
+def unwritten(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    """Give scores and comparisons, and write nothing."""
+    return ReplyError("nothing") if sample.role == "contrast" else answer(prompt, reply_type)
 
 
 def first_always(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
@@ -133,7 +132,7 @@ def first_always(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample)
     return answer(prompt, reply_type)
 
 
-@pytest.mark.parametrize("script", [stubborn, contradicted, first_always])
+@pytest.mark.parametrize("script", [stubborn, unwritten, first_always])
 @pytest.mark.parametrize("gold", [True, False], ids=["gold", "agreement"])
 async def test_the_most_is_a_bound(script: Callable[..., Answer], gold: bool) -> None:
     """However often replies are refused, samples fail and judges err: no kind of call exceeds its bound."""

@@ -195,12 +195,19 @@ class Calibrator:
 
         Raises:
             ModelError: While iterating: the endpoint refused, failed or could not be reached.
+            RunFailed: While iterating: critic or judge gave no valid reply to any of the first ten questions.
             StoreError: While iterating: the store cannot be read or written.
         """
 
         async def produce(send: Also) -> None:
             standing = await self._rounds.reviewer.standing()
-            await self._rounds.make(trace, self._rounds.first, known_ids=standing.known, also=send)
+            await self._rounds.make(
+                trace,
+                self._rounds.first,
+                writer=self._rounds.writer(),
+                known_ids=standing.known,
+                also=send,
+            )
 
         return Stream(produce)
 
@@ -228,7 +235,8 @@ class Calibrator:
             DataError: Something else than a list of traces is given; or nothing could be tested, which is
                 said before anything is asked.
             ModelError: The endpoint refused, failed or could not be reached; what was made is stored.
-            RunFailed: The critic gave no valid score of any of the first ten questions.
+            RunFailed: The critic gave no valid score of any of the first ten questions, or the judge no valid
+                reply to any of the first ten comparisons.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """

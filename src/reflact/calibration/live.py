@@ -91,6 +91,7 @@ class Learning:
     def __init__(self, store: Memory, rounds: Rounds, *, settings: CalibratorSettings) -> None:
         self._store = store
         self._rounds = rounds
+        self._writer = rounds.writer()
         self._settings = settings
         self._purposes: set[str] = set()
         self._gathered: Gathered | None = None
@@ -112,7 +113,8 @@ class Learning:
         """Make the pairs of a trace."""
         if not await self._store.room():
             return Stored(full=True)
-        made = await self._rounds.make(trace, self._rounds.first, known_ids=self._known)
+        made = await self._rounds.make(trace, self._rounds.first, writer=self._writer, known_ids=self._known)
+        self._writer.settle()
         self._waiting += made.new
         return made
 

@@ -78,6 +78,7 @@ class CalibrationReport(Brief):
         left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
         tests: The evidence of all batches that were tested, in order.
         not_tested: Why a batch was not tested, in words; None where all were.
+        writer_given_up: Why the writer of mistakes was asked no more, in words; None where it was not.
         held_out: The change on held-out traces, which chose what was promoted.
         anchors: The change on anchors, which chose nothing.
         by_round: The critic on the held-out traces before the first round and after each that was tested.
@@ -101,6 +102,7 @@ class CalibrationReport(Brief):
     left_out: int = 0
     tests: tuple[Promotion, ...]
     not_tested: str | None
+    writer_given_up: str | None = None
     held_out: Change
     anchors: Change
     by_round: tuple[Measures, ...] = ()

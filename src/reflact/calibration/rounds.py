@@ -14,6 +14,7 @@ from reflact.calibration.course import Course, Result, hash_of, stored
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import Round, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
+from reflact.calibration.heard import FIRST, HeardJudge, HeardWriter
 from reflact.calibration.holding import GIVEN
 from reflact.calibration.limited import LimitedCritic, ShownCritic
 from reflact.calibration.made import Drop
@@ -74,6 +75,7 @@ class Rounds:
         books: Books,
     ) -> None:
         self._llm = llm
+        self._judge = HeardJudge(llm)
         self._store = store
         self._settings = settings
         self._prompts = prompts
@@ -91,11 +93,16 @@ class Rounds:
         assert plan is not None
         return plan
 
+    def writer(self) -> HeardWriter:
+        """Return who writes for one calibration, of whom nothing was heard yet."""
+        return HeardWriter(self._llm)
+
     async def make(
         self,
         trace: Trace,
         plan: Round,
         *,
+        writer: LLM,
         known_ids: frozenset[str],
         others: Sequence[str] = (),
         shown: Sequence[ContrastPair] | None = None,
@@ -122,8 +129,8 @@ class Rounds:
             purpose=trace.purpose,
             trace_id=trace.id,
             plan=plan,
-            llm=self._llm,
-            judge=self._llm,
+            llm=writer,
+            judge=self._judge,
             critic=self._sampled if shown is None else ShownCritic(self._sampled, shown),
             settings=self._settings.contrast,
             prompts=self._prompts,
@@ -208,7 +215,8 @@ class Rounds:
         before = await self.reviewer.score(steps, course.promoted)
         anchors_before = await self.reviewer.score(anchors, course.promoted)
         self._measured("before", before, anchors_before)
-        tally = await self._rounds(course, steps, before)
+        writer = self.writer()
+        tally = await self._rounds(course, steps, before, writer)
         promoted = (await self.reviewer.standing()).promoted
         after = await self.reviewer.score(steps, promoted)
         anchors_after = await self.reviewer.score(anchors, promoted)
@@ -228,6 +236,7 @@ class Rounds:
             left_out=tally.left_out,
             tests=tuple(tally.tests),
             not_tested=tally.not_tested,
+            writer_given_up=writer.given_up,
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
             by_round=tuple(tally.by_round),
@@ -251,13 +260,19 @@ class Rounds:
             )
         )
 
-    async def _rounds(self, course: Course, steps: Sequence[Step], before: Sequence[Scored | None]) -> Tally:
+    async def _rounds(
+        self,
+        course: Course,
+        steps: Sequence[Step],
+        before: Sequence[Scored | None],
+        writer: HeardWriter,
+    ) -> Tally:
         tally, history = Tally(by_round=await measures_of(before)), history_of(before, ())
         while (plan := next_round(history, self._settings.curriculum)) is not None:
             tally.rounds = plan.number
             learn = len(course.parts.learn)
             self._tell(RoundBegan(number=plan.number, traces=learn, usage=self._books.usage))
-            pairs = await self._round(course, plan, tally)
+            pairs = await self._round(course, plan, tally, writer)
             if not await self._tested(course, steps, pairs, tally) or not history:
                 break
             after = await self.reviewer.score(steps, course.promoted)
@@ -268,8 +283,13 @@ class Rounds:
             history += history_of(after, invited)
         return tally
 
-    async def _round(self, course: Course, plan: Round, tally: Tally) -> list[ContrastPair]:
-        """Make the pairs of a round from all traces, several at a time."""
+    async def _round(
+        self, course: Course, plan: Round, tally: Tally, writer: HeardWriter
+    ) -> list[ContrastPair]:
+        """Make the pairs of a round from all traces, several at a time.
+
+        As long as nothing valid was heard of the writer, the others wait for the first of them.
+        """
         learn, shown = course.parts.learn, course.promoted
         ids = course.known.union(pair.id for pair in tally.pairs)
         purposes = sorted({trace.purpose for trace in learn})
@@ -277,11 +297,17 @@ class Rounds:
         async def one(trace: Trace) -> Stored:
             made = Stored(full=True)
             if await self._store.room():
-                made = await self.make(trace, plan, known_ids=ids, others=purposes, shown=shown)
+                made = await self.make(
+                    trace, plan, writer=writer, known_ids=ids, others=purposes, shown=shown
+                )
             self.made(trace, made)
             return made
 
-        made = await fan_out(one, learn, limit=self._settings.concurrency)
+        made: list[Stored] = []
+        first = 0 if writer.heard else FIRST
+        for part in (learn[:first], learn[first:]):
+            made += await fan_out(one, part, limit=self._settings.concurrency)
+            writer.settle()
         pairs = [pair for one in made for pair in one.pairs]
         tally.pairs += pairs
         tally.drops += [drop for one in made for drop in one.drops]

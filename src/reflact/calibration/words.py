@@ -41,6 +41,11 @@ def number(value: float, digits: int = 2) -> str:
     return f"{value:z.{digits}f}"
 
 
+def first_up(words: str) -> str:
+    """Return words as the beginning of a sentence."""
+    return words[:1].upper() + words[1:]
+
+
 def span(estimate: Estimate) -> str:
     """Return an interval in brackets."""
     return f"[{number(estimate.low)}, {number(estimate.high)}]"

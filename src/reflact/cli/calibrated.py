@@ -24,6 +24,7 @@ FEW = 10
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     from reflact.calibration.words import spent
+    from reflact.report.visible import visible
 
     if report.earlier:
         console.print(
@@ -44,8 +45,8 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     console.print(f"{report.outlook}.")
     if report.tests_so_far is not None:
         console.print(f"{spent(report.tests_so_far)}.", highlight=False)
-    for line in (*_consumed(report.consumed), *_silent(report.consumed)):
-        console.print(line, highlight=False)
+    for line in (*_consumed(report.consumed), *_silent(report)):
+        console.print(visible(line), highlight=False, markup=False)
 
 
 def _made(report: CalibrationReport) -> Iterator[str]:
@@ -185,10 +186,15 @@ def tested(test: Promotion) -> str:
     )
 
 
-def _silent(consumed: Sequence[Consumed]) -> Iterator[str]:
+def _silent(report: CalibrationReport) -> Iterator[str]:
     """Yield who never gave a valid reply; what was asked of them is among the drops under another reason."""
+    from reflact.calibration.words import first_up
+
     whose = {"mistake": "bad_reply", "other_purpose": "bad_reply", "compare": "judged_wrong"}
-    for one in consumed:
+    if report.writer_given_up is not None:
+        whose = {"compare": "judged_wrong"}
+        yield f"{first_up(report.writer_given_up)}."
+    for one in report.consumed:
         if one.purpose in whose and one.questions >= FEW and one.unanswered == one.questions:
             yield (
                 f"None of the {one.questions:,} questions of {one.role}, {one.purpose}, got a valid reply, "

@@ -11,6 +11,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.calibration.holding import GIVEN
 from reflact.calibration.results import CalibrationReport
+from reflact.calibration.words import first_up
 from reflact.memory import Promotion
 from reflact.memory_cards import LEVEL
 from reflact.pages.charts import Look, Row, ends_of, intervals
@@ -133,6 +134,7 @@ def pairs(report: CalibrationReport) -> Section:
             and table(
                 "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
             ),
+            report.writer_given_up is not None and h.p[f"{safe(first_up(report.writer_given_up))}."],
         ),
     )
 
