@@ -30,8 +30,8 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         scan: Looks at every text before it is stored; None: the rules that stand on the page on memory.
         clock: Gives the time of changes, with its time zone.
         patience: Seconds to wait for another process's lock.
-        read_only: Write nothing to the file, which has to be there; one that an older version wrote is read
-            as a copy. Methods that write raise.
+        read_only: Write nothing to the file, which has to be there; one that an older version wrote, or whose
+            folder cannot be written to, is read as a copy. Methods that write raise.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.

@@ -7,6 +7,7 @@ this module knows sqlite-utils; work on the tables is handed in as plain functio
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -26,6 +27,7 @@ from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
 from reflact.errors import StoreError
+from reflact.store.copies import copy_files, is_out_of_reach, log_of
 from reflact.store.migrations import Migration
 from reflact.store.refused import REASONS, UNFIT, renamed
 
@@ -60,8 +62,8 @@ class Database:
         grace: Seconds that closing waits for writes under way where it is cancelled; they complete even if
             it leaves earlier, unless another process's lock keeps them from beginning.
         guard: Looks at a file that is there before anything is written to it, and may raise.
-        read_only: Write nothing to the file, which has to be there: where steps are pending, a copy of it in
-            a temporary folder is brought up to date and read.
+        read_only: Write nothing to the file, which has to be there: where steps are pending, or where its
+            folder cannot be written to, a copy of it in a temporary folder is brought up to date and read.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -208,21 +210,36 @@ class Database:
         self._patiently(self._prepare)
 
     def _set_up_reading(self) -> None:
-        """Open the file as it is, or a copy where steps are pending.
+        """Open the file as it is, or a copy where steps are pending or SQLite cannot read it in its place.
 
         SQLite leaves a log and an index of it behind a reader that must not write, so where there is no log
-        yet, they are made by one that may, which takes them away as it closes, and is kept from writing.
+        yet, they are made by one that may, which takes them away as it closes, and is kept from writing. In a
+        folder that cannot be written to nobody can make them.
         """
-        if not self.path.with_name(f"{self.path.name}-wal").exists():
+        if not log_of(self.path).exists():
             self._reading = "rw"
-        self._tables = self._connect(self._reading, self._patience)
-        if self._known().pending(self._tables):
-            self._folder = TemporaryDirectory(prefix="reflact-")
-            self._file = Path(self._folder.name, "copy.db")
+        try:
+            self._tables = self._connect(self._reading, self._patience)
+            pending = self._known().pending(self._tables)
+        except sqlite3.OperationalError as error:
+            if not is_out_of_reach(error) or not os.access(self.path, os.R_OK):
+                raise
+            copy_files(self.path, self._new_file())
+            self._tables = self._connect("rwc", self._patience)
+            self._prepare()
+            return
+        if pending:
+            self._new_file()
             copy = self._connect("rwc", self._patience)
             self._tables.conn.backup(copy.conn)
             self._tables = copy
             self._prepare()
+
+    def _new_file(self) -> Path:
+        """Return a place for a copy in a temporary folder, from now on the file that is opened."""
+        self._folder = TemporaryDirectory(prefix="reflact-")
+        self._file = Path(self._folder.name, "copy.db")
+        return self._file
 
     def _prepare(self) -> None:
         self._tables.execute("PRAGMA journal_mode = WAL")
