@@ -280,6 +280,13 @@ def test_a_back_off_is_told_once_a_step() -> None:
     ]
 
 
+def test_an_endpoint_that_is_not_reached_is_told_once_a_step() -> None:
+    """However many calls try again, and at the first of them, whose wait says nothing of the others."""
+    gone = events.BackedOff(run_id=RUN, step=1, endpoint="api.example.com", status=None, seconds=0.2)
+    later = gone.model_copy(update={"seconds": 4.0})
+    assert lines(gone, later, gone) == "retries   api.example.com cannot be reached: tries again\n"
+
+
 def test_json_is_one_event_a_line_in_ascii() -> None:
     """Each line is read back as the event, and no letter of it can steer a terminal."""
     written: list[str] = []

@@ -269,6 +269,20 @@ async def test_an_address_that_never_answered_is_given_up() -> None:
     assert len(script.requests) == 3
 
 
+async def test_repeats_of_what_was_not_reached_are_told() -> None:
+    """Each with the seconds until it; the failure after the last is no repeat, nor is a time-out."""
+    told: list[LimitChange] = []
+    script, clock = Script(*[httpx.ConnectError("connection refused")] * 3), Clock()
+    with pytest.raises(httpx.ConnectError):
+        await retrying(script, clock, retries=2, lease=leased(told.append)).handle_async_request(request())
+    assert told == [LimitChange("e", None, seconds, None) for seconds in clock.slept]
+    assert len(told) == 2
+    told.clear()
+    slow = Script(httpx.ReadTimeout("slow"), OK)
+    await retrying(slow, clock, lease=leased(told.append)).handle_async_request(request())
+    assert told == []
+
+
 @pytest.mark.parametrize("first", [OK, httpx.Response(500)])
 async def test_an_address_that_answered_before_is_tried_again(first: httpx.Response) -> None:
     """An endpoint that goes away for a while costs the calls of that while alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +17,8 @@ from reflact.types import digest
 
 if TYPE_CHECKING:
     import httpx
+
+    from reflact.llm.limits import LimitChange
 
 UNLIMITED = BudgetConfig()
 LIVE = ReplayConfig()
@@ -70,9 +72,18 @@ async def connect(
 
 @asynccontextmanager
 async def connected(
-    model: ModelConfig, *, store: Path, role: str, run_id: str, budget: BudgetConfig, replay: ReplayConfig
+    model: ModelConfig,
+    *,
+    store: Path,
+    role: str,
+    run_id: str,
+    budget: BudgetConfig,
+    replay: ReplayConfig,
+    told: Callable[[LimitChange], None] | None = None,
 ) -> AsyncIterator[Connection]:
     """Open the store of model calls and connect a model, under a budget that holds over all starts.
+
+    ``told`` is that of ``Client``.
 
     Raises:
         BudgetSpent: On leaving: the time is up.
@@ -96,6 +107,7 @@ async def connected(
             journal=calls.journal(run_id),
             budget=limits,
             transport=await _transport(replay, stack),
+            told=told,
         )
         llm = await stack.enter_async_context(client)
         begun = anyio.current_time()

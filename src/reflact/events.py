@@ -316,14 +316,15 @@ class BudgetMoved(_Event):
 class BackedOff(_Event):
     """Live: an endpoint said that it is asked too much; nothing is sent there for so many seconds.
 
-    ``rate`` is the calls a second at which it goes on, None where no rate was found.
+    Without a ``status`` it could not be reached, and a call tries again after these seconds. ``rate`` is
+    the calls a second at which it goes on, None where no rate was found.
     """
 
     durable: ClassVar[bool] = False
     about: ClassVar[tuple[str, ...]] = ("endpoint",)
     kind: Literal["backed_off"] = "backed_off"
     endpoint: str
-    status: int
+    status: int | None
     seconds: float
     rate: float | None = None
 

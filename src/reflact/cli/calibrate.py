@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from reflact.calibration.results import CalibrationReport
     from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
+    from reflact.llm.limits import LimitChange
     from reflact.results import Spend
 
 GRACE_SECONDS = 10.0
@@ -181,7 +183,7 @@ def calibrate_and_show(
     """
     from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
-    from reflact.cli.progress import telling
+    from reflact.cli.progress import retelling, telling
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
     settings = configured(path, overrides)
@@ -189,9 +191,10 @@ def calibrate_and_show(
         require_writable(html)
     tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
     done = Done(None if tell is None else undisturbed(tell))
+    told = retelling(show, as_json=as_json, terminal=sys.stderr.isatty())
     with Interrupts(GRACE_SECONDS) as interrupts:
         try:
-            ended = _run(settings, done, interrupts, how)
+            ended = _run(settings, done, interrupts, how, None if told is None else undisturbed(told))
         except (BudgetSpent, ModelError, RunFailed):
             _tell_stopped(settings, done)
             raise
@@ -228,11 +231,12 @@ def _run(
     tell: Callable[[CalibrationEvent], None],
     interrupts: Interrupts,
     how: How,
+    told: Callable[[LimitChange], None] | None,
 ) -> _Ended:
     import anyio
 
     try:
-        return anyio.run(_calibrated, config, tell, interrupts, how)
+        return anyio.run(_calibrated, config, tell, interrupts, how, told)
     except KeyboardInterrupt:
         raise typer.Exit(interrupts.code or 130) from None
 
@@ -242,6 +246,7 @@ async def _calibrated(
     tell: Callable[[CalibrationEvent], None],
     interrupts: Interrupts,
     how: How,
+    told: Callable[[LimitChange], None] | None,
 ) -> _Ended:
     import anyio
 
@@ -253,7 +258,7 @@ async def _calibrated(
     from reflact.prompts import load_book
 
     prompts, brake = load_book(config.prompts.versions, config.prompts.folder), Brake(GRACE_SECONDS)
-    async with MemoryStore(config.memory) as memory, opened(config) as model:
+    async with MemoryStore(config.memory) as memory, opened(config, told) as model:
         traces, heldout = await given(config, memory)
         if config.anchors is not None:
             await memory.keep_anchors(pairs_of(config.anchors))

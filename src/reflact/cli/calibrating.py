@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from reflact.calibration.trace import Trace
     from reflact.calls import Rendered, Reply, Sample
     from reflact.connection import Connection
+    from reflact.llm.limits import LimitChange
     from reflact.memory import ContrastPair
     from reflact.memory_store import MemoryStore
     from reflact.ports import R
@@ -56,7 +57,9 @@ def run_of(config: CalibrateConfig) -> str:
     return account_of(config.memory)
 
 
-def opened(config: CalibrateConfig) -> AbstractAsyncContextManager[Connection]:
+def opened(
+    config: CalibrateConfig, told: Callable[[LimitChange], None] | None = None
+) -> AbstractAsyncContextManager[Connection]:
     """Return what opens the store of model calls and connects the model, see ``connection.connected``."""
     from reflact.connection import connected
 
@@ -67,6 +70,7 @@ def opened(config: CalibrateConfig) -> AbstractAsyncContextManager[Connection]:
         run_id=run_of(config),
         budget=config.budget,
         replay=config.replay,
+        told=told,
     )
 
 

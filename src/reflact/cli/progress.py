@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +12,7 @@ from reflact.cli.showing import Shown
 
 if TYPE_CHECKING:
     from reflact.calibration.events import CalibrationEvent, CriticMeasured, Figures, PairsMade, Tell
+    from reflact.llm.limits import LimitChange
     from reflact.results import Usage
 
 LINES = 20
@@ -27,6 +29,34 @@ def telling(show: Shown) -> Tell | None:
     if show is Shown.json:
         return _as_json
     return Progress()
+
+
+def retelling(show: Shown | None, *, as_json: bool, terminal: bool) -> Callable[[LimitChange], None] | None:
+    """Return what is told of back-offs and repeats, in lines on standard error; None: nobody.
+
+    They are told among other lines, and beside the report as JSON where standard error is a ``terminal``.
+    """
+    if show in {Shown.lines, Shown.live} or (show is None and (not as_json or terminal)):
+        return Retries()
+    return None
+
+
+class Retries:
+    """Prints a line where an endpoint backs off, or is not reached and tried again; the same one once."""
+
+    def __init__(self) -> None:
+        from reflact.report.story import Story
+
+        self._story = Story()
+
+    def __call__(self, change: LimitChange) -> None:
+        """Print the line that a change is worth."""
+        from reflact.events import BackedOff
+        from reflact.report.visible import visible
+
+        line = self._story.tell(BackedOff(run_id="", **change._asdict()))
+        if line is not None:
+            typer.echo(visible(line), err=True)
 
 
 def _as_json(event: CalibrationEvent) -> None:

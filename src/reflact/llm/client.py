@@ -77,7 +77,8 @@ class Client:
         budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
         emit: Told of each call; None: nobody.
-        told: Called at each back-off of the endpoint; must neither wait nor raise.
+        told: Called at each back-off and each repeat after the endpoint was not reached; must neither wait
+            nor raise.
 
     Raises:
         ConfigError: On entering: the key's environment variable is not set.

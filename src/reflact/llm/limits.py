@@ -32,11 +32,12 @@ SOON = 1e-6
 class LimitChange(NamedTuple):
     """An endpoint backed off: where, after which status, for how many seconds, and at which rate it goes on.
 
+    Without a status it could not be reached, and the call that found that tries again after these seconds.
     The rate is in calls a second, None where none was found.
     """
 
     endpoint: str
-    status: int
+    status: int | None
     seconds: float
     rate: float | None
 
@@ -226,8 +227,8 @@ class Lease:
     Args:
         endpoint: What it leads to.
         config: The role's settings.
-        told: Called at each back-off of the endpoint, once where several leases have it; must neither block
-            nor raise.
+        told: Called at each back-off of the endpoint, once where several leases have it, and at each repeat
+            of a call of the role that did not reach it; must neither block nor raise.
     """
 
     def __init__(
@@ -260,6 +261,11 @@ class Lease:
             yield admission
         finally:
             self.endpoint.leave()
+
+    def unreached(self, seconds: float) -> None:
+        """Tell that the endpoint could not be reached, and is tried again after so many seconds."""
+        if self.told is not None:
+            self.told(LimitChange(self.endpoint.address, None, seconds, None))
 
     def refuse(self, said: Said) -> None:
         """Admit nothing more for this role, waiting calls included: all are told what was said here."""

@@ -80,13 +80,14 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     raise
                 if last:
                     raise
-                asked = None
+                asked, unreached = None, isinstance(failure, UNREACHED)
             else:
                 if 400 <= response.status_code < 500:
                     await response.aread()
                     if of_role(response.status_code, response.text):
                         self._lease.refuse(response)
                     response = again(response)
+                unreached = False
                 asked = retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
                 passing = response.status_code in RETRIED or GARBLED in response.extensions
@@ -94,7 +95,10 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     return response
                 if response.status_code in LIMITED:
                     continue
-            await self._sleep(pause(attempt, asked, self._draw()))
+            seconds = pause(attempt, asked, self._draw())
+            if unreached:
+                self._lease.unreached(seconds)
+            await self._sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
 
     def _unreached(self, failure: httpx.TransportError) -> bool:

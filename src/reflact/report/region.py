@@ -316,7 +316,8 @@ def _limits(watched: Watched, now: float, encoding: str) -> list[Text]:
         rest = waiting.until - now
         rate = "" if waiting.rate is None else f"{waiting.rate:.3g} calls/s"
         host = waiting.endpoint.partition("://")[2].partition("/")[0] or waiting.endpoint
-        said = f"{shown(host, encoding)} answered {waiting.status}: "
+        how = "cannot be reached" if waiting.status is None else f"answered {waiting.status}"
+        said = f"{shown(host, encoding)} {how}: "
         if rest > 0:
             then = f", then {rate}" if rate else ""
             rows.append(_row("limits", said, (f"waits {about(max(rest, 1), '')}{then}", "yellow")))

@@ -20,7 +20,7 @@ class Story:
         self._rollouts: events.RolloutsDone | None = None
         self._edits: tuple[EditResult, ...] = ()
         self._verdict: Verdict | None = None
-        self._backed_off: set[tuple[str, int]] = set()
+        self._backed_off: set[tuple[str, int | None]] = set()
 
     def tell(self, event: events.Event) -> str | None:
         """Return the line that an event is worth, or None."""
@@ -41,11 +41,13 @@ class Story:
         return _line(event)
 
     def _back_off(self, event: events.BackedOff) -> str | None:
-        """Return a line for the first of a step's back-offs of an endpoint with a status."""
+        """Return a line for the first of a step's back-offs of an endpoint with a status, or without."""
         said = (event.endpoint, event.status)
         if said in self._backed_off:
             return None
         self._backed_off.add(said)
+        if event.status is None:
+            return f"retries   {event.endpoint} cannot be reached: tries again"
         then = "" if event.rate is None else f", then {event.rate:.3g} calls/s"
         return f"limits    {event.endpoint} answered {event.status}: waits {about(event.seconds, '')}{then}"
 

@@ -52,7 +52,7 @@ class Waiting:
     """An endpoint that is left alone until a moment, and the calls a second at which it goes on."""
 
     endpoint: str
-    status: int
+    status: int | None
     until: float
     rate: float | None
 
