@@ -227,6 +227,8 @@ def test_an_endpoint_is_shown_while_it_matters() -> None:
     silent = watched(BACKED_OFF.model_copy(update={"rate": None}))
     assert row(silent, "limits", now=102.0) == "api.example.com answered 429: waits 10 s"
     assert not any(line.startswith("limits") for line in rows(silent, now=113.0))
+    gone = watched(BACKED_OFF.model_copy(update={"status": None, "rate": None}))
+    assert row(gone, "limits", now=102.0) == "api.example.com cannot be reached: waits 10 s"
 
 
 def test_the_draft_says_whose_it_is() -> None:
