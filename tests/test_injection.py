@@ -366,8 +366,8 @@ def outside(message: Message) -> str:
 
 
 def instructions(prompts: Sequence[Rendered]) -> list[tuple[str, str, str]]:
-    """Return name, role and instruction part of all messages."""
-    return [(prompt.name, m.role, outside(m)) for prompt in prompts for m in prompt.messages]
+    """Return name, role and instruction part of all messages, sorted: some are asked at the same time."""
+    return sorted((prompt.name, m.role, outside(m)) for prompt in prompts for m in prompt.messages)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
