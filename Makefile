@@ -25,7 +25,7 @@ demo: $(VENV)/.installed
 	$(BIN)/reflact demo --out $(OUT)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from permissions import open_to_all
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
 from reflact.store.migrations import Migration
@@ -406,8 +407,7 @@ def test_a_read_only_folder(tmp_path: Path, existing: bool) -> None:
             other.execute("CREATE TABLE t (id)")
         other.close()
         (folder / "run.db").chmod(0o444)
-    for above in [tmp_path, *tmp_path.parents[:2]]:
-        above.chmod(0o755)
+    open_to_all(tmp_path)
     folder.chmod(0o555)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(READ_ONLY), str(folder / "run.db")],

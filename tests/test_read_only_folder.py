@@ -18,6 +18,7 @@ import anyio
 import pytest
 
 from memory_pairs import make_pair
+from permissions import open_to_all
 from reflact import MemoryStore
 from reflact.errors import StoreError
 from reflact.store.copies import copy_files
@@ -56,8 +57,7 @@ ASKING = """
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Return a folder that everybody can read; whatever becomes of its permissions, it can be removed."""
-    for above in (tmp_path, *tmp_path.parents[:2]):
-        above.chmod(0o755)
+    open_to_all(tmp_path)
     (tmp_path / "temporary").mkdir()
     (tmp_path / "temporary").chmod(0o777)
     found = tmp_path / "memory"
