@@ -9,14 +9,11 @@ from typing import Literal
 from reflact.calibration.holding import known
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import StoredCalibration
-from reflact.memory import CardStatus, ContrastPair, Gold, MemoryCard, Promotion, Scope, ScoreEvent
+from reflact.memory import CardStatus, ContrastPair, Promotion, Scope, ScoreEvent
 from reflact.memory_cards import Recording
 from reflact.memory_ports import (
     BatchTest,
-    Forgotten,
     ListedTrace,
-    Query,
-    StatusChange,
     StoredPair,
     StoredTrace,
     Submission,
@@ -27,7 +24,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ListMemory:
-    """Implements what a calibrator uses of ``memory_ports``; the rest is not to be called."""
+    """Implements ``memory_ports`` and ``calibration_ports``."""
 
     def __init__(self) -> None:
         self.stored: dict[str, StoredPair] = {}
@@ -46,9 +43,6 @@ class ListMemory:
         )
         self.stored[pair.id] = self.stored[pair.id].model_copy(update={"origins": tuple(origins)})
         return Submission(unit_id=pair.id, new=new, status=self.stored[pair.id].status)
-
-    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
-        return tuple(one for one in self.stored.values() if one.status == "promoted")[: query.limit]
 
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
         return tuple(one.pair for one in self.stored.values() if one.status == "promoted")
@@ -106,9 +100,6 @@ class ListMemory:
     async def trace(self, trace_id: str) -> StoredTrace | None:
         return self.traces.get(trace_id)
 
-    async def trace_ids(self) -> tuple[str, ...]:
-        return tuple(sorted(self.traces))
-
     async def begin_calibration(self, identity: str, baseline: str) -> StoredCalibration:
         self.begun[identity] = StoredCalibration(number=len(self.begun) + 1, baseline=baseline)
         return self.begun[identity]
@@ -132,48 +123,3 @@ class ListMemory:
 
     async def purposes(self, *, most: int) -> frozenset[str]:
         return frozenset(sorted({one.purpose for one in self.traces.values()})[:most])
-
-    # ------------------------------------------------------------------------- never called by a calibrator
-
-    async def submit_card(self, card: MemoryCard) -> Submission:
-        raise AssertionError
-
-    async def edit(
-        self,
-        card_id: str,
-        *,
-        content: str | None = None,
-        pattern: str | None = None,
-        strategy: str | None = None,
-    ) -> Submission:
-        raise AssertionError
-
-    async def find(self, query: Query) -> tuple[MemoryCard, ...]:
-        raise AssertionError
-
-    async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
-        raise AssertionError
-
-    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
-        raise AssertionError
-
-    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
-        raise AssertionError
-
-    async def release(self, unit_id: str, *, reason: str) -> None:
-        raise AssertionError
-
-    async def measure(self, unit_id: str, *, utility: float) -> None:
-        raise AssertionError
-
-    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
-        raise AssertionError
-
-    async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
-        raise AssertionError
-
-    async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
-        raise AssertionError
-
-    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
-        raise AssertionError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reflact import MemoryStore
 from reflact.calls import Intent, Sample, StoredReply
 from reflact.memory import (
     Action,
@@ -98,3 +99,9 @@ async def promote(memory: CardStore, pairs: Sequence[ContrastPair]) -> None:
         await memory.submit(pair)
     test = await memory.open_test([pair.id for pair in pairs], held_out="h", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test))
+
+
+async def set_utility(memory: MemoryStore, unit_id: str, utility: float) -> None:
+    """Write a utility as a test's evidence does."""
+    sql = "UPDATE memory_units SET utility = ? WHERE id = ?"
+    assert await memory._database.execute(sql, (utility, unit_id)) == 1

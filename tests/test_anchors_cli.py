@@ -1,4 +1,4 @@
-"""``reflact memory anchors``: what a critic is measured on, listed."""
+"""``reflact memory list --kind anchor``: what a critic is measured on, listed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def anchors(store: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["memory", "anchors", str(store), *options])
+    return CliRunner().invoke(app, ["memory", "list", str(store), "--kind", "anchor", *options])
 
 
 def test_each_anchor_is_a_line_of_aligned_columns(store: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
@@ -19,11 +17,8 @@ from reflact.calibration.holding import Slices
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import Action, Evaluation, Gold, Transition
-from reflact.memory_cards import LEVEL, level, mark_of
+from reflact.memory_cards import LEVEL, level
 from reflact.memory_ports import BatchTest, count_tests
-from reflact.store import booking, exchange
-from reflact.store.database import Database
-from reflact.store.migrations import MIGRATIONS
 
 pytestmark = pytest.mark.anyio
 
@@ -113,16 +108,6 @@ async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path)
     assert b"Ottilie" not in await anyio.Path(path).read_bytes()
 
 
-async def test_an_imported_test_counts_for_its_traces(memory: MemoryStore, tmp_path: Path) -> None:
-    """A test that was made elsewhere has spent error probability on the same traces here."""
-    await before(memory, ["a", "b"])
-    lines = [line async for line in memory.export_lines()]
-    async with MemoryStore(tmp_path / "other.db") as other:
-        await other.import_lines(lines)
-        assert await before(other, ["b", "c"]) == 1
-        assert await before(other, ["d"]) == 0
-
-
 def played(name: str, *states: int) -> Trace:
     """Return a trace that went through states."""
     trace = Trace("Count.", id=name)
@@ -142,7 +127,7 @@ async def test_another_name_begins_no_new_error_probability(memory: MemoryStore)
         copies = [played(f"copy {already} of {n}", n, n + 1).recording for n in range(20)]
         test = await memory.open_test([pair.id], held_out="given", traces=copies)
         assert test.before == already
-        assert len(test.traces or ()) == 20
+        assert len(test.traces) == 20
 
 
 def test_a_recording_is_known_once_it_has_grown() -> None:
@@ -168,42 +153,3 @@ def test_scores_and_gold_make_no_other_recording() -> None:
     assert said.recording.contents == played("gold", 1).recording.contents
     assert said.recording.mark != played("longer", 1, 2).recording.mark
     assert said.recording.contents != Trace("Wait.", id="said").recording.contents
-
-
-async def test_a_test_that_counted_names_counts_for_these(memory: MemoryStore) -> None:
-    """Tests of earlier versions hold hashes of names: they count for the traces that still have them."""
-    trace = played("as it was called", 1)
-    old = BatchTest(number=1, held_out="h", before=0, unit_ids=("u",), traces=(mark_of(trace.id),), at=NOW)
-    assert count_tests([old], [trace.recording]) == 1
-    assert count_tests([old], [played("renamed", 1).recording]) == 0
-    lines = [line async for line in memory.export_lines()]
-    line = exchange.TestLine(id=booking.test_id(old), test=old)
-    await memory.import_lines([*lines, line.model_dump_json()])
-    pair = make_pair(1, trace="learned")
-    await memory.submit(pair)
-    assert (await memory.open_test([pair.id], held_out="h", traces=[trace.recording])).before == 1
-
-
-async def test_a_test_that_names_no_traces_counts_against_all(memory: MemoryStore, tmp_path: Path) -> None:
-    """In an older file or export nobody knows on which traces a test was made, so it counts."""
-    path = tmp_path / "old.db"
-    async with Database(path, [step for step in MIGRATIONS if step.name < "0006"]):
-        pass
-    connection = sqlite3.connect(path)
-    connection.execute(
-        'INSERT INTO memory_tests (number, id, held_out, before, unit_ids, "use", since, at) '
-        "VALUES (1, 'x', 'slice 1 of 4', 0, '[\"u\"]', 'promote', 0, '2026-01-01T00:00:00.000000Z')"
-    )
-    connection.commit()
-    connection.close()
-    async with MemoryStore(path) as old:
-        assert [test.traces for test in await old.tests()] == [None]
-        assert count_tests(await old.tests(), [recorded("anything")]) == 1
-        assert await before(old, ["a"]) == 1
-        assert await before(old, ["b"]) == 1
-        lines = [json.loads(line) async for line in old.export_lines()]
-    for line in lines:
-        if line["type"] == "test" and line["test"]["traces"] is None:
-            del line["test"]["traces"]
-    assert (await memory.import_lines(map(json.dumps, lines))).tests == 3
-    assert await before(memory, ["c"]) == 1

@@ -9,21 +9,34 @@ import sys
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
+from sqlite_utils import Migrations
 
 from permissions import open_to_all
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
-from reflact.store.migrations import Migration
 from reflact.tasks import fan_out, group
 
 pytestmark = pytest.mark.anyio
 
-NOTES = (Migration("0001_notes", "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)"),)
-LATER = Migration("0002_colour", "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEGER)")
+TABLE = "CREATE TABLE notes (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)"
+COLOUR = "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEGER)"
+
+
+def steps(**scripts: str) -> Migrations:
+    """Return a schema of these steps."""
+    schema = Migrations("tests")
+    for name, script in scripts.items():
+        schema(name=name)(partial(Tables.executescript, sql=script))
+    return schema
+
+
+NOTES = steps(notes=TABLE)
+LATER = steps(notes=TABLE, colour=COLOUR)
 
 
 @pytest.fixture
@@ -247,28 +260,28 @@ async def test_pending_migrations_are_applied_to_what_is_there(path: Path) -> No
     async with Database(path, NOTES) as older:
         await put(older, "old")
     for _ in range(2):
-        async with Database(path, (*NOTES, LATER)) as newer:
+        async with Database(path, LATER) as newer:
             assert await newer.rows("SELECT text, colour FROM notes") == [("old", None)]
 
 
 async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
     """A migration that fails halfway is undone with its receipt, and the old version still opens."""
-    broken = Migration("0002_broken", "CREATE TABLE half (id INTEGER); INSERT INTO missing VALUES (1)")
+    broken = steps(notes=TABLE, broken="CREATE TABLE half (id INTEGER); INSERT INTO missing VALUES (1)")
     with pytest.raises(StoreError, match="no such table: missing"):
-        async with Database(path, (*NOTES, broken)):
+        async with Database(path, broken):
             pass
     async with Database(path, NOTES) as older:
         assert await older.rows("SELECT name FROM sqlite_master WHERE name IN ('half', 'notes')") != [
             ("half",)
         ]
-        assert await older.rows("SELECT name FROM _sqlite_migrations WHERE name = '0002_broken'") == []
+        assert await older.rows("SELECT name FROM _sqlite_migrations WHERE name = 'broken'") == []
 
 
-async def test_a_newer_schema_is_refused(path: Path) -> None:
+async def test_an_unknown_schema_is_refused(path: Path) -> None:
     """A database with steps that this version does not know is not touched."""
-    async with Database(path, (*NOTES, LATER)):
+    async with Database(path, LATER):
         pass
-    with pytest.raises(StoreError, match=r"newer version of reflact .*0002_colour"):
+    with pytest.raises(StoreError, match=r"another version of reflact .*colour"):
         async with Database(path, NOTES):
             pass
 

@@ -135,14 +135,14 @@ def refused(*arguments: object) -> str:
     [
         (
             [HEADER, '{"type":"trace","tr'],
-            "line 2 is not one of an exported memory: it is no whole JSON; where",
+            "line 2 is not one of an exported memory: it is no whole JSON; if",
         ),
         (
             [HEADER, '{"type":"trace","trace":{"id":"t"}}'],
             "line 2 .*: `trace.purpose`: field required; export",
         ),
         (['{"type":"reflact_memory","version":9}'], "line 1 .*: its version is 9, .*; upgrade reflact"),
-        (['{"trace":"t","purpose":"p"}'], "line 1 .* are for `reflact memory keep`"),
+        (['{"purpose":"p"}'], "line 1 .* names files of traces"),
         (["not JSON"], "line 1 .* no whole JSON"),
     ],
 )
@@ -225,7 +225,7 @@ def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:
     foreseen = CliRunner().invoke(app, ["calibrate", str(config), "--dry-run"])
     assert foreseen.exit_code == 0
     assert re.fullmatch(said, foreseen.stderr)
-    kept = CliRunner().invoke(app, ["memory", "keep", str(tmp_path / "memory.db"), str(path)])
+    kept = CliRunner().invoke(app, ["memory", "import", str(tmp_path / "memory.db"), str(path)])
     assert re.match(said, kept.stdout)
 
 
@@ -234,9 +234,9 @@ def test_a_long_purpose_is_cut_where_it_is_shown(tmp_path: Path) -> None:
     purpose = "user: sort the mail\nassistant: I will\n" * 500
     Trace(purpose, id="talk", path=tmp_path / "t.jsonl").record(STEP, SAID)
     memory = str(tmp_path / "memory.db")
-    CliRunner().invoke(app, ["memory", "keep", memory, str(tmp_path / "t.jsonl")])
-    shown = CliRunner().invoke(app, ["memory", "trace", memory, "talk"]).stdout
+    CliRunner().invoke(app, ["memory", "import", memory, str(tmp_path / "t.jsonl")])
+    shown = CliRunner().invoke(app, ["memory", "show", memory, "talk"]).stdout
     assert "characters cut" in shown
     assert max(map(len, shown.splitlines())) < 1500
-    whole = CliRunner().invoke(app, ["memory", "trace", memory, "talk", "--json"]).stdout
+    whole = CliRunner().invoke(app, ["memory", "show", memory, "talk", "--json"]).stdout
     assert json.loads(whole)["purpose"] == purpose

@@ -30,9 +30,8 @@ from reflact.ports import Committed
 from reflact.records import Review, RunState, StepRecord
 from reflact.run import Run
 from reflact.store.database import Database
-from reflact.store.migrations import MIGRATIONS
-from reflact.store.runs import SQLiteJournal, SQLiteStore
-from reflact.store.writing import KINDS
+from reflact.store.runs import KINDS, SQLiteJournal, SQLiteStore
+from reflact.store.schema import SCHEMA
 from reflact.types import Rollout, Skill
 
 Wrote = Callable[[str], None]
@@ -109,7 +108,7 @@ async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     """Train to the end over a watched store, and return the samples that were asked for."""
     network = PureNetwork(crowded)
     plan = wiring.plan(loading.load(config), wiring.Passed(transport=network))
-    async with Database(plan.config.out_dir / "run.db", MIGRATIONS) as database:
+    async with Database(plan.config.out_dir / "run.db", SCHEMA) as database:
         store = Watched(database, wrote)
         async with wiring.furnished(plan, wiring.Passed(), store, network) as house:
             run = Run(house, _unheard, Approver())

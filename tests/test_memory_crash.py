@@ -113,9 +113,9 @@ def assert_sound(path: Path) -> None:
     """The file, its index and what belongs together are whole."""
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
-    column(path, "INSERT INTO memory_words (memory_words) VALUES ('integrity-check')")
+    column(path, "INSERT INTO memory_units_fts (memory_units_fts) VALUES ('integrity-check')")
     units = column(path, "SELECT number FROM memory_units")
-    assert column(path, "SELECT rowid FROM memory_words") == units
+    assert column(path, "SELECT rowid FROM memory_units_fts") == units
     halves = "SELECT unit FROM memory_cards GROUP BY unit HAVING count(*) = 2 AND count(DISTINCT kind) = 2"
     assert column(path, halves) == units
     assert column(path, "SELECT sum(units) FROM memory_active") in ({len(units)}, {None})

@@ -15,13 +15,17 @@ from reflact import MemoryStore, Trace
 from reflact.cli.app import app
 from reflact.errors import StoreError
 from reflact.memory import Action, Gold, Transition
-from reflact.store.database import Database
-from reflact.store.migrations import MIGRATIONS
 
 pytestmark = pytest.mark.anyio
 
-OLD = [step for step in MIGRATIONS if step.name < "0006"]
-READING = (["list"], ["search", "report"], ["export"], ["traces"], ["trace", "monday"], ["show", "UNIT"])
+READING = (
+    ["list"],
+    ["search", "report"],
+    ["export"],
+    ["list", "--kind", "trace"],
+    ["show", "monday"],
+    ["show", "UNIT"],
+)
 CONFIG = """
 memory: {memory}
 models: {{critic: {{model: small, base_url: "http://127.0.0.1:9", api_key_env: null}}}}
@@ -46,12 +50,6 @@ async def fill(path: Path) -> None:
         await trace.keep(memory)
 
 
-async def fill_old(path: Path) -> None:
-    """Make a memory that an older version wrote, with a trace in it."""
-    async with Database(path, OLD) as database:
-        await database.execute("INSERT INTO traces (id, purpose) VALUES ('monday', '\"Write.\"')")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder that a memory can be put into alone."""
@@ -73,21 +71,10 @@ def test_commands_that_read_change_nothing(folder: Path, command: list[str]) -> 
     assert held(folder) == before
 
 
-@pytest.mark.parametrize("command", [one for one in READING if one != ["show", "UNIT"]])
-def test_an_older_memory_is_read_and_stays_old(folder: Path, command: list[str]) -> None:
-    """What an older version wrote can be looked at, and that version can go on with it."""
-    path = folder / "memory.db"
-    anyio.run(fill_old, path)
-    before = held(folder)
-    assert run("memory", command[0], path, *command[1:]).exit_code == 0
-    assert held(folder) == before
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_a_dry_run_changes_nothing(folder: Path, tmp_path: Path, *, old: bool) -> None:
+def test_a_dry_run_changes_nothing(folder: Path, tmp_path: Path) -> None:
     """The forecast of a calibration reads the memory and the books of its calls, and writes to neither."""
     path, config = folder / "memory.db", tmp_path / "calibrate.yaml"
-    anyio.run(fill_old if old else fill, path)
+    anyio.run(fill, path)
     config.write_text(CONFIG.format(memory=path), encoding="utf-8")
     before = held(folder)
     done = run("calibrate", config, "--dry-run")
@@ -105,24 +92,27 @@ def test_a_log_that_a_process_left_is_read_and_stays(folder: Path) -> None:
         left = {name: content for name, content in held(folder).items() if not name.endswith("-shm")}
     for name, content in left.items():
         (folder / name).write_bytes(content)
-    assert "tuesday" in run("memory", "traces", path, "--json").stdout
+    assert "tuesday" in run("memory", "list", path, "--kind", "trace", "--json").stdout
     assert {name: held(folder)[name] for name in left} == left
 
 
 async def test_what_was_opened_to_be_read_is_not_written(folder: Path) -> None:
     """Methods that write raise, also where they would write to a copy; a file that is missing is not made."""
-    for number, prepare in enumerate((fill, fill_old)):
-        await prepare(folder / f"{number}.db")
-        async with MemoryStore(folder / f"{number}.db", read_only=True) as memory:
-            assert await memory.trace_ids() == ("monday",)
-            with pytest.raises(StoreError, match="opened to be read"):
-                await memory.submit(make_pair(2))
-            with pytest.raises(StoreError, match="opened to be read"):
-                await memory.forget("monday")
+    await fill(folder / "memory.db")
+    async with MemoryStore(folder / "memory.db", read_only=True) as memory:
+        assert await memory.trace_ids() == ("monday",)
+        with pytest.raises(StoreError, match="opened to be read"):
+            await memory.submit(make_pair(2))
+        with pytest.raises(StoreError, match="opened to be read"):
+            await memory.forget("monday")
     with pytest.raises(StoreError, match="cannot be opened"):
         async with MemoryStore(folder / "none.db", read_only=True):
             pass
     assert not (folder / "none.db").exists()
+    sqlite3.connect(folder / "other.db").close()
+    with pytest.raises(StoreError, match="reflact has stored nothing in it"):
+        async with MemoryStore(folder / "other.db", read_only=True):
+            pass
 
 
 async def test_others_write_while_it_is_read(folder: Path) -> None:

@@ -21,15 +21,11 @@ from memory_pairs import make_pair
 from permissions import open_to_all
 from reflact import MemoryStore
 from reflact.errors import StoreError
-from reflact.store.copies import copy_files
-from reflact.store.database import Database
-from reflact.store.migrations import MIGRATIONS
+from reflact.store.database import copy_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders have no write permission there")
 
 NOBODY = 65534
-
-OLD = [step for step in MIGRATIONS if step.name < "0006"]
 
 ASKING = """
     import json, os, sys
@@ -40,8 +36,8 @@ ASKING = """
 
     def ask(path):
         outcomes = []
-        for command in ("list", "traces", "anchors", "export"):
-            done = CliRunner().invoke(app, ["memory", command, path])
+        for command in (["list"], ["list", "--kind", "trace"], ["list", "--kind", "anchor"], ["export"]):
+            done = CliRunner().invoke(app, ["memory", *command, path])
             outcomes.append((done.exit_code, done.stdout, done.stderr))
         return outcomes
 
@@ -90,16 +86,6 @@ def killed(path: Path) -> None:
     assert {file.name for file in path.parent.iterdir()} == {"memory.db", "memory.db-wal"}
 
 
-def old(path: Path) -> None:
-    """Make a memory as an older version did."""
-
-    async def make() -> None:
-        async with Database(path, OLD) as database:
-            await database.execute("INSERT INTO traces (id, purpose) VALUES ('early', '\"Write.\"')")
-
-    anyio.run(make)
-
-
 def asked(path: Path, mode: int) -> tuple[list[Any], list[Any]]:
     """Return what commands that read say of a copy in another folder, and of what nobody may write to."""
     copy = path.parent.with_name("copy")
@@ -123,7 +109,7 @@ def held(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@pytest.mark.parametrize("make", [closed, killed, old])
+@pytest.mark.parametrize("make", [closed, killed])
 @pytest.mark.parametrize("mode", [0o444, 0o644])
 def test_commands_that_read_need_no_permission_to_write(
     folder: Path, make: Callable[[Path], None], mode: int

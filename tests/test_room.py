@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from calibration_reports import everything
 from flattered_world import PURPOSE, flattered, steps
 from html_page import read
-from memory_pairs import HELD_OUT, evidence_for, make_pair
+from memory_pairs import HELD_OUT, evidence_for, make_pair, set_utility
 from reflact import MemoryStore, Trace
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.curriculum import CurriculumSettings
@@ -77,7 +75,7 @@ async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
             await memory.submit(make_pair(number))
         await judge(memory, [0], promoted=True)
         await judge(memory, [2, 3], promoted=False)
-        await memory.measure(make_pair(2).id, utility=0.9)
+        await set_utility(memory, make_pair(2).id, 0.9)
         assert await memory.room() == 2
         for number in (4, 5):
             assert (await memory.submit(make_pair(number))).status == "quarantined"
@@ -108,23 +106,6 @@ async def judge_first(memory: MemoryStore) -> None:
     """Refuse the first pair in a test."""
     test = await memory.open_test([make_pair(0, note="files").id], held_out="given", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test, promoted=False))
-
-
-async def test_an_older_file_and_an_import_know_what_tests_refused(tmp_path: Path) -> None:
-    """What was refused before the file or in another one is the first to leave here too."""
-    async with memory_of(tmp_path, 3) as memory:
-        for number in range(3):
-            await memory.submit(make_pair(number))
-        await judge(memory, [1, 2], promoted=False)
-        lines = [line async for line in memory.export_lines()]
-        before = await memory.room()
-    with closing(sqlite3.connect(tmp_path / "memory.db")) as older:
-        older.executescript(
-            "DROP TABLE memory_refused; DELETE FROM _sqlite_migrations WHERE name = '0009_refused_units';"
-        )
-    async with memory_of(tmp_path, 3) as memory, MemoryStore(tmp_path / "b.db", active_cards=3) as other:
-        await other.import_lines(lines)
-        assert before == await memory.room() == await other.room() == 2
 
 
 async def test_room_counts_what_stands_alone_too(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from reflact.events import Decided, Event, RunStarted, StepStarted
 from reflact.ports import RunStore
 from reflact.records import RunState, StepRecord, Version
 from reflact.results import FaultCount, RunSummary, Spend, Usage
-from reflact.store.database import Database, Tables
+from reflact.store.database import Tables
 from reflact.store.effects import _settle, _spend
 from reflact.store.lock import run_lock
-from reflact.store.migrations import MIGRATIONS
 from reflact.store.runs import SQLiteStore, open_store
+from reflact.store.schema import SCHEMA
 from reflact.types import Candidate, Chosen, Measurement, Merged, Rollout, Score, Skill, Split, Verdict
 
 pytestmark = pytest.mark.anyio
@@ -153,8 +153,7 @@ async def test_spend_is_summed_by_role_and_purpose(store: SQLiteStore) -> None:
 def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: int) -> None:
     """The sum of the prices is the same to the last bit in whatever order the answers came."""
     tables = Tables(memory=True)
-    for migration in MIGRATIONS:
-        tables.executescript(migration.sql)
+    SCHEMA.apply(tables)
     for run_id in ("one", "two"):
         for price in prices:
             _settle(tables, intent("k", run_id), Usage(calls=1, usd=price))
@@ -202,21 +201,6 @@ async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLite
     assert spend.worst == Usage(calls=1, input_tokens=200, output_tokens=100, usd=0.5)
     await store.open_run("r", IDENTITY, {})
     assert await store.spend("r") == (spend,)
-
-
-async def test_calls_of_an_older_schema_are_kept(path: Path) -> None:
-    """What was booked before worst cases were: the calls count, and nothing is known of their tokens."""
-    async with Database(path, MIGRATIONS[:2]) as older:
-        for key, state in (("a", "settled"), ("b", "open")):
-            await older.execute(
-                "INSERT INTO calls (run_id, key, sample, role, purpose, endpoint, model, state, calls,"
-                " input_tokens) VALUES ('r', ?, 's', 'target', 'rollout', 'e', 'm', ?, ?, ?)",
-                (key, state, int(state == "settled"), 10 * (state == "settled")),
-            )
-    async with open_store(path) as store:
-        (spend,) = await store.spend("r")
-    assert spend.usage == Usage(calls=1, input_tokens=10)
-    assert (spend.unsettled, spend.worst) == (1, Usage(calls=1))
 
 
 async def test_a_reply_settles_one_intent_only(store: SQLiteStore) -> None:

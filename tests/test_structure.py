@@ -65,7 +65,7 @@ THIRD_PARTY = {
     "markupsafe": ("pages/",),
     "rich": ("report/", "cli/"),
     "typer": ("cli/",),
-    "sqlite_utils": ("store/database.py", "store/migrations.py"),
+    "sqlite_utils": ("store/database.py", "store/schema.py"),
     "genai_prices": ("llm/prices.py",),
     "opentelemetry": ("conventions.py", "telemetry.py"),
     "mlflow": ("report/mlflow.py",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,10 +11,6 @@ from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.calibration.trace import Trace
 from reflact.memory import Action, Gold, GoldSource, ScoreEvent, Transition
-from reflact.store.database import Database
-from reflact.store.migrations import MIGRATIONS
-from reflact.store.units import written
-from reflact.types import canonical
 
 pytestmark = pytest.mark.anyio
 
@@ -102,21 +97,3 @@ async def test_purposes_are_counted_up_to_a_bound(memory: MemoryStore) -> None:
         await played(f"t{number}", number, purpose=f"Purpose {number % 3}.").keep(memory)
     assert await memory.purposes(most=9) == {f"Purpose {number}." for number in range(3)}
     assert len(await memory.purposes(most=2)) == 2
-
-
-async def test_an_older_file_knows_what_its_traces_hold(tmp_path: Path) -> None:
-    """What older versions stored is found out when it is first asked for."""
-    path, trace = tmp_path / "old.db", played("t", 1, 2)
-    async with Database(path, [step for step in MIGRATIONS if step.name < "0010"]):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO traces (id, purpose) VALUES ('t', ?)", (canonical("Count."),))
-        connection.executemany(
-            "INSERT INTO trace_events (trace_id, step, event) VALUES ('t', ?, ?)",
-            [(event.step, written(event)) for event in trace.events],
-        )
-    connection.close()
-    async with MemoryStore(path) as memory:
-        assert await contents(memory) == {"t": trace.recording.contents[-1]}
-        await memory.append("t", ScoreEvent(step=2, transition=played("x", 3).events[0].transition))
-        assert await contents(memory) == {"t": played("y", 1, 2, 3).recording.contents[-1]}

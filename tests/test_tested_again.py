@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair
-from reflact import Action, Gold, Trace, Transition
 from reflact.calibration.critic import Critic
 from reflact.calibration.reviewing import Reviewer
 from reflact.memory_store import MemoryStore
@@ -89,41 +86,3 @@ async def test_a_test_measures_the_worth_of_its_units(tmp_path: Path) -> None:
         assert (await store.pairs([unit]))[0].utility == pytest.approx(0.575)
         await judge(store, unit, promoted=False, recheck=True)
         assert (await store.pairs([unit]))[0].utility == pytest.approx(0.475)
-
-
-def made_older(path: Path, statements: str, step: str) -> None:
-    """Take a file back to before a step of the schema."""
-    with closing(sqlite3.connect(path)) as older:
-        older.executescript(f"{statements}; DELETE FROM _sqlite_migrations WHERE name = '{step}';")
-
-
-async def test_an_older_file_learns_what_its_tests_measured(tmp_path: Path) -> None:
-    """Worth counts from the first start with this version, for batches that were tested before it too."""
-    async with store_in(tmp_path) as store:
-        tested = (await store.submit(make_pair())).unit_id
-        other = (await store.submit(make_pair(1))).unit_id
-        await judge(store, tested, promoted=False)
-        await judge(store, tested, promoted=True)
-        worth = [(await store.pairs([unit]))[0].utility for unit in (tested, other)]
-    made_older(tmp_path / "memory.db", "UPDATE memory_units SET utility = 0.5", "0012_tested_worth")
-    async with store_in(tmp_path) as store:
-        assert [(await store.pairs([unit]))[0].utility for unit in (tested, other)] == pytest.approx(worth)
-        assert worth[0] > worth[1] == 0.5
-
-
-async def test_an_older_file_with_a_damaged_step_opens(tmp_path: Path) -> None:
-    """What is damaged is damaged by itself: the rest of the memory can be read."""
-    async with store_in(tmp_path) as store:
-        unit = (await store.submit(make_pair())).unit_id
-        trace = Trace("Ship it.", id="t")
-        step = Transition(before="a", action=Action(name="go"), after="b")
-        trace.record(step, gold=Gold(phi_after=3, source="human"))
-        await trace.keep(store)
-    made_older(
-        tmp_path / "memory.db",
-        "UPDATE trace_events SET event = substr(event, 3); DROP INDEX traces_by_content; "
-        "ALTER TABLE traces DROP COLUMN content; ALTER TABLE traces DROP COLUMN known",
-        "0010_trace_contents",
-    )
-    async with store_in(tmp_path) as store:
-        assert [one.pair.id for one in await store.pairs()] == [unit]

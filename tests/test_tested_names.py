@@ -56,14 +56,3 @@ async def test_a_recording_that_lost_its_end_is_the_same_trace(memory: MemorySto
     shorter = told("log 1", "0", "1")
     assert await before(memory, shorter) == 1
     assert not shorter.recording.marks.isdisjoint(worn("slice 0 of 4", await memory.tests()))
-
-
-async def test_names_go_out_and_come_back_with_a_test(memory: MemoryStore, tmp_path: Path) -> None:
-    """In an export they are hashes, and an imported test counts by them."""
-    assert await before(memory, told("Ottilie Quandt", "0", "1")) == 0
-    lines = [line async for line in memory.export_lines()]
-    assert not any("Ottilie" in line for line in lines)
-    async with MemoryStore(tmp_path / "other.db") as other:
-        await other.import_lines(lines)
-        assert await other.tests() == await memory.tests()
-        assert await before(other, told("Ottilie Quandt", "zero", "one")) == 1

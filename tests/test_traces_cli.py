@@ -1,4 +1,4 @@
-"""Traces in a memory, at a terminal: handed in from files, listed, shown, named by an id, forgotten."""
+"""Traces in a memory, at a terminal: imported from files, listed, shown, named by an id, forgotten."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Path:
     path = tmp_path / "memory.db"
     for name in ("monday-1", "monday-2", "monday-22"):
         record(tmp_path / "traces", name)
-    assert run("keep", path, tmp_path / "traces").exit_code == 0
+    assert run("import", path, tmp_path / "traces").exit_code == 0
 
     async def learn() -> None:
         async with MemoryStore(path) as memory:
@@ -60,14 +60,15 @@ def test_files_and_folders_of_traces_are_handed_in(tmp_path: Path) -> None:
     """Everything is counted; what is there already is not new, and what a trace has grown by is."""
     path, file = tmp_path / "memory.db", record(tmp_path / "traces", "monday")
     extra = record(tmp_path, "tuesday")
-    said = run("keep", path, tmp_path / "traces", extra).stdout
-    assert said == "2 traces with 6 steps, 6 of them with gold; 6 steps were new\n"
+    run("import", path, tmp_path / "traces")
+    said = run("import", path, extra).stdout
+    assert said == "new: 0 units, 2 traces with 6 steps, 0 anchors; 0 of the units are held or rejected\n"
     extra.write_bytes(extra.read_bytes()[:-3])
-    said = run("keep", path, extra).stdout
+    said = run("import", path, extra).stdout
     assert "trace tuesday: 10 bytes of its file are not whole" in said
-    assert said.endswith("0 steps were new\n")
+    assert "0 traces with 0 steps" in said
     file.write_text(file.read_text(encoding="ascii").replace("Sort the", "Burn the"), encoding="ascii")
-    refused = run("keep", path, file)
+    refused = run("import", path, file)
     assert refused.exit_code == 2
     assert "stored with another purpose" in refused.stderr
 
@@ -80,16 +81,16 @@ def test_a_memory_without_traces_says_where_they_are(tmp_path: Path) -> None:
             pass
 
     anyio.run(begin)
-    listed = run("traces", tmp_path / "memory.db")
+    listed = run("list", tmp_path / "memory.db", "--kind", "trace")
     assert listed.exit_code == 0
     assert (
-        "keeps no trace: a calibration with `traces: FOLDER` reads its files where they are" in listed.stderr
+        "keeps no trace: a calibration with `traces: FOLDER` reads its files in their folder" in listed.stderr
     )
 
 
 def test_traces_are_listed_with_what_they_hold(store: Path) -> None:
     """Steps, those that were scored, those with gold that counts, and the pairs made of them."""
-    found = [json.loads(line) for line in run("traces", store, "--json").stdout.splitlines()]
+    found = [json.loads(line) for line in run("list", store, "--kind", "trace", "--json").stdout.splitlines()]
     assert [one["id"] for one in found] == ["monday-1", "monday-2", "monday-22"]
     assert found[0] == {
         "id": "monday-1",
@@ -100,13 +101,13 @@ def test_traces_are_listed_with_what_they_hold(store: Path) -> None:
         "pairs": 1,
     }
     assert found[1]["pairs"] == 0
-    table = run("traces", store).stdout
+    table = run("list", store, "--kind", "trace").stdout
     assert [word in table for word in ("monday-22", "Sort the mail.", "scored")] == [True] * 3
 
 
 def test_a_trace_is_shown_step_by_step(store: Path) -> None:
     """What was done, what changed, what the critic said and what is right; long changes are cut, marked."""
-    shown = run("trace", store, "monday-1").stdout
+    shown = run("show", store, "monday-1").stdout
     assert "steps: 3, 1 scored, 2 with gold" in shown
     assert "pairs made of it: 1" in shown
     assert 'step 0: sort { "letters": 1 }' in shown
@@ -115,7 +116,7 @@ def test_a_trace_is_shown_step_by_step(store: Path) -> None:
     assert "gold: 0 to 2, from agreement" in shown
     assert "characters cut" in shown
     assert "\x1b" not in shown
-    whole = json.loads(run("trace", store, "monday-1", "--json").stdout)
+    whole = json.loads(run("show", store, "monday-1", "--json").stdout)
     assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000}
 
 
@@ -129,7 +130,11 @@ def test_an_id_with_a_line_break_forges_no_line(tmp_path: Path) -> None:
             await memory.submit(make_pair(1, trace=name))
 
     anyio.run(open_it)
-    shown = [run("traces", path), run("trace", path, name), run("show", path, make_pair(1).id)]
+    shown = [
+        run("list", path, "--kind", "trace"),
+        run("show", path, name),
+        run("show", path, make_pair(1).id),
+    ]
     lines = [line for one in shown for line in one.stdout.splitlines()]
     assert len(shown[0].stdout.splitlines()) == 2
     assert [line for line in lines if line.lstrip().startswith(("forged", "it."))] == []
@@ -141,9 +146,9 @@ def test_an_id_with_a_line_break_forges_no_line(tmp_path: Path) -> None:
 
 def test_the_beginning_of_an_id_is_enough_where_it_is_the_only_one(store: Path) -> None:
     """A whole id stands for itself, whatever begins with it; what begins several is refused, with them."""
-    assert run("trace", store, "monday-2").stdout.startswith("trace monday-2\n")
-    assert run("trace", store, "monday-22").stdout.startswith("trace monday-22\n")
-    refused = run("trace", store, "mond")
+    assert run("show", store, "monday-2").stdout.startswith("trace monday-2\n")
+    assert run("show", store, "monday-22").stdout.startswith("trace monday-22\n")
+    refused = run("show", store, "mond")
     assert refused.exit_code == 2
     assert "monday-1, monday-2, monday-22" in refused.stderr
 
@@ -159,7 +164,7 @@ def test_only_a_whole_id_is_forgotten(store: Path) -> None:
         assert f"is called '{name}'" in refused.stderr
         assert refused.stderr.endswith(f"these begin so: {others}\n")
     assert "removed 0 stored replies" in run("forget", store, "monday-2", "--calls").stdout
-    assert run("traces", store, "--json").stdout.count('"events":3') == 2
+    assert run("list", store, "--kind", "trace", "--json").stdout.count('"events":3') == 2
 
 
 def test_the_beginning_of_a_pairs_id_is_only_taken_for_one(tmp_path: Path) -> None:
@@ -181,14 +186,14 @@ def test_the_beginning_of_a_pairs_id_is_only_taken_for_one(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("traces", "nowhere.db"), "no memory at nowhere.db"),
-        (("trace", "STORE", "mon"), "no trace in"),
-        (("trace", "STORE", "mon"), "at least 4 characters"),
-        (("trace", "STORE", "tuesday"), "reflact memory traces"),
-        (("trace", "STORE", "elsewhere"), "but not the trace itself"),
+        (("list", "nowhere.db", "--kind", "trace"), "no memory at nowhere.db"),
+        (("show", "STORE", "mon"), "no unit or trace in"),
+        (("show", "STORE", "mon"), "at least 4 characters"),
+        (("show", "STORE", "tuesday"), "list them with `reflact memory list"),
+        (("show", "STORE", "elsewhere"), "but not the trace itself"),
         (("forget", "STORE", "mon"), "takes a whole id"),
-        (("keep", "STORE", "nowhere"), "cannot read nowhere"),
-        (("keep", "STORE", "STORE"), "holds no trace"),
+        (("import", "STORE", "nowhere"), "cannot read nowhere"),
+        (("list", "STORE", "--kind", "trace", "--kind", "anchor"), "list traces and anchors alone"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(store: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -2,7 +2,8 @@
 
 A *unit* is what is stored, scanned, promoted and retired as one: a contrast pair with its two cards, named by
 the pair's id, or a card that stands alone, named by its own. All methods raise StoreError where the file
-cannot be read or written, and DataError where an id names nothing.
+cannot be read or written, and DataError where an id names nothing. ``store.cards.SQLiteCards`` and
+``store.traces.SQLiteTraces`` say what each method does.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from reflact.memory import (
     CardKind,
     CardStatus,
     ContrastPair,
-    Gold,
-    MemoryCard,
     Origin,
     Promotion,
     Scope,
@@ -115,9 +114,8 @@ class BatchTest(Frozen):
         unit_ids: The batch.
         evidence: How it ended.
         use: Whether it was tested to promote, or measured again.
-        traces: What stands for the traces on which it was tested, sorted: the mark of what each held, of its
-            name in tests of earlier versions; see ``mark_of``. None for a test from before they were stored.
-        names: What stands for the names of these traces, sorted; none in tests of earlier versions.
+        traces: What stands for what each of the traces held on which it was tested, sorted; see ``mark_of``.
+        names: What stands for the names of these traces, sorted.
     """
 
     number: int
@@ -126,23 +124,20 @@ class BatchTest(Frozen):
     unit_ids: tuple[str, ...]
     evidence: Promotion | None = None
     use: Literal["promote", "demote"] = "promote"
-    traces: tuple[str, ...] | None = None
+    traces: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     at: datetime
 
     @property
     def marks(self) -> frozenset[str]:
         """By what its traces are known: what each held, and what it was called."""
-        return frozenset((*(self.traces or ()), *self.names))
+        return frozenset((*self.traces, *self.names))
 
 
 def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
-    """Return how many tests were made on any of these traces.
-
-    One that does not say on which it was made counts always, so that error probability is never spent twice.
-    """
+    """Return how many tests were made on any of these traces."""
     marks = frozenset[str]().union(*(trace.marks for trace in traces))
-    return sum(test.traces is None or not marks.isdisjoint(test.marks) for test in tests)
+    return sum(not marks.isdisjoint(test.marks) for test in tests)
 
 
 class Forgotten(Frozen):
@@ -211,57 +206,24 @@ class TraceSummary(Frozen):
 
 
 class CardStore(Protocol):
-    """Pairs and cards, from submission to promotion and back."""
+    """What calibration does with pairs and cards."""
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Store a pair with its two cards, scanned; on disk when this returns.
-
-        The same pair twice is one; made of another step, it has that origin as well.
-        """
-        ...
-
-    async def submit_card(self, card: MemoryCard) -> Submission:
-        """Store a card that stands alone, scanned, made by ``memory_cards.new_card``.
-
-        Raises:
-            DataError: It is no candidate, belongs to a pair, or its id does not follow from its content.
-        """
-        ...
-
-    async def edit(
-        self,
-        card_id: str,
-        *,
-        content: str | None = None,
-        pattern: str | None = None,
-        strategy: str | None = None,
-    ) -> Submission:
-        """Change a card's text: its unit is scanned again and goes back to quarantine, one version up."""
-        ...
-
-    async def find(self, query: Query) -> tuple[MemoryCard, ...]:
-        """Return cards, the best first; the same store and query give the same order."""
-        ...
-
-    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
-        """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
+        """Store a pair with its two cards, scanned."""
         ...
 
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
-        """Return all promoted pairs that whoever asks may see, in the order of their ids.
-
-        Among these a critic chooses its worked examples. Pairs that were given before are the same objects.
-        """
+        """Return all promoted pairs that a scope may see; the same objects as before."""
         ...
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
     ) -> tuple[StoredPair, ...]:
-        """Return pairs in the order of their ids; those of ``pair_ids`` that are stored, or all."""
+        """Return pairs in the order of their ids."""
         ...
 
-    async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
-        """Return those of the ids that were ever submitted and not forgotten."""
+    async def room(self) -> int:
+        """Return how many pairs can be added before the bound archives one that no test refused."""
         ...
 
     async def open_test(
@@ -272,123 +234,41 @@ class CardStore(Protocol):
         traces: Collection[Recording],
         use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
-        """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
-
-        A test that never ends stays booked: it counts against the error probability.
-
-        Args:
-            unit_ids: The batch.
-            held_out: What the held-out traces are called.
-            traces: These, by whose content tests are counted.
-            use: To promote the batch, or to measure it again.
-
-        Raises:
-            DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote), or was
-                made of one of the traces; or there is none.
-        """
+        """Record a test before its level is chosen."""
         ...
 
     async def close_test(self, number: int, evidence: Promotion) -> None:
-        """Store how a test ended and do what follows, in one transaction.
-
-        To promote: the batch is promoted where ``evidence.promoted``. To demote: ``promoted`` says whether
-        it may stay; where not, it goes back to quarantine and is held.
-
-        Raises:
-            DataError: The evidence speaks of another batch or of other tests before it, or the test is over.
-        """
+        """Store how a test ended and do what follows."""
         ...
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests, in their order."""
         ...
 
-    async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
-        """Reject quarantined units."""
-        ...
-
-    async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
-        """Retire units."""
-        ...
-
-    async def release(self, unit_id: str, *, reason: str) -> None:
-        """Let a held unit be tested: somebody looked at it."""
-        ...
-
-    async def room(self) -> int:
-        """Return how many pairs can be added before a bound archives one that no test has refused."""
-        ...
-
-    async def measure(self, unit_id: str, *, utility: float) -> None:
-        """Store a unit's measured utility, in 0..1."""
-        ...
-
-    async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
-        """Return all status changes of a unit, the first first."""
-        ...
-
-    async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
-        """Keep gold pairs that are never learned from; returns how many were new.
-
-        Raises:
-            DataError: A stored pair speaks of the same transition, or was made of the same trace.
-        """
-        ...
-
     async def anchors(self) -> tuple[ContrastPair, ...]:
-        """Return the anchors in the order of their ids."""
-        ...
-
-    async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
-        """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
-
-        A unit that also came from another trace goes as well. With ``calls``, all stored replies of models
-        to calibration's questions go too, of whatever trace: they would have to be asked anew.
-        The evidence of tests stays: it holds hashes and numbers, and tests have to be counted.
-        """
+        """Return the anchors."""
         ...
 
 
 class TraceStore(Protocol):
-    """Traces, appended event by event."""
+    """What calibration does with traces."""
 
     async def open_trace(self, trace_id: str, purpose: str) -> None:
-        """Make a trace, or go on with it.
-
-        Raises:
-            DataError: It is known with another purpose.
-        """
+        """Make a trace, or go on with it."""
         ...
 
     async def append(self, trace_id: str, event: ScoreEvent) -> bool:
-        """Append an event, whole; on disk when this returns. False where it is there already.
-
-        Raises:
-            DataError: The trace is unknown, or another event has the same step.
-        """
-        ...
-
-    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
-        """Say what is right for a step that was appended without it, or otherwise."""
+        """Append an event, whole; False if it is there already."""
         ...
 
     async def trace(self, trace_id: str) -> StoredTrace | None:
-        """Return a trace with its events in the order of their steps, or None."""
-        ...
-
-    async def trace_ids(self) -> tuple[str, ...]:
-        """Return the ids of all traces, sorted."""
+        """Return a trace, or None."""
         ...
 
     async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
-        """Return traces with steps of which a program or a person said what is right, the newest first.
-
-        Args:
-            before: Only those that came before the trace of this number; None: from the newest on.
-            most: At most so many.
-        """
+        """Return traces with steps of which a program or a person said what is right."""
         ...
 
     async def purposes(self, *, most: int) -> frozenset[str]:
-        """Return the different purposes of all traces, at most so many."""
+        """Return the different purposes of all traces."""
         ...

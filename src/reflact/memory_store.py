@@ -12,7 +12,7 @@ from reflact.store.calibrations import SQLiteCalibrations
 from reflact.store.cards import ACTIVE_CARDS, Clock, utc
 from reflact.store.database import PATIENCE_SECONDS, Database
 from reflact.store.exchange import SQLiteExchange
-from reflact.store.migrations import MIGRATIONS
+from reflact.store.schema import SCHEMA
 from reflact.store.traces import SQLiteTraces
 
 
@@ -20,8 +20,7 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
     """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
 
     The file may be a run's own and may be shared by several processes: what one promotes, the next read of
-    another finds. Implements ``memory_ports.CardStore`` and ``TraceStore``, and
-    ``calibration_ports.CalibrationStore``.
+    another finds.
 
     Args:
         path: The file; it and its folder are made where missing.
@@ -30,8 +29,8 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         scan: Looks at every text before it is stored; None: the rules that stand on the page on memory.
         clock: Gives the time of changes, with its time zone.
         patience: Seconds to wait for another process's lock.
-        read_only: Write nothing to the file, which has to be there; one that an older version wrote, or whose
-            folder cannot be written to, is read as a copy. Methods that write raise.
+        read_only: Write nothing to the file, which has to be there. If its folder cannot be written to, a
+            copy is read. Methods that write raise.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -47,7 +46,7 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         patience: float = PATIENCE_SECONDS,
         read_only: bool = False,
     ) -> None:
-        database = Database(Path(path), MIGRATIONS, patience=patience, read_only=read_only)
+        database = Database(Path(path), SCHEMA, patience=patience, read_only=read_only)
         looks = Remembering() if scan is None else scan
         super().__init__(database, scan=looks, active_cards=active_cards, clock=clock)
 

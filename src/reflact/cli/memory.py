@@ -1,4 +1,4 @@
-"""``reflact memory``: what a memory holds, read, searched, forgotten, taken out and brought in."""
+"""``reflact memory``: what a memory holds, listed, shown, labelled, forgotten, taken out and brought in."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reflact.cli.anchors import list_anchors
-from reflact.cli.deciding import archive, label, reject, release
 from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
-from reflact.cli.traces import LISTED, keep, list_traces, show_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from reflact.memory import MemoryCard
-    from reflact.memory_ports import Forgotten
+    from reflact.calibration.trace import Trace
+    from reflact.memory import ContrastPair, Gold, MemoryCard, ScoreEvent
+    from reflact.memory_ports import Forgotten, StatusChange, StoredTrace, TraceSummary
     from reflact.store.exchange import Imported
 
 SHOWN = 60
-"""Characters of a card in a table."""
+"""Characters of a card or a purpose in a table."""
+
+CHANGE_TOKENS = 200
+"""Room for a purpose, an action, and what a step changed, each; what is cut is marked."""
+
+AT_ONCE = 8
+"""Traces that are written at a time; writes that wait together share a transaction."""
+
+ALONE = ("trace", "anchor")
+"""What `list --kind` names beside kinds of cards."""
 
 Status = Annotated[
     list[str] | None,
@@ -37,21 +44,39 @@ memory = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-memory.command("keep")(keep)
-memory.command("traces")(list_traces)
-memory.command("trace")(show_trace)
-memory.command("label")(label)
-memory.command("anchors")(list_anchors)
 
 
 @memory.command("list")
-def list_cards(
-    store: Store, status: Status = None, kind: Kind = None, limit: Limit = 50, json: Json = False
+def list_stored(
+    store: Store,
+    status: Status = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="Only this kind of card, repeatable; or `trace` for traces, `anchor` for anchors.",
+        ),
+    ] = None,
+    limit: Limit = 50,
+    json: Json = False,
 ) -> None:
-    """List cards, the best first; all states and scopes unless options say otherwise."""
+    """List cards, traces or anchors.
+
+    Cards stand the best first, in all states and scopes unless options say otherwise.
+    """
     import anyio
 
-    _print_cards(anyio.run(_found, store, "", status, kind, limit), store, limit, json=json)
+    from reflact.errors import UsageError
+
+    kinds = kind or []
+    if not set(ALONE).isdisjoint(kinds) and (len(kinds) > 1 or status):
+        raise UsageError(f"--kind {kinds[0]} is combined with other options; list traces and anchors alone")
+    if kinds == ["trace"]:
+        _print_traces(anyio.run(_summaries, store), store, json=json)
+    elif kinds == ["anchor"]:
+        _print_anchors(anyio.run(_anchors, store), store, json=json)
+    else:
+        _print_cards(anyio.run(_found, store, "", status, kind, limit), store, limit, json=json)
 
 
 @memory.command()
@@ -72,18 +97,64 @@ def search(  # noqa: PLR0917 - what the command line offers
 @memory.command()
 def show(
     store: Store,
-    name: Annotated[str, typer.Argument(metavar="ID", help="A card's or pair's id, or its beginning.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of a card, pair or trace, or its beginning.")
+    ],
     json: Json = False,
 ) -> None:
-    """Show a card or a pair in full, with its history."""
+    """Show a card, a pair or a trace in full.
+
+    A pair stands with its history, a trace step by step: what was done, what changed, what a critic said,
+    what is right.
+    """
     import anyio
 
-    anyio.run(_show, store, name, json)
+    for text in anyio.run(_show, store, name, json):
+        typer.echo(text)
 
 
-memory.command("release")(release)
-memory.command("reject")(reject)
-memory.command("archive")(archive)
+@memory.command()
+def label(
+    store: Store,
+    trace: Annotated[
+        str,
+        typer.Argument(metavar="TRACE", help="A trace's id, or its beginning.", show_default=False),
+    ],
+    step: Annotated[
+        int,
+        typer.Argument(
+            metavar="STEP", min=0, help="Its step, from 0, as `show` counts them.", show_default=False
+        ),
+    ],
+    *,
+    after: Annotated[
+        float,
+        typer.Option(
+            metavar="N", min=0, max=10, help="How far the state after the step has come.", show_default=False
+        ),
+    ],
+    before: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=0, max=10, help="How far the state before it had come, where known."),
+    ] = None,
+    reason: Annotated[str, typer.Option(metavar="WORDS", help="Why that is right.")] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Change gold of a person or a program that is there.")
+    ] = False,
+) -> None:
+    """Say how far a step came.
+
+    0 is nothing of the trace's purpose, 10 all of it. Gold that a person or a program gave stays, unless
+    --replace says otherwise.
+    """
+    import anyio
+
+    from reflact.memory import Gold
+    from reflact.report.visible import in_line
+
+    gold = Gold(phi_before=before, phi_after=after, source="human", reasoning=reason)
+    name, known, steps = anyio.run(_label, store, trace, step, gold, replace)
+    typer.echo(f"labelled step {step} of trace {in_line(name)}; {known} of its {steps} steps have gold")
 
 
 @memory.command()
@@ -139,7 +210,10 @@ def export_store(
         ),
     ] = None,
 ) -> None:
-    """Write everything in a memory as JSON lines."""
+    """Write a memory as JSON lines.
+
+    Tests and what was rejected or archived stay behind; copy the file itself to copy all of it.
+    """
     import anyio
 
     anyio.run(_export, store, target)
@@ -148,34 +222,51 @@ def export_store(
 @memory.command("import")
 def import_store(
     store: NewStore,
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.", show_default=False)],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="What `export` wrote; or traces, a file of one or a folder.",
+            show_default=False,
+        ),
+    ],
     json: Json = False,
 ) -> None:
-    """Bring in what was exported; what is there stays, and nothing is promoted without its evidence."""
+    """Bring in an export or traces.
+
+    What is there stays. Each new card is scanned and quarantined, whatever it was elsewhere.
+    """
     import anyio
 
-    from reflact.errors import DataError, UsageError
+    from reflact.errors import DataError
 
+    traces, lines = _read(source)
+    tell_lost(traces, err=json)
     try:
-        lines = source.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {source}: {error}") from None
-    try:
-        done = anyio.run(_import, store, lines)
+        done = anyio.run(_import, store, traces, lines)
     except DataError as error:
-        raise DataError(f"{source}: {error}; nothing was brought in") from None
+        raise error if traces else DataError(f"{source}: {error}; nothing was brought in") from None
     if json:
         typer.echo(line(done))
         return
     typer.echo(
-        f"new: {done.units} units, {done.tests} tests, {done.traces} traces with {done.events} events, "
-        f"{done.anchors} anchors; {done.held} of the units are held or rejected"
+        f"new: {done.units} units, {done.traces} traces with {done.events} steps, {done.anchors} anchors; "
+        f"{done.held} of the units are held or rejected"
     )
-    if done.recounted:
-        typer.echo(
-            f"{done.recounted} tests have more tests before them on their traces here than where they were "
-            f"made; {done.unproven} promoted units do not pass at the level that is left, and are held"
-        )
+
+
+def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
+    """Print which files of traces are not whole, and what of them was left out."""
+    from reflact.report.visible import in_line
+
+    for trace in traces:
+        if trace.lost:
+            typer.echo(
+                f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out", err=err
+            )
+
+
+# -------------------------------------------------------------------------------------------- reading
 
 
 async def _found(
@@ -196,28 +287,39 @@ async def _found(
         return await store.find(query)
 
 
-async def _show(path: Path, name: str, json: bool) -> None:
-    from reflact.report.visible import in_line, visible
+async def _summaries(path: Path) -> tuple[TraceSummary, ...]:
+    async with existing(path) as store:
+        return await store.summaries()
+
+
+async def _anchors(path: Path) -> tuple[ContrastPair, ...]:
+    async with existing(path) as store:
+        return await store.anchors()
+
+
+async def _show(path: Path, name: str, json: bool) -> list[str]:
+    from reflact.errors import UsageError
 
     async with existing(path) as store:
-        ids = await store.units_named(name)
-        unit = only(name, ids, what="unit", store=path, listed=f"reflact memory list {path}")
-        cards, history = await store.cards(unit), await store.history(unit)
-    if json:
-        for text in (*map(line, cards), *map(line, history)):
-            typer.echo(text)
-        return
-    for card in cards:
-        typer.echo(f"{card.kind} {in_line(card.id)}")
-        for field, value in _facts(card):
-            typer.echo(f"  {field}: {in_line(value)}")
-        for text in filter(None, (card.content, card.pattern, card.strategy)):
-            typer.echo("\n" + "\n".join(f"    {one}" for one in visible(text).split("\n")))
-        typer.echo()
-    for change in history:
-        why = f" ({in_line(change.reason)})" if change.reason else ""
-        test = "" if change.promotion is None else f", test {change.promotion}"
-        typer.echo(f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}")
+        units, traces = await store.units_named(name), await store.traces_named(name)
+        found = only(name, (*units, *traces), what="unit or trace", store=path)
+        if found in units:
+            cards, history = await store.cards(found), await store.history(found)
+            return [*map(line, cards), *map(line, history)] if json else [*_unit_shown(cards, history)]
+        trace = await store.trace(found)
+        summary = next((one for one in await store.summaries() if one.id == found), None)
+    if trace is None or summary is None:
+        raise UsageError(f"{path} holds what came from trace {found}, but not the trace itself")
+    return [line(trace)] if json else [*_trace_shown(trace, summary)]
+
+
+async def _label(path: Path, name: str, step: int, gold: Gold, replace: bool) -> tuple[str, int, int]:
+    """Label a step; returns the trace's id, and how many of how many steps have gold then."""
+    async with existing(path, read_only=False) as store:
+        trace_id = only(name, await store.traces_named(name), what="trace", store=path)
+        await store.label(trace_id, step, gold, replace=replace)
+        summary = next(one for one in await store.summaries() if one.id == trace_id)
+    return trace_id, summary.gold, summary.events
 
 
 async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
@@ -234,8 +336,8 @@ async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
     if not calls and not _came_from(gone):
         log = f"; what was removed before may still stand in {path.name}-wal, which is being read"
         raise UsageError(
-            f"nothing in {path} came from a trace {trace!r}; list them with `{LISTED} {path}`"
-            + (log if gone.logged else "")
+            f"nothing in {path} came from a trace {trace!r}; list them with "
+            f"`reflact memory list {path} --kind trace`{log if gone.logged else ''}"
         )
     return gone
 
@@ -264,31 +366,86 @@ async def _export(path: Path, target: Path | None) -> None:
     typer.echo(f"wrote {lines:,} lines to {target}")
 
 
-async def _import(path: Path, lines: list[str]) -> Imported:
+def _read(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
+    """Return the traces in a source, or the lines of an export."""
+    import json
+
+    from reflact.calibration.trace import Trace
+    from reflact.errors import UsageError
+
+    if source.is_dir():
+        return Trace.load_all(source), []
+    try:
+        lines = source.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {source}: {error}") from None
+    try:
+        first = json.loads(lines[0])
+    except (ValueError, RecursionError):
+        first = None
+    if isinstance(first, dict) and "trace" in first and "type" not in first:
+        return (Trace.load(source),), []
+    return (), lines
+
+
+async def _import(path: Path, traces: Sequence[Trace], lines: list[str]) -> Imported:
     from reflact.memory_store import MemoryStore
+    from reflact.store.exchange import Imported
+    from reflact.tasks import fan_out
 
     async with MemoryStore(path) as store:
-        return await store.import_lines(lines)
+        if not traces:
+            return await store.import_lines(lines)
+        known = set(await store.trace_ids())
+        new = sum(trace.id not in known for trace in traces)
+        events = sum(await fan_out(lambda trace: trace.keep(store), traces, limit=AT_ONCE))
+        return Imported(traces=new, events=events)
 
 
-def _facts(card: MemoryCard) -> list[tuple[str, str]]:
-    origin = card.provenance
-    facts = {
-        "pair": card.pair_id,
-        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
-        "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
-        "version": str(card.version),
-        "roles": ", ".join(card.scope.roles),
-        "tools": ", ".join(card.scope.tools),
-        "task categories": ", ".join(card.scope.task_categories),
-        "user": card.scope.user,
-        "trace": origin.trace_id,
-        "step": None if origin.step is None else str(origin.step),
-        "prompt": origin.prompt,
-        "model": origin.model,
-        "made by": card.created_by,
-    }
-    return [(name, value) for name, value in facts.items() if value]
+# ------------------------------------------------------------------------------------------- printing
+
+
+def _print_traces(found: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
+    if json:
+        for one in found:
+            typer.echo(line(one))
+        return
+    rows = [
+        (one.id, *map(str, (one.events, one.scored, one.gold, one.pairs)), short(one.purpose, SHOWN))
+        for one in found
+    ]
+    names = ("trace", "steps", "scored", "gold", "pairs", "purpose")
+    for text in columns(names, rows, right=range(1, 5)):
+        typer.echo(text)
+    if not found:
+        typer.echo(
+            f"{store} keeps no trace: a calibration with `traces: FOLDER` reads its files in their folder; "
+            f"`reflact memory import {store} FOLDER` puts them in",
+            err=True,
+        )
+
+
+def _print_anchors(found: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
+    if json:
+        for one in found:
+            typer.echo(line(one))
+        return
+    rows = [
+        (
+            one.id[:12],
+            one.provenance.trace_id or "",
+            "" if one.provenance.step is None else str(one.provenance.step),
+            f"{one.right.phi_after:g}",
+            short(one.purpose, SHOWN),
+        )
+        for one in found
+    ]
+    for text in columns(("anchor", "trace", "step", "phi after", "purpose"), rows, right={2, 3}):
+        typer.echo(text)
+    if not found:
+        typer.echo(
+            f"{store} holds no anchors: the key `anchors` of a calibration names a file of them", err=True
+        )
 
 
 def _print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
@@ -312,3 +469,70 @@ def _print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: 
         typer.echo(f"{store} holds no card that was asked for", err=True)
     elif len(cards) == limit:
         typer.echo(f"the first {limit} cards; --limit shows more, where there are any", err=True)
+
+
+def _unit_shown(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
+    from reflact.report.visible import in_line, visible
+
+    for card in cards:
+        yield f"{card.kind} {in_line(card.id)}"
+        for field, value in _facts(card):
+            yield f"  {field}: {in_line(value)}"
+        for text in filter(None, (card.content, card.pattern, card.strategy)):
+            yield "\n" + "\n".join(f"    {one}" for one in visible(text).split("\n"))
+        yield ""
+    for change in history:
+        why = f" ({in_line(change.reason)})" if change.reason else ""
+        test = "" if change.promotion is None else f", test {change.promotion}"
+        yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}"
+
+
+def _facts(card: MemoryCard) -> list[tuple[str, str]]:
+    origin = card.provenance
+    facts = {
+        "pair": card.pair_id,
+        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
+        "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
+        "version": str(card.version),
+        "roles": ", ".join(card.scope.roles),
+        "tools": ", ".join(card.scope.tools),
+        "task categories": ", ".join(card.scope.task_categories),
+        "user": card.scope.user,
+        "trace": origin.trace_id,
+        "step": None if origin.step is None else str(origin.step),
+        "prompt": origin.prompt,
+        "model": origin.model,
+        "made by": card.created_by,
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _trace_shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
+    from reflact.calibration.tokens import cut
+    from reflact.report.visible import in_line
+
+    yield f"trace {in_line(trace.id)}"
+    yield f"  purpose: {in_line(cut(trace.purpose, CHANGE_TOKENS))}"
+    yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
+    yield f"  pairs made of it: {summary.pairs}"
+    for event in trace.events:
+        yield ""
+        for text in _event_shown(event):
+            yield in_line(text)
+
+
+def _event_shown(event: ScoreEvent) -> Iterator[str]:
+    from reflact.calibration.changes import show_change
+    from reflact.calibration.showing import show_action
+    from reflact.calibration.tokens import cut
+
+    step, said, gold = event.transition, event.evaluation, event.gold
+    yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
+    if said is not None:
+        yield f"  critic: {said.phi_before:g} to {said.phi_after:g}, confidence {said.confidence:g}"
+        yield f"    {' '.join(said.reasoning.split())}"
+    if gold is not None:
+        before = "" if gold.phi_before is None else f"{gold.phi_before:g} to "
+        yield f"  gold: {before}{gold.phi_after:g}, from {gold.source}"
+    for text in cut(show_change(step.before, step.after, brief=True), CHANGE_TOKENS).splitlines():
+        yield f"  | {text}"

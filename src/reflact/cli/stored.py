@@ -46,15 +46,14 @@ def existing(path: Path, *, read_only: bool = True) -> MemoryStore:
     return MemoryStore(path, read_only=read_only)
 
 
-def only(name: str, ids: Sequence[str], *, what: str, store: Path, listed: str) -> str:
+def only(name: str, ids: Sequence[str], *, what: str, store: Path) -> str:
     """Return the one id that a name stands for: the name itself, or the only id that begins so.
 
     Args:
         name: What was asked for.
-        ids: Ids that begin so; an equal one stands first.
+        ids: Ids that begin so.
         what: What the ids name, in the singular.
         store: Where they were looked for.
-        listed: The command that lists them.
 
     Raises:
         UsageError: None begins so, several do, or the name is too short to stand for a longer id.
@@ -63,24 +62,23 @@ def only(name: str, ids: Sequence[str], *, what: str, store: Path, listed: str) 
 
     if name in ids:
         return name
+    listed = f"list them with `reflact memory list {store}{' --kind trace' if what == 'trace' else ''}`"
     if len(name) < LEAST:
         raise UsageError(
             f"no {what} in {store} is called {name!r}, and the beginning of an id needs at least {LEAST} "
-            f"characters; list them with `{listed}`"
+            f"characters; {listed}"
         )
     if not ids:
-        raise UsageError(f"no {what} in {store} begins with {name!r}; list them with `{listed}`")
+        raise UsageError(f"no {what} in {store} begins with {name!r}; {listed}")
     if len(ids) > 1:
         more = ", and perhaps more" if len(ids) >= NAMED else ""
-        raise UsageError(
-            f"{name!r} begins the ids of several {what}s, give more of one: {', '.join(ids)}{more}"
-        )
+        raise UsageError(f"{name!r} begins several ids, give more of one: {', '.join(ids)}{more}")
     return ids[0]
 
 
 def line(value: Frozen) -> str:
     """Return a value as a line of JSON."""
-    from reflact.store.units import written
+    from reflact.store.encoding import written
 
     return written(value)
 

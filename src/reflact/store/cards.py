@@ -1,8 +1,9 @@
-"""A store of memory cards: pairs as units, states with their history, tests that promote, anchors."""
+"""A store of memory cards: pairs as units, states with their history, tests that promote them, anchors."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -11,13 +12,12 @@ from typing import Literal
 from reflact.aside import aside
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion, Scope
-from reflact.memory_cards import Finding, Recording, Scan, content_id
+from reflact.memory_cards import Finding, Recording, Scan, content_id, visible_to
 from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
-from reflact.store.promoted import Promoted
-from reflact.store.units import Row, Text, Unit, texts_in, written
-from reflact.store.words import indexed
+from reflact.store.encoding import id_of
+from reflact.store.units import Unit, texts_in
 
 ACTIVE_CARDS = 2_000
 """How many active cards of a kind a store holds unless told otherwise."""
@@ -31,7 +31,7 @@ def utc() -> datetime:
 
 
 class SQLiteCards:
-    """Implements ``memory_ports.CardStore`` on a database that several processes may share.
+    """Pairs and cards, from submission to promotion and back, in a database that processes may share.
 
     Args:
         database: The database, open.
@@ -47,7 +47,7 @@ class SQLiteCards:
         self._scan = scan
         self._bound = active_cards
         self._clock = clock
-        self._promoted = Promoted()
+        self._promoted = PromotedPairs()
 
     # --------------------------------------------------------------------------------------- handing in
 
@@ -80,24 +80,11 @@ class SQLiteCards:
 
     async def _submit(self, unit: Unit, finding: Finding | None) -> Submission:
         made_of = unit.cards[0].provenance.origins
-
-        def add(tables: Tables) -> Submission:
-            barred = booking.barred(tables, unit, made_of)
-            if barred is not None:
-                return Submission(unit_id=unit.id, new=False, status="rejected", reason=barred)
-            known = units.rows(tables, "id = ?", (unit.id,))
-            if known:
-                origins.add(tables, origins.UNITS, known[0].number, made_of)
-                return _submission(known[0], new=False)
-            now = self._clock()
-            status, reason = changing.judged(finding)
-            number = changing.add(tables, unit, status, now, reason)
-            changing.note(tables, number, None, "candidate", now=now)
-            changing.note(tables, number, "candidate", status, now=now, reason=reason)
-            changing.make_room(tables, unit.kind, self._bound, now)
-            return _submission(*units.units(tables, [unit.id]), new=True)
-
-        return await self._database.write(add)
+        return await self._database.write(
+            lambda tables: changing.submit(
+                tables, unit, finding, made_of, bound=self._bound, now=self._clock()
+            )
+        )
 
     async def edit(
         self,
@@ -123,22 +110,13 @@ class SQLiteCards:
                 card.model_copy(update=changed) if card.id == card_id else card
                 for card in units.cards(tables, row)
             ]
-            self._rewrite(tables, row, cards)
-            return _submission(*units.units(tables, [row.id]), new=False)
+            pair = None if row.pair is None else units.pair_of(row)
+            finding = self._scan(Unit(row.id, tuple(cards), pair).texts)
+            changing.edit(tables, row, cards, finding, now=self._clock())
+            (row,) = units.units(tables, [row.id])
+            return Submission(unit_id=row.id, new=False, status=row.status, reason=row.reason)
 
         return await self._database.write(change)
-
-    def _rewrite(self, tables: Tables, row: Row, cards: Sequence[MemoryCard]) -> None:
-        pair = None if row.pair is None else units.pair_of(row)
-        unit, now, version = Unit(row.id, tuple(cards), pair), self._clock(), row.version + 1
-        for card in cards:
-            tables.execute("UPDATE memory_cards SET text = ? WHERE id = ?", (written(Text.of(card)), card.id))
-        words = (indexed(unit.said), row.number)
-        tables.execute("UPDATE memory_words SET words = ? WHERE rowid = ?", words)
-        tables.execute("UPDATE memory_units SET version = ? WHERE number = ?", (version, row.number))
-        changing.note(tables, row.number, row.status, "candidate", now=now, version=version, reason="edited")
-        status, reason = changing.judged(self._scan(unit.texts))
-        changing.settle(tables, row.number, "candidate", status, now=now, version=version, reason=reason)
 
     # ----------------------------------------------------------------------------------------- reading
 
@@ -165,16 +143,6 @@ class SQLiteCards:
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that whoever asks may see, in the order of their ids."""
         return await self._database.read(lambda tables: self._promoted.look(tables, scope))
-
-    async def card(self, card_id: str) -> MemoryCard | None:
-        """Return a card by its id."""
-
-        def look(tables: Tables) -> list[MemoryCard]:
-            if not tables.execute("SELECT 1 FROM memory_cards WHERE id = ?", (card_id,)).fetchone():
-                return []
-            return units.cards(tables, units.of_card(tables, card_id))
-
-        return next((card for card in await self._database.read(look) if card.id == card_id), None)
 
     async def cards(self, unit_id: str) -> tuple[MemoryCard, ...]:
         """Return the cards of a unit; none where it is not stored."""
@@ -207,12 +175,6 @@ class SQLiteCards:
             return units.stored_pairs(tables, units.rows(tables, where, (status, chosen)))
 
         return tuple(await self._database.read(look))
-
-    async def known(self, pair_ids: Sequence[str]) -> frozenset[str]:
-        """Return those of the ids that were ever submitted and not forgotten."""
-        sql = "SELECT id FROM memory_units WHERE id IN (SELECT value FROM json_each(?))"
-        found = await self._database.rows(sql, (json.dumps(list(pair_ids)),))
-        return frozenset(unit_id for (unit_id,) in found)
 
     async def history(self, unit_id: str) -> tuple[StatusChange, ...]:
         """Return all status changes of a unit, the first first.
@@ -301,37 +263,13 @@ class SQLiteCards:
 
         def change(tables: Tables) -> None:
             (row,) = units.units(tables, [unit_id])
-            if row.status != "quarantined" or row.reason is None:
-                raise DataError(f"unit {unit_id} is {row.status} and not held; there is nothing to release")
-            now = self._clock()
-            tables.execute(
-                "UPDATE memory_units SET reason = NULL, changed = ? WHERE number = ?",
-                (units.stamp(now), row.number),
-            )
-            changing.note(
-                tables, row.number, row.status, row.status, now=now, version=row.version, reason=reason
-            )
+            changing.release(tables, row, reason=reason, now=self._clock())
 
         await self._database.write(change)
 
     async def room(self) -> int:
         """Return how many pairs can be added before the bound archives one that no test has refused."""
         return await self._database.read(lambda tables: changing.room(tables, units.PAIR, self._bound))
-
-    async def measure(self, unit_id: str, *, utility: float) -> None:
-        """Store a unit's measured utility, in 0..1.
-
-        Raises:
-            DataError: It is out of range, or there is no such unit.
-        """
-        if not 0 <= utility <= 1:
-            raise DataError(f"a utility of {utility} for unit {unit_id}: it is a share, from 0 to 1")
-
-        def change(tables: Tables) -> None:
-            (row,) = units.units(tables, [unit_id])
-            tables.execute("UPDATE memory_units SET utility = ? WHERE number = ?", (utility, row.number))
-
-        await self._database.write(change)
 
     # ----------------------------------------------------------------------------- anchors, forgetting
 
@@ -342,12 +280,16 @@ class SQLiteCards:
             DataError: A stored pair speaks of the same transition, or was made of the same trace.
         """
         for pair in pairs:
-            units.id_of(pair)
-        return await self._database.write(lambda tables: booking.keep_anchors(tables, pairs))
+            id_of(pair)
+
+        def keep(tables: Tables) -> int:
+            return sum(origins.keep_anchor(tables, pair, pair.provenance.origins) for pair in pairs)
+
+        return await self._database.write(keep)
 
     async def anchors(self) -> tuple[ContrastPair, ...]:
         """Return the anchors in the order of their ids."""
-        return tuple(await self._database.read(booking.anchors))
+        return tuple(await self._database.read(origins.anchors))
 
     async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
@@ -363,9 +305,44 @@ class SQLiteCards:
             calls: Whether all replies of models to calibration's questions that this file holds go too, of
                 whatever trace; they would have to be asked anew.
         """
-        gone = await self._database.write(lambda tables: booking.forget(tables, trace_id, calls=calls))
+        gone = await self._database.write(lambda tables: changing.forget(tables, trace_id, calls=calls))
         return gone.model_copy(update={"logged": not await self._database.empty_log()})
 
 
-def _submission(row: Row, *, new: bool) -> Submission:
-    return Submission(unit_id=row.id, new=new, status=row.status, reason=row.reason)
+PROMOTED = """
+SELECT coalesce(group_concat(id, ' '), '') FROM
+(SELECT id FROM memory_units WHERE status = 'promoted' ORDER BY id)
+"""
+"""One text for all of them, which SQLite makes while other threads compute."""
+
+
+class PromotedPairs:
+    """Gives all promoted pairs of a file, whoever promoted them: asks which there are, reads the new ones.
+
+    What is no longer promoted is forgotten. Looks of several threads wait for each other.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._ids = ""
+        self._known: dict[str, ContrastPair | None] = {}
+        self._seen: tuple[Scope, tuple[ContrastPair, ...]] | None = None
+
+    def look(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
+        """Return those that a scope may see, by id; one that was given before is the same object."""
+        with self._turn:
+            (ids,) = tables.execute(PROMOTED).fetchone()
+            if ids != self._ids:
+                self._read(tables, ids)
+            if self._seen is None or self._seen[0] != scope:
+                pairs = (pair for pair in self._known.values() if pair is not None)
+                self._seen = scope, tuple(pair for pair in pairs if visible_to(pair.scope, scope))
+            return self._seen[1]
+
+    def _read(self, tables: Tables, promoted: str) -> None:
+        ids = promoted.split()
+        new = json.dumps([unit_id for unit_id in ids if unit_id not in self._known])
+        for row in units.rows(tables, "id IN (SELECT value FROM json_each(?))", (new,)):
+            self._known[row.id] = None if row.pair is None else units.pair_of(row)
+        self._known = {unit_id: self._known[unit_id] for unit_id in ids}
+        self._ids, self._seen = promoted, None

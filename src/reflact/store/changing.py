@@ -1,77 +1,92 @@
-"""How units change, within one transaction: added, judged, moved from state to state, retired, removed."""
+"""How units change, within one transaction: stored, moved from state to state, edited, retired, forgotten."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from reflact.errors import DataError
-from reflact.memory import CardStatus, Promotion
+from reflact.memory import CardStatus, MemoryCard, Origin, Promotion
 from reflact.memory_cards import ACTIVE, PAIR_KINDS, Finding, moved, subject
+from reflact.memory_ports import Forgotten, Submission
 from reflact.store import origins
 from reflact.store.database import Tables
-from reflact.store.units import PAIR, Row, Text, Unit, rows, scope_of, stamp, written
+from reflact.store.encoding import stamp, written
+from reflact.store.units import PAIR, Row, Text, Unit, cards, rows, scope_of, units
 from reflact.store.words import indexed, tags
 
 
-def add(tables: Tables, unit: Unit, status: CardStatus, now: datetime, reason: str | None = None) -> int:
-    """Write a unit in a state, with its index row, and return its number."""
-    first, at = unit.cards[0], stamp(now)
-    cursor = tables.execute(
-        "INSERT INTO memory_units (id, kind, pair, subject, scope, provenance, status, reason, version, "
-        "trust, utility, created_by, created, changed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            unit.id,
-            unit.kind,
-            None if unit.pair is None else written(unit.pair),
-            None if unit.pair is None else subject(unit.pair),
-            written(first.scope),
-            written(first.provenance),
-            status,
-            reason,
-            first.version,
-            first.trust,
-            first.utility,
-            first.created_by,
-            at,
-            at,
-        ),
-    )
-    number = int(cursor.lastrowid or 0)
-    origins.add(tables, origins.UNITS, number, first.provenance.origins)
-    for card in unit.cards:
-        tables.execute(
-            "INSERT INTO memory_cards (id, unit, kind, text) VALUES (?, ?, ?, ?)",
-            (card.id, number, card.kind, written(Text.of(card))),
-        )
-    tables.execute(
-        "INSERT INTO memory_words (rowid, tags, words) VALUES (?, ?, ?)",
-        (number, tags(status, unit.kinds, first.scope), indexed(unit.said)),
-    )
-    return number
-
-
-def note(
+def submit(
     tables: Tables,
-    number: int,
+    unit: Unit,
+    finding: Finding | None,
+    made_of: Sequence[Origin],
+    *,
+    bound: int,
+    now: datetime,
+) -> Submission:
+    """Store a unit that was scanned, or add what it was made of to one that is there already."""
+    barred = origins.barred(tables, unit.pair, made_of)
+    if barred is not None:
+        return Submission(unit_id=unit.id, new=False, status="rejected", reason=barred)
+    known = rows(tables, "id = ?", (unit.id,))
+    if not known:
+        status, reason = judge(finding)
+        _insert(tables, unit, status, reason, now)
+        (row,) = units(tables, [unit.id])
+        _note(tables, row, None, "candidate", now=now)
+        _note(tables, row, "candidate", status, now=now, reason=reason)
+    origins.add(tables, unit.id, made_of)
+    if not known:
+        make_room(tables, unit.kind, bound, now)
+    (row,) = units(tables, [unit.id])
+    return Submission(unit_id=unit.id, new=not known, status=row.status, reason=row.reason)
+
+
+def _insert(tables: Tables, unit: Unit, status: CardStatus, reason: str | None, now: datetime) -> None:
+    first, at = unit.cards[0], stamp(now)
+    stored = tables.table("memory_units").insert(
+        {
+            "id": unit.id,
+            "kind": unit.kind,
+            "status": status,
+            "reason": reason,
+            "version": first.version,
+            "trust": first.trust,
+            "created_by": first.created_by,
+            "created": at,
+            "changed": at,
+            "subject": None if unit.pair is None else subject(unit.pair),
+            "scope": written(first.scope),
+            "provenance": written(first.provenance),
+            "pair": None if unit.pair is None else written(unit.pair),
+            "tags": tags(status, unit.kinds, first.scope),
+            "words": indexed(unit.said),
+        }
+    )
+    tables.table("memory_cards").insert_all(
+        {"id": card.id, "unit": stored.last_pk, "kind": card.kind, "text": written(Text.of(card))}
+        for card in unit.cards
+    )
+
+
+def _note(
+    tables: Tables,
+    row: Row,
     before: CardStatus | None,
     after: CardStatus,
     *,
     now: datetime,
-    version: int = 1,
     reason: str | None = None,
     test: int | None = None,
 ) -> None:
-    """Write a line of a unit's history; whatever a test said of it is about how it stood before."""
-    tables.execute("DELETE FROM memory_refused WHERE unit = ?", (number,))
-    tables.execute(
-        "INSERT INTO memory_history (unit, before, after, reason, test, version, at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (number, before, after, reason, test, version, stamp(now)),
-    )
+    """Write a line of a unit's history."""
+    line = {"unit": row.number, "before": before, "after": after, "reason": reason, "test": test}
+    tables.table("memory_history").insert({**line, "version": row.version, "at": stamp(now)})
 
 
-def judged(finding: Finding | None) -> tuple[CardStatus, str | None]:
+def judge(finding: Finding | None) -> tuple[CardStatus, str | None]:
     """Return the state to which a scan's finding brings a candidate, and the reason that goes with it."""
     if finding is None:
         return "quarantined", None
@@ -88,7 +103,7 @@ def move(
     test: int | None = None,
     evidence: Promotion | None = None,
 ) -> None:
-    """Change a unit's state, where it may.
+    """Change a unit's state, if it may.
 
     Raises:
         DataError: It may not; names the unit.
@@ -97,69 +112,90 @@ def move(
         moved(row.status, after, evidence)
     except DataError as error:
         raise DataError(f"unit {row.id}: {error}") from None
-    settle(tables, row.number, row.status, after, now=now, version=row.version, reason=reason, test=test)
+    settle(tables, row, after, now=now, reason=reason, test=test)
 
 
 def settle(
     tables: Tables,
-    number: int,
-    before: CardStatus,
+    row: Row,
     after: CardStatus,
     *,
     now: datetime,
-    version: int,
     reason: str | None = None,
     test: int | None = None,
 ) -> None:
-    """Write a state with its index row and its line of history."""
-    tables.execute(
-        "UPDATE memory_units SET status = ?, reason = ?, changed = ? WHERE number = ?",
-        (after, reason, stamp(now), number),
-    )
-    retag(tables, number)
-    note(tables, number, before, after, now=now, version=version, reason=reason, test=test)
-
-
-def retag(tables: Tables, number: int) -> None:
-    """Write a unit's tags anew."""
-    (row,) = rows(tables, "number = ?", (number,))
+    """Write a state with its tags and its line of history; what a test said of the unit before is over."""
     kinds = PAIR_KINDS if row.kind == PAIR else (row.kind,)
-    tables.execute(
-        "UPDATE memory_words SET tags = ? WHERE rowid = ?",
-        (tags(row.status, kinds, scope_of(row)), number),  # type: ignore[arg-type]
+    named = tags(after, kinds, scope_of(row))  # type: ignore[arg-type]
+    tables.table("memory_units").update(
+        row.number,
+        {"status": after, "reason": reason, "refused": 0, "changed": stamp(now), "tags": named},
     )
+    _note(tables, row, row.status, after, now=now, reason=reason, test=test)
 
 
-def remove(tables: Tables, numbers: Iterable[int]) -> None:
-    """Remove units with their cards, index rows and history."""
-    for number in numbers:
-        tables.execute("DELETE FROM memory_words WHERE rowid = ?", (number,))
-        tables.execute("DELETE FROM memory_units WHERE number = ?", (number,))
+def edit(
+    tables: Tables, row: Row, texts: Sequence[MemoryCard], finding: Finding | None, *, now: datetime
+) -> None:
+    """Write what a unit's cards say now; it is a candidate again, one version up, with what a scan found."""
+    for card in texts:
+        tables.table("memory_cards").update(card.id, {"text": written(Text.of(card))})
+    said = Unit(row.id, tuple(texts), None).said
+    edited = row._replace(version=row.version + 1)
+    tables.table("memory_units").update(
+        row.number, {"version": edited.version, "words": indexed(said), "refused": 0}
+    )
+    _note(tables, edited, row.status, "candidate", now=now, reason="edited")
+    status, reason = judge(finding)
+    settle(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
 
 
-REFUSED = "number IN (SELECT unit FROM memory_refused)"
-"""Units that a test has not shown to help, and that no test takes again as they are."""
+def release(tables: Tables, row: Row, *, reason: str, now: datetime) -> None:
+    """Let a unit be tested that was held.
+
+    Raises:
+        DataError: It is not held.
+    """
+    if row.status != "quarantined" or row.reason is None:
+        raise DataError(f"unit {row.id} is {row.status} and not held; there is nothing to release")
+    tables.table("memory_units").update(row.number, {"reason": None, "changed": stamp(now)})
+    _note(tables, row, row.status, row.status, now=now, reason=reason)
+
+
+# --------------------------------------------------------------------------------------------- bounds
 
 
 def make_room(tables: Tables, kind: str, bound: int, now: datetime) -> None:
     """Archive the weakest active units of a kind until the bound holds; a pair counts for both its kinds.
 
-    The weakest is one that a test refused; of several, or where there is none, the one of the least measured
+    The weakest is one that a test refused; of several, or if there is none, the one of the least measured
     utility; of equals one that is not promoted, then the least trusted, then the one that changed least
     lately.
     """
     for kinds in _kinds(kind):
         for _ in range(_active(tables, kinds) - bound):
-            weakest = _weakest(tables, kinds, f"AND {REFUSED}") or _weakest(tables, kinds)
+            weakest = [row for one in kinds for row in rows(tables, WEAKEST, (one,))]
             move(tables, min(weakest, key=_strength), "archived", now=now, reason="bound")
+
+
+WEAKEST = (
+    f"kind = ? AND status IN {ACTIVE} "
+    "ORDER BY refused DESC, utility, status = 'promoted', trust, changed, number LIMIT 1"
+)
+
+
+def _strength(row: Row) -> tuple[bool, float, bool, float, str, int]:
+    return not row.refused, row.utility, row.status == "promoted", row.trust, row.changed, row.number
 
 
 def room(tables: Tables, kind: str, bound: int) -> int:
     """Return how many units of a kind can be added before one is archived that no test has refused."""
     free = []
     for kinds in _kinds(kind):
-        among = f"kind IN ({_marks(kinds)}) AND {REFUSED}"
-        (refused,) = tables.execute(f"SELECT count(*) FROM memory_units WHERE {among}", kinds).fetchone()  # noqa: S608 - constants
+        refused = tables.table("memory_units").count_where(
+            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE} AND refused = 1",  # noqa: S608 - constant
+            [json.dumps(kinds)],
+        )
         free.append(bound - _active(tables, kinds) + refused)
     return int(max(0, min(free)))
 
@@ -170,22 +206,69 @@ def _kinds(kind: str) -> list[tuple[str, ...]]:
 
 
 def _active(tables: Tables, kinds: Sequence[str]) -> int:
-    (active,) = tables.execute(
-        f"SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN ({_marks(kinds)})",  # noqa: S608 - only marks
-        kinds,
-    ).fetchone()
+    sql = "SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN (SELECT value FROM json_each(?))"
+    (active,) = tables.execute(sql, (json.dumps(kinds),)).fetchone()
     return int(active)
 
 
-def _marks(values: Sequence[str]) -> str:
-    return ", ".join("?" * len(values))
+# ----------------------------------------------------------------------------------------- forgetting
+
+ONLY_MADE_OF = "id IN (SELECT owner FROM memory_origins GROUP BY owner HAVING min(trace_id = ?1))"
+"""Units that came from one trace alone."""
+
+PURPOSES = """
+SELECT json_extract(purpose, '$') AS purpose FROM traces WHERE {traces} UNION
+SELECT json_extract(pair, '$.purpose') FROM memory_units WHERE pair IS NOT NULL AND {units}
+AND json_extract(pair, '$.construction') <> 'other_purpose'
+"""
+"""The purposes of traces, as far as they are stored."""
+
+ELSEWHERE = f"""
+NOT {origins.MADE_OF} AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
+AND json_extract(pair, '$.purpose') IN (
+    SELECT purpose FROM ({PURPOSES.format(traces="id = ?1", units=origins.MADE_OF)})
+    EXCEPT SELECT purpose FROM ({PURPOSES.format(traces="id <> ?1", units=f"NOT {ONLY_MADE_OF}")})
+) ORDER BY id
+"""  # noqa: S608 - constants of this module
+"""Pairs of other traces that look at their step under a purpose that one trace alone has."""
+
+ASKED = """
+key IN (SELECT key FROM calls WHERE substr(sample, 1, instr(sample, '/')) IN
+('critic/', 'contrast/', 'judge/', 'meta_judge/'))
+"""
+"""Replies of models to calibration's questions, by who asked."""
 
 
-def _weakest(tables: Tables, kinds: Sequence[str], among: str = "") -> list[Row]:
-    order = "utility, status = 'promoted', trust, changed, number"
-    where = f"kind = ? AND status IN {ACTIVE} {among} ORDER BY {order} LIMIT 1"
-    return [row for kind in kinds for row in rows(tables, where, (kind,))]
+def forget(tables: Tables, trace_id: str, *, calls: bool) -> Forgotten:
+    """Remove what came from a trace; see ``SQLiteCards.forget``.
+
+    A reply does not say whose steps its question showed: worked examples and other purposes come from other
+    traces than the step that was judged. So either all replies go or none.
+    """
+    found = rows(tables, f"{origins.MADE_OF} ORDER BY id", (trace_id,))
+    found += rows(tables, ELSEWHERE, (trace_id,))
+    removed = sum(len(cards(tables, row)) for row in found)
+    sql = f"DELETE FROM memory_anchors WHERE {origins.MADE_OF} RETURNING id"  # noqa: S608 - constant
+    anchored = [anchor for (anchor,) in tables.execute(sql, (trace_id,)).fetchall()]
+    _remove(tables, "memory_units", "id", [row.id for row in found])
+    _remove(tables, "memory_origins", "owner", [*anchored, *(row.id for row in found)])
+    events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
+    known = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
+    if found:
+        tables.table("memory_units").optimize()
+    replies = tables.execute(f"DELETE FROM replies WHERE {ASKED}").rowcount if calls else 0  # noqa: S608 - constant
+    return Forgotten(
+        trace_id=trace_id,
+        trace=known > 0,
+        events=events,
+        unit_ids=tuple(row.id for row in found),
+        cards=removed,
+        anchors=len(anchored),
+        replies=replies,
+        replies_left=tables.table("replies").count_where(ASKED),
+    )
 
 
-def _strength(row: Row) -> tuple[float, bool, float, str, int]:
-    return row.utility, row.status == "promoted", row.trust, row.changed, row.number
+def _remove(tables: Tables, table: str, column: str, ids: Iterable[str]) -> None:
+    where = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608 - constants of this module
+    tables.table(table).delete_where(where, [json.dumps(list(ids))])

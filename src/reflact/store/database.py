@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,13 +24,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
+from pydantic import ValidationError
 from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
-from reflact.errors import StoreError
-from reflact.store.copies import copy_files, is_out_of_reach, log_of
-from reflact.store.migrations import Migration
-from reflact.store.refused import REASONS, UNFIT, renamed
+from reflact.errors import DataError, StoreError
 
 __all__ = ["Database", "Tables"]
 
@@ -45,6 +44,23 @@ EMPTYING_SECONDS = 1.0
 SLICE_SECONDS = 0.1
 """How long the writer waits for another process's lock before it looks whether the database is closing."""
 
+REASONS: Mapping[int, str] = {
+    sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
+    sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
+    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
+    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
+    "mend that and start again, what was stored is kept",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
+    sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
+}
+
+UNFIT = (UnicodeEncodeError, OverflowError)
+"""What the driver raises of values that SQLite cannot hold."""
+
 
 @dataclass(frozen=True)
 class _Request(Generic[T]):
@@ -57,13 +73,13 @@ class Database:
 
     Args:
         path: The file; it and its folder are made where missing.
-        migrations: All schema steps, in order; pending ones are applied on opening.
+        schema: All steps of the schema, in order; pending ones are applied on opening.
         patience: Seconds to wait for another process's lock.
         grace: Seconds that closing waits for writes under way where it is cancelled; they complete even if
             it leaves earlier, unless another process's lock keeps them from beginning.
         guard: Looks at a file that is there before anything is written to it, and may raise.
-        read_only: Write nothing to the file, which has to be there: where steps are pending, or where its
-            folder cannot be written to, a copy of it in a temporary folder is brought up to date and read.
+        read_only: Write nothing to the file, which has to be there and to have the schema. If its folder
+            cannot be written to, a copy of it in a temporary folder is read.
 
     Raises:
         StoreError: On opening and from every method; says what is wrong with which file.
@@ -75,7 +91,7 @@ class Database:
     def __init__(
         self,
         path: Path,
-        migrations: Sequence[Migration],
+        schema: Migrations,
         *,
         patience: float = PATIENCE_SECONDS,
         grace: float = 0.3,
@@ -87,7 +103,7 @@ class Database:
         self._reading = "ro"
         self._read_only = read_only
         self._folder: TemporaryDirectory[str] | None = None
-        self._schema = migrations
+        self._schema = schema
         self._patience = patience
         self._grace = grace
         self._guard = guard
@@ -196,7 +212,7 @@ class Database:
             for _ in range(READERS):
                 self._idle.put(self._connect(self._reading, self._patience))
         except sqlite3.Error as error:
-            raise self._renamed(error) from error
+            raise self._translate(error) from error
 
     def _set_up_writing(self) -> None:
         try:
@@ -210,7 +226,7 @@ class Database:
         self._patiently(self._prepare)
 
     def _set_up_reading(self) -> None:
-        """Open the file as it is, or a copy where steps are pending or SQLite cannot read it in its place.
+        """Open the file as it is, or a copy if SQLite cannot read it in its place.
 
         SQLite leaves a log and an index of it behind a reader that must not write, so where there is no log
         yet, they are made by one that may, which takes them away as it closes, and is kept from writing. In a
@@ -220,33 +236,26 @@ class Database:
             self._reading = "rw"
         try:
             self._tables = self._connect(self._reading, self._patience)
-            pending = self._known().pending(self._tables)
+            pending = self._pending_steps()
         except sqlite3.OperationalError as error:
-            if not is_out_of_reach(error) or not os.access(self.path, os.R_OK):
+            unreachable = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+            if error.sqlite_errorcode & 0xFF not in unreachable or not os.access(self.path, os.R_OK):
                 raise
-            copy_files(self.path, self._new_file())
+            self._folder = TemporaryDirectory(prefix="reflact-")
+            self._file = Path(self._folder.name, "copy.db")
+            copy_files(self.path, self._file)
             self._tables = self._connect("rwc", self._patience)
-            self._prepare()
-            return
+            pending = self._pending_steps()
         if pending:
-            self._new_file()
-            copy = self._connect("rwc", self._patience)
-            self._tables.conn.backup(copy.conn)
-            self._tables = copy
-            self._prepare()
-
-    def _new_file(self) -> Path:
-        """Return a place for a copy in a temporary folder, from now on the file that is opened."""
-        self._folder = TemporaryDirectory(prefix="reflact-")
-        self._file = Path(self._folder.name, "copy.db")
-        return self._file
+            raise StoreError(f"database {self.path}: reflact has stored nothing in it; name another file")
 
     def _prepare(self) -> None:
         self._tables.execute("PRAGMA journal_mode = WAL")
         self._tables.execute("PRAGMA synchronous = FULL")
         self._tables.execute("PRAGMA foreign_keys = ON")
         self._tables.execute("PRAGMA secure_delete = ON")
-        self._migrate()
+        if self._pending_steps():
+            self._transact(lambda: self._schema.apply(self._tables))
 
     def _connect(self, mode: str, patience: float) -> Tables:
         connection = sqlite3.connect(
@@ -262,28 +271,21 @@ class Database:
             tables.execute("PRAGMA query_only = ON")
         return tables
 
-    def _migrate(self) -> None:
-        migrations = self._known()
-        if migrations.pending(self._tables):
-            self._transact(lambda: migrations.apply(self._tables))
-
-    def _known(self) -> Migrations:
-        """Return the schema's steps.
+    def _pending_steps(self) -> bool:
+        """Return whether steps of the schema are yet to be applied.
 
         Raises:
             StoreError: The file has one that is not among them.
         """
-        migrations = Migrations("reflact")
-        for step in self._schema:
-            migrations(name=step.name)(_applying(step.sql))
-        known = {step.name for step in self._schema}
-        newer = [done.name for done in migrations.applied(self._tables) if done.name not in known]
-        if newer:
+        with closing(Tables(memory=True)) as empty:
+            known = {step.name for step in self._schema.pending(empty)}
+        unknown = [done.name for done in self._schema.applied(self._tables) if done.name not in known]
+        if unknown:
             raise StoreError(
-                f"database {self.path}: it was written by a newer version of reflact "
-                f"(schema step {newer[-1]}); upgrade reflact or name another place"
+                f"database {self.path}: it was written by another version of reflact "
+                f"(schema step {unknown[-1]}); use that version, or name another place"
             )
-        return migrations
+        return bool(self._schema.pending(self._tables))
 
     def _commit_pending(self) -> None:
         batch = [self._pending.popleft() for _ in range(len(self._pending))]
@@ -295,14 +297,14 @@ class Database:
             )
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             for request in batch:
-                request.future.set_exception(self._renamed(error))
+                request.future.set_exception(self._translate(error))
             return
         self._transactions += 1
         for request, (value, failure) in zip(batch, outcomes, strict=True):
             if failure is None:
                 request.future.set_result(value)
             else:
-                request.future.set_exception(self._renamed(failure))
+                request.future.set_exception(self._translate(failure))
 
     def _empty_log(self) -> bool:
         end = time.monotonic() + min(self._patience, EMPTYING_SECONDS)
@@ -312,7 +314,7 @@ class Database:
                 if not busy or time.monotonic() >= end or self._leaving.wait(SLICE_SECONDS / 10):
                     return not busy
         except sqlite3.Error as error:
-            raise self._renamed(error) from error
+            raise self._translate(error) from error
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
@@ -359,23 +361,27 @@ class Database:
             with tables.atomic():
                 return work(tables)
         except (sqlite3.Error, *UNFIT) as error:
-            raise self._renamed(error) from error
+            raise self._translate(error) from error
         finally:
             self._idle.put(tables)
 
-    def _renamed(self, error: Exception) -> Exception:
-        return renamed(error, self.path)
+    def _translate(self, error: Exception) -> Exception:
+        """Return what to raise instead of an error that SQLite or its driver gave; others stay."""
+        if isinstance(error, UnicodeEncodeError):
+            return DataError(f"{error.object!a} holds half of a surrogate pair, which no file can; mend it")
+        if isinstance(error, OverflowError):
+            return DataError("a number is beyond the 64 bits that a file holds; give a smaller one")
+        if not isinstance(error, sqlite3.Error):
+            return error
+        code = getattr(error, "sqlite_errorcode", None)
+        reason = REASONS.get(code & 0xFF) if code is not None else None
+        found = StoreError(f"database {self.path}: {f'{reason} ({error})' if reason else error}")
+        found.__cause__ = error
+        return found
 
 
 def _is_cancellation(kind: type[BaseException]) -> bool:
     return issubclass(kind, anyio.get_cancelled_exc_class())
-
-
-def _applying(sql: str) -> Callable[[Tables], None]:
-    def apply(tables: Tables) -> None:
-        tables.executescript(sql)
-
-    return apply
 
 
 async def _outcome(future: Future[T]) -> T:
@@ -390,3 +396,55 @@ async def _outcome(future: Future[T]) -> T:
     future.add_done_callback(wake)
     await done.wait()
     return future.result()
+
+
+def log_of(path: Path) -> Path:
+    """Return where the log of a database stands: what was committed and is not yet in the file."""
+    return path.with_name(f"{path.name}-wal")
+
+
+def copy_files(path: Path, target: Path) -> None:
+    """Copy a database with its log.
+
+    Raises:
+        StoreError: They cannot be copied, or another process wrote to them meanwhile.
+    """
+    try:
+        before = _state(path)
+        shutil.copyfile(path, target)
+        if log_of(path).exists():
+            shutil.copyfile(log_of(path), log_of(target))
+        changed = _state(path) != before
+    except OSError as error:
+        raise StoreError(
+            f"database {path}: its folder cannot be written to, so a copy of it in {target.parent} is to be "
+            f"read, which cannot be made: {error.strerror or error}"
+        ) from error
+    if changed:
+        raise StoreError(
+            f"database {path}: its folder cannot be written to, so a copy of it is read, but another process "
+            "wrote to it meanwhile; try again"
+        )
+
+
+def _state(path: Path) -> list[tuple[int, int]]:
+    files = [one.stat() for one in (path, log_of(path)) if one.exists()]
+    return [(found.st_size, found.st_mtime_ns) for found in files]
+
+
+def read_back(validate: Callable[[str], T], text: str, what: str) -> T:
+    """Return the value that a stored text holds.
+
+    Raises:
+        StoreError: The text does not validate; names ``what`` it is and the first thing wrong with it.
+    """
+    try:
+        return validate(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = f" at {where}" if where else ""
+        raise StoreError(
+            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
+            "use the version that wrote it, or choose another out_dir"
+        ) from None

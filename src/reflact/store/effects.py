@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from reflact.calls import Intent, StoredReply
 from reflact.errors import StoreError
 from reflact.results import FaultCount, FaultKind, Reuse, Spend, Usage
-from reflact.store.database import Database, Tables
-from reflact.store.reading import read_back
+from reflact.store.database import Database, Tables, read_back
 from reflact.types import Rollout
 
 NEWEST_OPEN = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
@@ -71,9 +70,8 @@ class SQLiteEffects:
         def keep(tables: Tables) -> None:
             _settle(tables, intent, reply.usage)
             if _find_reply(tables, reply.key) is None:
-                tables.execute(
-                    "INSERT OR REPLACE INTO replies (key, run_id, reply) VALUES (?, ?, ?)",
-                    (reply.key, intent.run_id, text),
+                tables.table("replies").insert(
+                    {"key": reply.key, "run_id": intent.run_id, "reply": text}, replace=True
                 )
 
         await self._database.write(keep)
@@ -130,10 +128,8 @@ class SQLiteEffects:
         """
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
-        await self._database.execute(
-            "INSERT INTO rollouts (key, rollout) VALUES (?, ?) ON CONFLICT (key) DO NOTHING",
-            (rollout.key, rollout.model_dump_json()),
-        )
+        record = {"key": rollout.key, "rollout": rollout.model_dump_json()}
+        await self._database.write(lambda tables: tables.table("rollouts").insert(record, ignore=True))
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return what the run has paid for, by role and purpose, sorted.
@@ -160,26 +156,16 @@ def _find_reply(tables: Tables, key: str) -> StoredReply | None:
 
 
 def _book(tables: Tables, intent: Intent) -> int:
-    worst = {f"worst_{name}": value for name, value in intent.worst.model_dump().items()}
-    booked = tables.execute(
-        "INSERT INTO calls (run_id, key, sample, role, purpose, endpoint, model,"
-        " worst_calls, worst_input_tokens, worst_output_tokens, worst_usd)"
-        " VALUES (:run_id, :key, :sample, :role, :purpose, :endpoint, :model,"
-        " :worst_calls, :worst_input_tokens, :worst_output_tokens, :worst_usd)",
-        {**intent.model_dump(exclude={"worst"}), **worst},
-    )
-    assert booked.lastrowid is not None
-    return booked.lastrowid
+    known = intent.worst.model_dump(exclude={"cached_tokens", "uncounted"})
+    worst = {f"worst_{name}": value for name, value in known.items()}
+    booked = tables.table("calls").insert({**intent.model_dump(exclude={"worst"}), **worst})
+    return int(booked.last_pk or 0)
 
 
 def _settle(tables: Tables, intent: Intent, usage: Usage) -> None:
     (booked,) = tables.execute(f"SELECT {NEWEST_OPEN}", (intent.run_id, intent.key)).fetchone()
-    tables.execute(
-        "UPDATE calls SET state = 'settled', calls = :calls, input_tokens = :input_tokens,"
-        " cached_tokens = :cached_tokens, output_tokens = :output_tokens, usd = :usd,"
-        " uncounted = :uncounted WHERE id = :id",
-        {**usage.model_dump(), "id": _book(tables, intent) if booked is None else booked},
-    )
+    booked = _book(tables, intent) if booked is None else booked
+    tables.table("calls").update(booked, {**usage.model_dump(), "state": "settled"})
 
 
 def _spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:

@@ -1,66 +1,103 @@
-"""A memory as JSON lines: everything in it goes out and comes back, and nothing is promoted on the way.
+"""A memory as JSON lines, which another memory learns from as from anything that it is handed.
 
-What the lines are stands in ``lines``.
+The first line says what the file is; each other one is a trace, an anchor, or a unit with its cards. A file
+proves nothing of what was measured, so an imported unit begins as any other. Copy the SQLite file to copy a
+memory with its tests.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterable
-from datetime import datetime
 from functools import partial
+from itertools import count
+from typing import Annotated, Literal
 
 import anyio.to_thread
+from pydantic import Field, TypeAdapter, ValidationError
 
-from reflact.memory import CardStatus
-from reflact.memory_cards import Finding, Recording
-from reflact.memory_ports import BatchTest
-from reflact.store import booking, changing, origins, traces, units
+from reflact.errors import DataError
+from reflact.memory import ContrastPair, MemoryCard, Origin
+from reflact.memory_cards import ACTIVE, Finding, cards_of, content_id
+from reflact.memory_ports import StoredTrace
+from reflact.store import changing, origins, traces, units
 from reflact.store.cards import SQLiteCards
 from reflact.store.database import Tables
-from reflact.store.lines import (
-    AnchorLine,
-    ChangeLine,
-    HeaderLine,
-    Line,
-    TestLine,
-    TraceLine,
-    UnitLine,
-    parse,
-    text_of,
-    unit_of,
-)
-from reflact.store.migrations import REFUSED
-from reflact.store.units import stamp
-from reflact.types import Frozen
+from reflact.store.encoding import plain
+from reflact.store.units import Unit
+from reflact.types import Frozen, canonical
 
 PAGE = 200
 """Units that are read at once."""
-
-NO_EVIDENCE = "imported without its evidence"
-
-MORE_TESTS = "more tests on its traces here than where it was promoted"
-"""The reason of a unit whose batch passes no longer at the level that it has here."""
 
 
 class Imported(Frozen):
     """What an import brought; what was there already is not counted and stays as it was.
 
     Args:
-        traces, events, anchors, tests, units: How many were new.
-        recounted: New tests that have more tests before them on their traces here than where they were made.
-        held: New units that a scan held or rejected, or that were promoted on evidence which is missing or no
-            longer enough.
-        unproven: Those of them whose evidence is no longer enough, since their test was counted anew.
+        traces, events, anchors, units: How many were new.
+        held: New units that a scan held or rejected.
     """
 
     traces: int = 0
     events: int = 0
     anchors: int = 0
-    tests: int = 0
-    recounted: int = 0
     units: int = 0
     held: int = 0
-    unproven: int = 0
+
+
+class HeaderLine(Frozen):
+    """The first line."""
+
+    type: Literal["reflact_memory"] = "reflact_memory"
+    version: Literal[1] = 1
+
+
+class TraceLine(Frozen):
+    """A trace with its events."""
+
+    type: Literal["trace"] = "trace"
+    trace: StoredTrace
+
+
+class AnchorLine(Frozen):
+    """A gold pair that is never learned from."""
+
+    type: Literal["anchor"] = "anchor"
+    pair: ContrastPair
+    origins: tuple[Origin, ...]
+
+
+class UnitLine(Frozen):
+    """A unit: its cards as they stand where it was exported, and the pair if it is one."""
+
+    type: Literal["unit"] = "unit"
+    cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
+    pair: ContrastPair | None = None
+    origins: tuple[Origin, ...]
+
+    @property
+    def unit(self) -> Unit:
+        """The unit as it is handed in here: nothing of what was measured elsewhere comes with it."""
+        unmeasured = {"status": "candidate", "reason": None, "trust": 0.5, "utility": 0.5}
+        cards = tuple(card.model_copy(update=unmeasured) for card in self.cards)
+        return Unit(cards[0].id if self.pair is None else self.pair.id, cards, self.pair)
+
+    @property
+    def sound(self) -> bool:
+        """Whether its cards are those of its pair, or the one card's id follows from what it says."""
+        first = self.cards[0]
+        if self.pair is None:
+            alone = len(self.cards) == 1 and first.pair_id is None
+            return alone and (first.version > 1 or first.id == content_id(first))
+        fixed = {"id", "kind", "scope", "pair_id", "provenance"}
+        found = [card.model_dump(include=fixed) for card in self.cards]
+        wanted = [card.model_dump(include=fixed) for card in cards_of(self.pair)]
+        return found == wanted and len({card.version for card in self.cards}) == 1
+
+
+Line = HeaderLine | TraceLine | AnchorLine | UnitLine
+LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
 
 
 class SQLiteExchange(SQLiteCards):
@@ -69,63 +106,46 @@ class SQLiteExchange(SQLiteCards):
     async def export_lines(self) -> AsyncIterator[str]:
         """Yield the memory as lines of ASCII JSON, without line breaks; the same memory gives the same lines.
 
-        What is written while this runs may be missing or come along.
+        Tests, histories, and what was rejected or archived stay behind. What is written while this runs may
+        be missing or come along.
         """
-        yield text_of(HeaderLine())
-        for trace_id in await self._ids("SELECT id FROM traces ORDER BY id"):
+        yield _text_of(HeaderLine())
+        for (trace_id,) in await self._database.rows("SELECT id FROM traces ORDER BY id"):
             trace = await self._database.read(partial(traces.find_trace, trace_id=trace_id))
             if trace is not None:
-                yield text_of(TraceLine(trace=trace))
+                yield _text_of(TraceLine(trace=trace))
         for anchor in await self._database.read(_anchor_lines):
-            yield text_of(anchor)
-        made = await self._database.read(booking.made_tests)
-        tests = {test.number: booking.test_id(test) for test in made}
-        for test in made:
-            yield text_of(TestLine(id=tests[test.number], test=test))
-        ids = await self._ids("SELECT id FROM memory_units ORDER BY number")
+            yield _text_of(anchor)
+        sql = f"SELECT id FROM memory_units WHERE status IN {ACTIVE} ORDER BY number"  # noqa: S608 - constant
+        ids = [unit_id for (unit_id,) in await self._database.rows(sql)]
         for start in range(0, len(ids), PAGE):
-            page = ids[start : start + PAGE]
-            for line in await self._database.read(partial(_unit_lines, ids=page, tests=tests)):
-                yield text_of(line)
+            for line in await self._database.read(partial(_unit_lines, ids=ids[start : start + PAGE])):
+                yield _text_of(line)
 
     async def import_lines(self, lines: Iterable[str]) -> Imported:
         """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
 
-        What is stored already stays as it is, but for steps that it was made of as well. Every new unit is
-        scanned. Tests count those here that share a trace with them, as if they were made after them. A
-        promoted unit stays promoted only where the file holds the test that promoted it, and where that
-        passes at the level that it has here; else it is quarantined and held. A pair of a transition that is
-        an anchor here, or of a step that an anchor was made of, is left out, as it is when handed in. The
-        file is trusted as far as whoever wrote it: what was measured cannot be proven by a file that carries
-        it.
+        Each new unit is scanned and quarantined, whatever it was where it came from. What is stored already
+        stays as it is, but for steps that it was made of as well. A pair of a transition that is an anchor
+        here, or of a step that an anchor was made of, is left out, as it is when handed in.
 
         Raises:
-            DataError: A line is not one of an export, an id does not follow from its content, or a test's
-                evidence cannot be what such a test finds; names the line.
+            DataError: A line is not one of an export, or an id does not follow from its content; names the
+                line.
         """
 
-        def look() -> tuple[list[tuple[int, Line]], dict[int, Finding | None]]:
-            parsed = parse(lines)
-            looked_at = ((number, line) for number, line in parsed if isinstance(line, UnitLine))
-            return parsed, {number: self._scan(unit_of(line).texts) for number, line in looked_at}
+        def look() -> list[tuple[Line, Finding | None]]:
+            return [
+                (line, self._scan(line.unit.texts) if isinstance(line, UnitLine) else None)
+                for line in _parse(lines)
+            ]
 
-        parsed, findings = await anyio.to_thread.run_sync(look)
-        return await self._database.write(lambda tables: self._bring(tables, parsed, findings, self._clock()))
+        looked_at = await anyio.to_thread.run_sync(look)
+        return await self._database.write(lambda tables: self._bring(tables, looked_at))
 
-    async def _ids(self, sql: str) -> list[str]:
-        return [unit_id for (unit_id,) in await self._database.rows(sql)]
-
-    def _bring(
-        self,
-        tables: Tables,
-        lines: list[tuple[int, Line]],
-        findings: dict[int, Finding | None],
-        now: datetime,
-    ) -> Imported:
+    def _bring(self, tables: Tables, lines: list[tuple[Line, Finding | None]]) -> Imported:
         done: dict[str, int] = dict.fromkeys(Imported.model_fields, 0)
-        strangers = _strangers(tables, lines)
-        here: tuple[Recording, ...] | None = None
-        for number, line in lines:
+        for line, finding in lines:
             match line:
                 case TraceLine():
                     done["traces"] += traces.find_trace(tables, line.trace.id) is None
@@ -134,136 +154,81 @@ class SQLiteExchange(SQLiteCards):
                         traces.append(tables, line.trace.id, event) for event in line.trace.events
                     )
                 case AnchorLine():
-                    done["anchors"] += booking.keep_anchor(tables, line.pair, line.made_of)
-                case TestLine():
-                    if here is None:
-                        here = traces.recordings(tables) if strangers else ()
-                    more = booking.bring_test(tables, line.test, line.id, strangers=strangers, here=here)
-                    done["tests"] += more is not None
-                    done["recounted"] += more is True
-                case UnitLine() if _wanted(tables, line):
-                    done["units"] += 1
-                    lowered, reason = _bring_unit(tables, line, findings[number], now)
-                    done["held"] += lowered is not None
-                    done["unproven"] += lowered is not None and reason == MORE_TESTS
-                    changing.make_room(tables, unit_of(line).kind, self._bound, now)
-                case _:
+                    done["anchors"] += origins.keep_anchor(tables, line.pair, line.origins)
+                case UnitLine():
+                    found = changing.submit(
+                        tables, line.unit, finding, line.origins, bound=self._bound, now=self._clock()
+                    )
+                    done["units"] += found.new
+                    done["held"] += found.new and finding is not None
+                case HeaderLine():
                     pass
-        tables.execute(REFUSED)
         return Imported(**done)
 
 
-def _unit_lines(tables: Tables, ids: list[str], tests: dict[int, str]) -> list[UnitLine]:
-    lines = []
-    for unit_id in ids:
-        for row in units.rows(tables, "id = ?", (unit_id,)):
-            changes = units.history(tables, row.number)
-            lines.append(
-                UnitLine(
-                    cards=tuple(units.cards(tables, row)),
-                    pair=None if row.pair is None else units.pair_of(row),
-                    origins=origins.of(tables, origins.UNITS, [row.number])[row.number],
-                    history=tuple(
-                        ChangeLine(
-                            change=change,
-                            test=None if change.promotion is None else tests.get(change.promotion),
-                        )
-                        for change in changes
-                    ),
-                )
-            )
-    return lines
+def _unit_lines(tables: Tables, ids: list[str]) -> list[UnitLine]:
+    made_of = origins.of(tables, ids)
+    return [
+        UnitLine(
+            cards=tuple(units.cards(tables, row)),
+            pair=None if row.pair is None else units.pair_of(row),
+            origins=made_of[row.id],
+        )
+        for unit_id in ids
+        for row in units.rows(tables, "id = ?", (unit_id,))
+    ]
 
 
 def _anchor_lines(tables: Tables) -> list[AnchorLine]:
-    pairs = booking.anchors(tables)
-    found = origins.of(tables, origins.ANCHORS, [pair.id for pair in pairs])
-    return [AnchorLine(pair=pair, origins=found[pair.id]) for pair in pairs]
+    pairs = origins.anchors(tables)
+    made_of = origins.of(tables, [pair.id for pair in pairs])
+    return [AnchorLine(pair=pair, origins=made_of[pair.id]) for pair in pairs]
 
 
-def _wanted(tables: Tables, line: UnitLine) -> bool:
-    """Whether a unit is new and no anchor's; one that is there gets the steps that it was made of as well."""
-    unit = unit_of(line)
-    if booking.barred(tables, unit, line.made_of) is not None:
-        return False
-    known = units.rows(tables, "id = ?", (unit.id,))
-    for row in known:
-        origins.add(tables, origins.UNITS, row.number, line.made_of)
-    return not known
+def _text_of(line: Line) -> str:
+    """Return a line as it is written, with its states as they are; see ``encoding.plain``."""
+    shown = line.model_dump(mode="json", exclude={"pair", "trace"})
+    if isinstance(line, TraceLine):
+        shown["trace"] = plain(line.trace)
+    if isinstance(line, AnchorLine | UnitLine):
+        shown["pair"] = None if line.pair is None else plain(line.pair)
+    return canonical(shown)
 
 
-def _strangers(tables: Tables, lines: list[tuple[int, Line]]) -> int:
-    """Return how many tests are here that are not among the lines."""
-    here = {name for (name,) in tables.execute("SELECT id FROM memory_tests").fetchall()}
-    return len(here - {line.id for _, line in lines if isinstance(line, TestLine)})
+def _parse(lines: Iterable[str]) -> list[Line]:
+    parsed: list[Line] = []
+    for number, text in zip(count(1), lines, strict=False):
+        if not text.strip():
+            continue
+        try:
+            line = LINE.validate_python(json.loads(text))
+        except ValidationError as error:
+            raise DataError(f"line {number} is not one of an exported memory: {_wrong(error)}") from None
+        except (ValueError, RecursionError):
+            reason = "it is no whole JSON; if the file was cut off, export it again"
+            raise DataError(f"line {number} is not one of an exported memory: {reason}") from None
+        if isinstance(line, HeaderLine) != (not parsed):
+            raise DataError(f"line {number}: the first line, and no other, says what the file is")
+        if isinstance(line, UnitLine) and not line.sound:
+            raise DataError(
+                f"line {number}: the cards of unit {line.unit.id} do not fit its id, its pair or each other; "
+                "export it again"
+            )
+        parsed.append(line)
+    if not parsed:
+        raise DataError("there is no exported memory: no line says anything")
+    return parsed
 
 
-def _bring_unit(
-    tables: Tables, line: UnitLine, finding: Finding | None, now: datetime
-) -> tuple[CardStatus | None, str | None]:
-    """Write a unit with its history; returns what ``_lowered`` does."""
-    unit, first = unit_of(line), line.cards[0]
-    number = changing.add(tables, unit, first.status, now)
-    origins.add(tables, origins.UNITS, number, line.made_of)
-    tables.execute(
-        "UPDATE memory_units SET reason = ?, created = ?, changed = ? WHERE number = ?",
-        (first.reason, stamp(first.created or now), stamp(first.changed or now), number),
-    )
-    for entry in line.history:
-        change = entry.change
-        changing.note(
-            tables,
-            number,
-            change.before,
-            change.after,
-            now=change.at,
-            version=change.version,
-            reason=change.reason,
-            test=_test_number(tables, entry.test),
+def _wrong(error: ValidationError) -> str:
+    """Return what is wrong first with a line, and what to do about it."""
+    first = error.errors()[0]
+    place = first["loc"]
+    if place == ("reflact_memory", "version"):
+        return f"its version is {first['input']!r}, which this reflact does not know; upgrade reflact"
+    if not place:
+        return (
+            "it does not say with a known `type` what it is; `reflact memory export` writes such files, and "
+            "a calibration's `traces` names files of traces"
         )
-    lower, reason = _lowered(tables, line, unit.id, finding)
-    if lower is not None:
-        changing.settle(tables, number, first.status, lower, now=now, version=first.version, reason=reason)
-    return lower, reason
-
-
-def _lowered(
-    tables: Tables, line: UnitLine, unit_id: str, finding: Finding | None
-) -> tuple[CardStatus | None, str | None]:
-    """Return the state that an imported unit is taken down to, and why; None where it keeps its own."""
-    status, reason = line.cards[0].status, line.cards[0].reason
-    if status in {"rejected", "archived"}:
-        return None, None
-    if finding is not None and finding.verdict == "reject":
-        return "rejected", finding.rule
-    if finding is not None and reason != finding.rule and not _released(line, finding):
-        return "quarantined", finding.rule
-    if status == "promoted" and (doubt := _doubt(tables, line, unit_id)) is not None:
-        return "quarantined", doubt
-    return ("quarantined", reason) if status == "candidate" else (None, None)
-
-
-def _released(line: UnitLine, finding: Finding) -> bool:
-    """Whether somebody looked at what a scan held, in the version at hand."""
-    version = line.cards[0].version
-    reasons = [entry.change.reason for entry in line.history if entry.change.version == version]
-    return finding.rule in reasons and reasons.index(finding.rule) < len(reasons) - 1
-
-
-def _doubt(tables: Tables, line: UnitLine, unit_id: str) -> str | None:
-    """Return why a promotion does not hold here; None where the test that it names is of it and passes."""
-    number = _test_number(tables, line.history[-1].test)
-    if number is None or not any(_promotes(test, unit_id) for test in booking.made_tests(tables, number)):
-        return NO_EVIDENCE
-    passes = any(_promotes(test, unit_id) for test in booking.stored_tests(tables, number))
-    return None if passes else MORE_TESTS
-
-
-def _promotes(test: BatchTest, unit_id: str) -> bool:
-    found = test.evidence
-    return test.use == "promote" and found is not None and found.promoted and unit_id in found.pair_ids
-
-
-def _test_number(tables: Tables, name: str | None) -> int | None:
-    found = tables.execute("SELECT number FROM memory_tests WHERE id = ?", (name,)).fetchone()
-    return None if found is None else int(found[0])
+    return f"`{'.'.join(map(str, place[1:]))}`: {first['msg'][:1].lower()}{first['msg'][1:]}; export it again"

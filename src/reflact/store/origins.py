@@ -1,56 +1,85 @@
-"""Which steps of traces units and anchors were made of: all of them, since equal ones are stored once."""
+"""Which steps of traces units and anchors were made of, and which anchors keep units from being stored.
+
+Equal units are stored once and have all their origins. A unit and an anchor are never one, so their ids tell
+them apart.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
-from reflact.memory import Origin
+from reflact.errors import DataError
+from reflact.memory import ContrastPair, Origin
+from reflact.memory_cards import subject
 from reflact.store.database import Tables
+from reflact.store.encoding import read, written
+
+MADE_OF = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
+"""Units or anchors that were made of a trace."""
 
 
-class Kept(NamedTuple):
-    """A table of origins, and the column that says whose they are."""
-
-    table: str
-    owner: str
-
-
-UNITS = Kept("memory_origins", "unit")
-ANCHORS = Kept("memory_anchor_origins", "anchor")
-
-
-def add(tables: Tables, kept: Kept, owner: int | str, origins: Iterable[Origin]) -> None:
+def add(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
     """Write origins that are not there yet."""
-    table, column = kept
+    table = tables.table("memory_origins")
     for origin in origins:
-        values = (owner, origin.trace_id, origin.step)
-        tables.execute(
-            f"INSERT INTO {table} ({column}, trace_id, step) SELECT ?1, ?2, ?3 WHERE NOT EXISTS "  # noqa: S608 - constants
-            f"(SELECT 1 FROM {table} WHERE {column} = ?1 AND trace_id = ?2 AND step IS ?3)",
-            values,
-        )
+        table.insert({"owner": owner, "trace_id": origin.trace_id, "step": origin.step}, ignore=True)
 
 
-def of(tables: Tables, kept: Kept, owners: Sequence[int | str]) -> Mapping[int | str, tuple[Origin, ...]]:
+def of(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Origin, ...]]:
     """Return the origins of each, sorted by trace and step."""
-    table, column = kept
-    found: dict[int | str, list[Origin]] = {owner: [] for owner in owners}
+    found: dict[str, list[Origin]] = {owner: [] for owner in owners}
     for owner, trace_id, step in tables.execute(
-        f"SELECT {column}, trace_id, step FROM {table} "  # noqa: S608 - constants
-        f"WHERE {column} IN (SELECT value FROM json_each(?)) ORDER BY trace_id, step",
+        "SELECT owner, trace_id, step FROM memory_origins "
+        "WHERE owner IN (SELECT value FROM json_each(?)) ORDER BY trace_id, step",
         (json.dumps(list(owners)),),
     ):
         found[owner].append(Origin(trace_id=trace_id, step=step))
     return {owner: tuple(origins) for owner, origins in found.items()}
 
 
-def owners(tables: Tables, kept: Kept, trace_id: str) -> tuple[int | str, ...]:
-    """Return who was made of any step of a trace."""
-    table, column = kept
-    found = tables.execute(
-        f"SELECT DISTINCT {column} FROM {table} WHERE trace_id = ? ORDER BY {column}",  # noqa: S608 - constants
-        (trace_id,),
-    ).fetchall()
-    return tuple(owner for (owner,) in found)
+def barred(tables: Tables, pair: ContrastPair | None, made_of: Iterable[Origin]) -> str | None:
+    """Return why a unit is never learned from, None if it may be.
+
+    ``anchor``: it speaks of an anchor's transition. ``anchor_trace``: it was made of an anchor's trace, whose
+    steps show each other's states.
+    """
+    if pair is None:
+        return None
+    if tables.execute("SELECT 1 FROM memory_anchors WHERE subject = ?", (subject(pair),)).fetchone():
+        return "anchor"
+    sql = f"SELECT 1 FROM memory_anchors WHERE {MADE_OF}"  # noqa: S608 - constant
+    shared = any(tables.execute(sql, (origin.trace_id,)).fetchone() for origin in made_of)
+    return "anchor_trace" if shared else None
+
+
+def keep_anchor(tables: Tables, pair: ContrastPair, made_of: Sequence[Origin]) -> bool:
+    """Keep an anchor that was made of these steps; returns whether it is new."""
+    kept = tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
+    if kept and set(made_of) <= set(of(tables, [pair.id])[pair.id]):
+        return False
+    spoken_of = subject(pair)
+    taken = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (spoken_of,)).fetchone()
+    if taken:
+        raise DataError(
+            f"anchor {pair.id} speaks of the transition of stored pair {taken[0]}; anchors are never learned "
+            "from, so take another one"
+        )
+    sql = f"SELECT id FROM memory_units WHERE pair IS NOT NULL AND {MADE_OF} ORDER BY id"  # noqa: S608 - constant
+    for origin in made_of:
+        taught = tables.execute(sql, (origin.trace_id,)).fetchone()
+        if taught:
+            raise DataError(
+                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair {taught[0]}; "
+                "what anchors are made of is never learned from, so take another trace"
+            )
+    record = {"id": pair.id, "subject": spoken_of, "pair": written(pair)}
+    tables.table("memory_anchors").insert(record, ignore=True)
+    add(tables, pair.id, made_of)
+    return not kept
+
+
+def anchors(tables: Tables) -> list[ContrastPair]:
+    """Return the anchors in the order of their ids."""
+    found = tables.execute("SELECT id, pair FROM memory_anchors ORDER BY id").fetchall()
+    return [read(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in found]

@@ -10,35 +10,27 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
-from reflact.errors import StoreError
+from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT, Event
 from reflact.ports import Committed
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord, Version
 from reflact.results import RunSummary, StageTime, Status
-from reflact.store.database import PATIENCE_SECONDS, Database, Tables
-from reflact.store.effects import SQLiteEffects
+from reflact.store.database import PATIENCE_SECONDS, Database, Tables, read_back
+from reflact.store.effects import SQLiteEffects, unsettle
 from reflact.store.lock import Lease
-from reflact.store.migrations import MIGRATIONS
-from reflact.store.reading import read_back
-from reflact.store.writing import (
-    IDENTITY,
-    changes,
-    column,
-    commit,
-    conflict,
-    imported,
-    open_run,
-    refuse_older,
-)
+from reflact.store.schema import SCHEMA
 from reflact.types import Frozen, Skill, canonical
 
 JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+IDENTITY: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 VERSIONS: TypeAdapter[list[Version]] = TypeAdapter(list[Version])
 Record = TypeVar("Record", StepRecord, EpochRecord, Promotion)
+KINDS = {StepRecord: "step", EpochRecord: "epoch", Promotion: "promotion"}
+SHOWN = 60
 
 
 class RunRow(Frozen):
@@ -77,7 +69,7 @@ async def open_store(
             than what the lease remembers.
     """
     guard = None if lease is None else _guard(path, lease)
-    async with Database(path, MIGRATIONS, patience=patience, guard=guard, read_only=read_only) as database:
+    async with Database(path, SCHEMA, patience=patience, guard=guard, read_only=read_only) as database:
         yield SQLiteStore(database, lease)
 
 
@@ -122,10 +114,30 @@ class SQLiteStore(SQLiteEffects):
         Raises:
             RunConflict: The run was started with another identity; names each key that differs.
         """
-        path = self._database.path
-        return await self._database.write(
-            lambda tables: open_run(tables, path, run_id, dict(identity), config, goes_on=goes_on)
-        )
+
+        def start(tables: Tables) -> RunState | None:
+            known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+            if known is None:
+                tables.table("runs").insert(
+                    {"run_id": run_id, "identity": canonical(dict(identity)), "config": canonical(config)}
+                )
+                return None
+            before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
+            differences = changes(before, identity)
+            if differences:
+                raise conflict(run_id, self._database.path, differences)
+            if goes_on:
+                going_on = {"config": canonical(config), "status": None, "reason": None}
+                tables.table("runs").update(run_id, going_on)
+            unsettle(tables, run_id)
+            last = tables.execute(
+                "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1", (run_id,)
+            ).fetchone()
+            if last is None:
+                return None
+            return read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
+
+        return await self._database.write(start)
 
     async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Make sure that a run is new in an empty store, or known here.
@@ -139,7 +151,10 @@ class SQLiteStore(SQLiteEffects):
         known, text = rows[-1]
         before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
         if "imported_from" in before:
-            raise imported(known, self._database.path, str(before["imported_from"]))
+            raise RunConflict(
+                f"run {known} in {self._database.path} was imported from {before['imported_from']}: it can "
+                "be looked at, but not continued; choose another out_dir"
+            )
         raise conflict(known, self._database.path, changes(before, identity))
 
     def journal(self, run_id: str) -> SQLiteJournal:
@@ -259,10 +274,7 @@ class SQLiteStore(SQLiteEffects):
 
         def end(tables: Tables) -> None:
             column(tables, "status", run_id)
-            tables.execute(
-                "UPDATE runs SET status = ?, reason = ?, summary = ? WHERE run_id = ?",
-                (status, reason, summary, run_id),
-            )
+            tables.table("runs").update(run_id, {"status": status, "reason": reason, "summary": summary})
 
         await self._database.write(end)
 
@@ -330,3 +342,91 @@ class SQLiteJournal:
             " ON CONFLICT (run_id, step, label) DO NOTHING",
             (self._run_id, step, label, canonical(value)),
         )
+
+
+def conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
+    """Return the error for a folder that holds another run than the one to be started."""
+    return RunConflict(
+        f"run {run_id} in {path} was started with other settings: {'; '.join(differences)}; "
+        "put the old values back, or start the changed run beside it with fork: true, or in another out_dir"
+    )
+
+
+def refuse_older(tables: Tables, path: Path, run_id: str, commits: int) -> None:
+    """Make sure that a database holds as many commits of a run as were made.
+
+    Raises:
+        StoreError: It holds less: it was replaced by an older copy, or lost its write-ahead log.
+    """
+    stored = 0
+    if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
+        (latest,) = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()
+        stored = latest or 0
+    if stored < commits:
+        raise StoreError(
+            f"database {path}: it holds {stored} commits of run {run_id}, which made {commits}: this is an "
+            f"older copy, or {path.name}-wal, which belongs to it, was left behind; restore the right files, "
+            f"or delete {path.parent / 'run.lock'} to go on from what is there"
+        )
+
+
+def changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
+    """Return a phrase for each key of an identity that differs."""
+
+    def shown(values: Mapping[str, JsonValue], key: str) -> str:
+        if key not in values:
+            return "absent"
+        text = canonical(values[key])
+        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+    return [
+        f"{key} was {shown(before, key)} and is now {shown(after, key)}"
+        for key in sorted({*before, *after})
+        if (key in before) != (key in after) or canonical(before[key]) != canonical(after[key])
+    ]
+
+
+def commit(
+    tables: Tables, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+) -> None:
+    """Write a commit; see ``SQLiteStore.commit``."""
+    column(tables, "run_id", run_id)
+    if record is not None and record.step != state.step:
+        raise StoreError(f"run {run_id}: the record of step {record.step} came with a state of {state.step}")
+    kind = "first" if record is None else KINDS[type(record)]
+    texts = (kind, None if record is None else record.model_dump_json(), state.model_dump_json())
+    stored = tables.execute(
+        "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?", (run_id, state.commits)
+    ).fetchone()
+    if stored is not None:
+        if stored != texts:
+            raise StoreError(
+                f"run {run_id}: commit {state.commits} (step {state.step}) is there already and differs from "
+                "what was to be committed; the committed one stands, start again to go on from it"
+            )
+        return
+    tables.table("skills").insert_all(
+        ({"hash": skill.hash, "text": skill.text} for skill in skills), ignore=True
+    )
+    for skill_hash in (state.current.skill_hash, state.best.skill_hash):
+        if not tables.execute("SELECT 1 FROM skills WHERE hash = ?", (skill_hash,)).fetchone():
+            raise StoreError(
+                f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
+            )
+    written = dict(zip(("kind", "record", "state"), texts, strict=True))
+    tables.table("commits").insert({"run_id": run_id, "number": state.commits, "step": state.step, **written})
+
+
+def column(tables: Tables, name: str, run_id: str) -> Any:
+    """Return a column of a run's row.
+
+    Raises:
+        StoreError: The store holds no such run.
+    """
+    row = tables.execute(
+        f"SELECT {name} FROM runs WHERE run_id = ?",  # noqa: S608 - a constant of this module
+        (run_id,),
+    ).fetchone()
+    if row is None:
+        raise StoreError(f"the store holds no run {run_id}; open it first")
+    return row[0]

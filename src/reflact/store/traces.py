@@ -7,10 +7,10 @@ from functools import partial
 
 from reflact.errors import DataError
 from reflact.memory import Gold, ScoreEvent
-from reflact.memory_cards import Recording, first_content, next_content
+from reflact.memory_cards import first_content, next_content
 from reflact.memory_ports import ListedTrace, StoredTrace, TraceSummary
 from reflact.store.database import Database, Tables
-from reflact.store.units import plain, read, written
+from reflact.store.encoding import plain, read, written
 from reflact.types import canonical, digest
 
 MATCHES = 10
@@ -19,7 +19,7 @@ MATCHES = 10
 SUMMARIES = """
 SELECT traces.id, purpose,
     (
-        SELECT count(DISTINCT unit) FROM memory_origins JOIN memory_units ON number = unit
+        SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_units ON memory_units.id = owner
         WHERE memory_origins.trace_id = traces.id AND pair IS NOT NULL
     ),
     count(step),
@@ -32,7 +32,7 @@ TESTABLE = """
 SELECT rowid, id, purpose, content, EXISTS (
     SELECT 1 FROM traces AS copy
     JOIN memory_origins ON memory_origins.trace_id = copy.id
-    JOIN memory_units ON number = unit
+    JOIN memory_units ON memory_units.id = owner
     WHERE copy.content = traces.content AND pair IS NOT NULL
 )
 FROM traces WHERE known > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
@@ -43,13 +43,12 @@ NAMED = """
 SELECT id FROM (
     SELECT id FROM traces
     UNION SELECT trace_id FROM memory_origins
-    UNION SELECT trace_id FROM memory_anchor_origins
 ) WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT ?2
 """
 
 
 class SQLiteTraces:
-    """Implements ``memory_ports.TraceStore`` on a database that several processes may share."""
+    """Traces, appended step by step, in a database that several processes may share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -152,9 +151,8 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
     """Make a trace; see ``SQLiteTraces.open_trace``."""
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if known is None:
-        tables.execute(
-            "INSERT INTO traces (id, purpose, content) VALUES (?, ?, ?)",
-            (trace_id, canonical(purpose), first_content(purpose)),
+        tables.table("traces").insert(
+            {"id": trace_id, "purpose": canonical(purpose), "content": first_content(purpose)}
         )
     elif known[0] != canonical(purpose):
         raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
@@ -177,10 +175,7 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
             "UPDATE traces SET content = ?, known = known + ? WHERE id = ?",
             (content, _known(event), trace_id),
         )
-        tables.execute(
-            "INSERT INTO trace_events (trace_id, step, event) VALUES (?, ?, ?)",
-            (trace_id, event.step, text),
-        )
+        tables.table("trace_events").insert({"trace_id": trace_id, "step": event.step, "event": text})
         return True
     known = read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
     if _unlabelled(known) != _unlabelled(event):
@@ -199,20 +194,17 @@ def _replace(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) 
     tables.execute(
         "UPDATE traces SET known = known + ? WHERE id = ?", (_known(event) - _known(old), trace_id)
     )
-    tables.execute(
-        "UPDATE trace_events SET event = ? WHERE trace_id = ? AND step = ?",
-        (written(event), trace_id, event.step),
-    )
+    tables.table("trace_events").update((trace_id, event.step), {"event": written(event)})
 
 
 def find_content(tables: Tables, trace_id: str) -> None:
-    """Write what a trace holds, which is not known of those of older files and after steps out of order."""
+    """Write what a trace holds, which is not known after steps that came out of order."""
     stored = find_trace(tables, trace_id)
     if stored is not None:
         content = first_content(stored.purpose)
         for event in stored.events:
             content = next_content(content, event.transition)
-        tables.execute("UPDATE traces SET content = ? WHERE id = ?", (content, trace_id))
+        tables.table("traces").update(trace_id, {"content": content})
 
 
 def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
@@ -228,20 +220,6 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
         purpose=json.loads(from_disk[0]),
         events=tuple(read(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events),
     )
-
-
-def recordings(tables: Tables) -> tuple[Recording, ...]:
-    """Return what all stored traces are to the count of tests."""
-    ids = tables.execute("SELECT id FROM traces ORDER BY id").fetchall()
-    found = [find_trace(tables, trace_id) for (trace_id,) in ids]
-    return tuple(_recording(one) for one in found if one is not None)
-
-
-def _recording(trace: StoredTrace) -> Recording:
-    contents = [first_content(trace.purpose)]
-    for event in trace.events:
-        contents.append(next_content(contents[-1], event.transition))
-    return Recording(trace.id, tuple(contents[1:] or contents))
 
 
 def _unlabelled(event: ScoreEvent) -> str:

@@ -1,17 +1,13 @@
 """Units as they are stored, and how they are read. A unit is a pair with its two cards, or one card.
 
-State, scope and provenance stand once for each unit, so that the cards of a pair cannot drift apart. Values
-are kept as ASCII JSON, which holds any text, and validated again when read.
+State, scope and provenance stand once for each unit, so that the cards of a pair cannot drift apart.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
-
-from pydantic import BaseModel, JsonValue
+from typing import Any, NamedTuple
 
 from reflact.errors import DataError
 from reflact.memory import (
@@ -24,31 +20,18 @@ from reflact.memory import (
     Origin,
     Provenance,
     Scope,
-    ScoreEvent,
     Transition,
 )
-from reflact.memory_cards import (
-    Standing,
-    cards_of,
-    ranked,
-    texts_of,
-)
-from reflact.memory_ports import Query, StatusChange, StoredPair, StoredTrace
+from reflact.memory_cards import Standing, cards_of, ranked, texts_of
+from reflact.memory_ports import Query, StatusChange, StoredPair
 from reflact.store import origins
 from reflact.store.database import Tables
-from reflact.store.reading import read_back
+from reflact.store.encoding import id_of, plain, read, time_of
 from reflact.store.words import relevances
-from reflact.types import Frozen, canonical, canonical_object
-
-Value = TypeVar("Value", bound=BaseModel)
+from reflact.types import Frozen
 
 PAIR = "pair"
 """What stands for the kind of a pair, whose cards are of two kinds."""
-
-COLUMNS = (
-    "number, id, kind, pair, scope, provenance, status, reason, version, trust, utility, created_by, "
-    "created, changed"
-)
 
 STANDING = """
 SELECT number, id, trust, utility, changed FROM memory_units
@@ -83,17 +66,18 @@ class Row(NamedTuple):
     number: int
     id: str
     kind: str
-    pair: str | None
-    scope: str
-    provenance: str
     status: CardStatus
     reason: str | None
+    refused: int
     version: int
     trust: float
     utility: float
     created_by: str
     created: str
     changed: str
+    scope: str
+    provenance: str
+    pair: str | None
 
 
 class Unit(NamedTuple):
@@ -143,7 +127,7 @@ def texts_in(pair: ContrastPair) -> tuple[str, ...]:
 
 def rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[Row]:
     """Return units by a condition that this package wrote."""
-    sql = f"SELECT {COLUMNS} FROM memory_units WHERE {where}"  # noqa: S608 - see above
+    sql = f"SELECT {', '.join(Row._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - see above
     return [Row(*row) for row in tables.execute(sql, parameters).fetchall()]
 
 
@@ -183,8 +167,8 @@ def pair_of(row: Row) -> ContrastPair:
 
 def stored_pairs(tables: Tables, rows: Sequence[Row]) -> list[StoredPair]:
     """Return units as the pairs that they are."""
-    found = origins.of(tables, origins.UNITS, [row.number for row in rows])
-    return [_stored_pair(row, found[row.number]) for row in rows]
+    found = origins.of(tables, [row.id for row in rows])
+    return [_stored_pair(row, found[row.id]) for row in rows]
 
 
 def _stored_pair(row: Row, made_of: tuple[Origin, ...]) -> StoredPair:
@@ -258,75 +242,6 @@ def history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
         )
         for before, after, reason, test, version, at in changes
     )
-
-
-# --------------------------------------------------------------------------------------------- texts
-
-
-def stamp(at: datetime) -> str:
-    """Return a time as it is stored: UTC, to the microsecond, so that texts sort as times do."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def time_of(text: str) -> datetime:
-    """Return a stored time."""
-    return datetime.fromisoformat(text)
-
-
-def written(value: BaseModel, what: str = "a value") -> str:
-    """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold.
-
-    Raises:
-        DataError: It holds a number of so many digits that JSON cannot be read with it; names ``what`` it is.
-    """
-    try:
-        if not isinstance(value, ContrastPair | ScoreEvent):
-            return canonical(plain(value))
-        texts = {name: canonical(field) for name, field in plain(value).items() if name != "transition"}
-        return canonical_object({**texts, "transition": value.transition.canonical})
-    except ValueError as error:
-        raise _too_long(what, error) from None
-
-
-def id_of(pair: ContrastPair) -> str:
-    """Return a pair's id.
-
-    Raises:
-        DataError: It has none, since it holds a number of so many digits that JSON cannot be read with it.
-    """
-    try:
-        return pair.id
-    except ValueError as error:
-        origin = pair.provenance
-        raise _too_long(f"a pair made of step {origin.step} of trace {origin.trace_id}", error) from None
-
-
-def _too_long(what: str, error: ValueError) -> DataError:
-    said = str(error).partition(";")[0]
-    return DataError(f"{what} cannot be stored: {said}; write such a number as a text")
-
-
-def plain(value: BaseModel) -> dict[str, JsonValue]:
-    """Return a value as JSON.
-
-    States are as they are: pydantic would ask for each value in them of what kind it is, and replace half a
-    surrogate pair in the name of a field.
-    """
-    if isinstance(value, StoredTrace):
-        return {"id": value.id, "purpose": value.purpose, "events": [plain(event) for event in value.events]}
-    if isinstance(value, ContrastPair | ScoreEvent):
-        rest = {**value.model_dump(mode="json", exclude={"transition"}), "transition": value.transition.plain}
-        return {name: rest[name] for name in type(value).model_fields}
-    return value.model_dump(mode="json")
-
-
-def read(kind: type[Value], text: str, what: str) -> Value:
-    """Return a stored value.
-
-    Raises:
-        StoreError: It cannot be read.
-    """
-    return read_back(lambda stored: kind.model_validate(json.loads(stored)), text, what)
 
 
 def scope_of(row: Row) -> Scope:

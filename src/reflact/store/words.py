@@ -34,10 +34,10 @@ FEW = 3
 LOOKED_AT = 1_024
 """Units that are ranked for a question: the newest of those that match."""
 
-NEWEST = "SELECT rowid, 0 FROM memory_words WHERE memory_words MATCH ? ORDER BY rowid DESC LIMIT ?"
+NEWEST = "SELECT rowid, 0 FROM memory_units_fts WHERE memory_units_fts MATCH ? ORDER BY rowid DESC LIMIT ?"
 BEST = """
-SELECT rowid, -bm25(memory_words) FROM memory_words WHERE memory_words MATCH ?
-AND +rowid IN (SELECT rowid FROM memory_words WHERE memory_words MATCH ?)
+SELECT rowid, -bm25(memory_units_fts) FROM memory_units_fts WHERE memory_units_fts MATCH ?
+AND +rowid IN (SELECT rowid FROM memory_units_fts WHERE memory_units_fts MATCH ?)
 """
 
 _RUN = regex.compile(rf"[{UNSPACED}\p{{M}}]*[{UNSPACED}][{UNSPACED}\p{{M}}]*|[^\W{UNSPACED}][^\W{UNSPACED}]*")
@@ -127,7 +127,7 @@ def _asked(text: str) -> Iterator[str]:
 def _units_with(tables: Tables, word: str) -> int:
     """Return in how many units a word stands, LOOKED_AT + 1 for any number above."""
     (count,) = tables.execute(
-        "SELECT count(*) FROM (SELECT 1 FROM memory_words WHERE memory_words MATCH ? LIMIT ?)",
+        "SELECT count(*) FROM (SELECT 1 FROM memory_units_fts WHERE memory_units_fts MATCH ? LIMIT ?)",
         (_any("words", [word]), LOOKED_AT + 1),
     ).fetchone()
     return int(count)

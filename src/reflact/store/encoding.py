@@ -1,0 +1,83 @@
+"""Values as the store keeps them: ASCII JSON, which holds any text, and times that sort as texts."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue
+
+from reflact.errors import DataError
+from reflact.memory import ContrastPair, ScoreEvent
+from reflact.memory_ports import StoredTrace
+from reflact.store.database import read_back
+from reflact.types import canonical, canonical_object
+
+Value = TypeVar("Value", bound=BaseModel)
+
+
+def stamp(at: datetime) -> str:
+    """Return a time as it is stored: UTC, to the microsecond, so that texts sort as times do."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def time_of(text: str) -> datetime:
+    """Return a stored time."""
+    return datetime.fromisoformat(text)
+
+
+def written(value: BaseModel, what: str = "a value") -> str:
+    """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold.
+
+    Raises:
+        DataError: It holds a number of so many digits that JSON cannot be read with it; names ``what`` it is.
+    """
+    try:
+        if not isinstance(value, ContrastPair | ScoreEvent):
+            return canonical(plain(value))
+        texts = {name: canonical(field) for name, field in plain(value).items() if name != "transition"}
+        return canonical_object({**texts, "transition": value.transition.canonical})
+    except ValueError as error:
+        raise _too_long(what, error) from None
+
+
+def id_of(pair: ContrastPair) -> str:
+    """Return a pair's id.
+
+    Raises:
+        DataError: It has none, since it holds a number of so many digits that JSON cannot be read with it.
+    """
+    try:
+        return pair.id
+    except ValueError as error:
+        origin = pair.provenance
+        raise _too_long(f"a pair made of step {origin.step} of trace {origin.trace_id}", error) from None
+
+
+def _too_long(what: str, error: ValueError) -> DataError:
+    said = str(error).partition(";")[0]
+    return DataError(f"{what} cannot be stored: {said}; write such a number as a text")
+
+
+def plain(value: BaseModel) -> dict[str, JsonValue]:
+    """Return a value as JSON.
+
+    States are as they are: pydantic would ask for each value in them of what kind it is, and replace half a
+    surrogate pair in the name of a field.
+    """
+    if isinstance(value, StoredTrace):
+        return {"id": value.id, "purpose": value.purpose, "events": [plain(event) for event in value.events]}
+    if isinstance(value, ContrastPair | ScoreEvent):
+        rest = {**value.model_dump(mode="json", exclude={"transition"}), "transition": value.transition.plain}
+        return {name: rest[name] for name in type(value).model_fields}
+    return value.model_dump(mode="json")
+
+
+def read(kind: type[Value], text: str, what: str) -> Value:
+    """Return a stored value.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    return read_back(lambda stored: kind.model_validate(json.loads(stored)), text, what)

@@ -1,0 +1,253 @@
+"""The database's one schema: runs, replies that were paid for, the memory's cards, tests and traces."""
+
+from __future__ import annotations
+
+from sqlite_utils import Database, Migrations
+
+NOW = "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+
+RUNS = f"""
+CREATE TABLE runs (
+    run_id TEXT PRIMARY KEY,
+    identity TEXT NOT NULL,
+    config TEXT NOT NULL,
+    created TEXT NOT NULL DEFAULT {NOW},
+    status TEXT,
+    reason TEXT,
+    summary TEXT,
+    seconds REAL NOT NULL DEFAULT 0
+);
+
+CREATE TABLE skills (
+    hash TEXT PRIMARY KEY,
+    text TEXT NOT NULL
+);
+
+CREATE TABLE commits (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    number INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('first', 'step', 'epoch', 'promotion')),
+    step INTEGER NOT NULL,
+    record TEXT,
+    state TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {NOW},
+    PRIMARY KEY (run_id, number)
+);
+
+CREATE TABLE journal (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    step INTEGER NOT NULL,
+    label TEXT NOT NULL,
+    value TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {NOW},
+    PRIMARY KEY (run_id, step, label)
+);
+
+CREATE TABLE events (
+    sequence INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    id TEXT NOT NULL,
+    event TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {NOW},
+    UNIQUE (run_id, id)
+);
+
+CREATE TABLE stage_times (
+    run_id TEXT NOT NULL REFERENCES runs (run_id),
+    stage TEXT NOT NULL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (run_id, stage)
+);
+
+CREATE TABLE faults (
+    run_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (run_id, kind)
+);
+
+CREATE TABLE replies (
+    key TEXT PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    reply TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {NOW}
+);
+
+CREATE TABLE rollouts (
+    key TEXT PRIMARY KEY,
+    rollout TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {NOW}
+);
+
+CREATE TABLE calls (
+    id INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    key TEXT NOT NULL,
+    sample TEXT NOT NULL,
+    role TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
+    model TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'settled', 'unsettled')),
+    calls INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    cached_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    uncounted INTEGER NOT NULL DEFAULT 0,
+    usd REAL,
+    worst_calls INTEGER NOT NULL DEFAULT 1,
+    worst_input_tokens INTEGER NOT NULL DEFAULT 0,
+    worst_output_tokens INTEGER NOT NULL DEFAULT 0,
+    worst_usd REAL,
+    at TEXT NOT NULL DEFAULT {NOW}
+);
+
+CREATE INDEX calls_by_run ON calls (run_id, key);
+"""
+
+MEMORY = f"""
+CREATE TABLE memory_units (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    status TEXT NOT NULL
+        CHECK (status IN ('candidate', 'quarantined', 'promoted', 'rejected', 'archived')),
+    reason TEXT,
+    refused INTEGER NOT NULL DEFAULT 0,
+    version INTEGER NOT NULL DEFAULT 1,
+    trust REAL NOT NULL,
+    utility REAL NOT NULL DEFAULT 0.5,
+    created_by TEXT NOT NULL,
+    created TEXT NOT NULL,
+    changed TEXT NOT NULL,
+    subject TEXT,
+    scope TEXT NOT NULL,
+    provenance TEXT NOT NULL,
+    pair TEXT,
+    tags TEXT NOT NULL,
+    words TEXT NOT NULL
+);
+
+CREATE INDEX memory_units_by_status ON memory_units (status, id);
+CREATE INDEX memory_units_by_subject ON memory_units (subject) WHERE subject IS NOT NULL;
+CREATE INDEX memory_units_weakest ON memory_units (
+    kind, refused DESC, utility, status = 'promoted', trust, changed, number
+) WHERE status IN ('candidate', 'quarantined', 'promoted');
+
+CREATE TABLE memory_cards (
+    id TEXT PRIMARY KEY,
+    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    text TEXT NOT NULL
+);
+
+CREATE INDEX memory_cards_by_unit ON memory_cards (unit);
+
+CREATE TABLE memory_active (
+    kind TEXT PRIMARY KEY,
+    units INTEGER NOT NULL
+);
+
+CREATE TRIGGER memory_units_added AFTER INSERT ON memory_units
+WHEN new.status IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    INSERT INTO memory_active (kind, units) VALUES (new.kind, 1)
+    ON CONFLICT (kind) DO UPDATE SET units = units + 1;
+END;
+
+CREATE TRIGGER memory_units_removed AFTER DELETE ON memory_units
+WHEN old.status IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
+END;
+
+CREATE TRIGGER memory_units_moved AFTER UPDATE OF status ON memory_units
+WHEN old.status IN ('candidate', 'quarantined', 'promoted')
+    AND new.status NOT IN ('candidate', 'quarantined', 'promoted')
+BEGIN
+    UPDATE memory_active SET units = units - 1 WHERE kind = old.kind;
+END;
+
+CREATE TABLE memory_tests (
+    number INTEGER PRIMARY KEY,
+    held_out TEXT NOT NULL,
+    before INTEGER NOT NULL,
+    unit_ids TEXT NOT NULL,
+    "use" TEXT NOT NULL CHECK ("use" IN ('promote', 'demote')),
+    traces TEXT NOT NULL,
+    names TEXT NOT NULL,
+    evidence TEXT,
+    since INTEGER NOT NULL,
+    at TEXT NOT NULL
+);
+
+CREATE TABLE memory_history (
+    sequence INTEGER PRIMARY KEY,
+    unit INTEGER NOT NULL REFERENCES memory_units (number) ON DELETE CASCADE,
+    before TEXT,
+    after TEXT NOT NULL,
+    reason TEXT,
+    test INTEGER REFERENCES memory_tests (number),
+    version INTEGER NOT NULL,
+    at TEXT NOT NULL
+);
+
+CREATE INDEX memory_history_by_unit ON memory_history (unit);
+
+CREATE TABLE memory_anchors (
+    id TEXT PRIMARY KEY,
+    subject TEXT NOT NULL,
+    pair TEXT NOT NULL
+);
+
+CREATE INDEX memory_anchors_by_subject ON memory_anchors (subject);
+
+CREATE TABLE memory_origins (
+    owner TEXT NOT NULL,
+    trace_id TEXT NOT NULL,
+    step INTEGER
+);
+
+CREATE UNIQUE INDEX memory_origins_by_owner ON memory_origins (owner, trace_id, coalesce(step, -1));
+CREATE INDEX memory_origins_by_trace ON memory_origins (trace_id);
+
+CREATE TABLE traces (
+    id TEXT PRIMARY KEY,
+    purpose TEXT NOT NULL,
+    content TEXT,
+    known INTEGER NOT NULL DEFAULT 0,
+    at TEXT NOT NULL DEFAULT {NOW}
+);
+
+CREATE INDEX traces_by_content ON traces (content);
+
+CREATE TABLE trace_events (
+    trace_id TEXT NOT NULL REFERENCES traces (id) ON DELETE CASCADE,
+    step INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {NOW},
+    PRIMARY KEY (trace_id, step)
+);
+
+CREATE TABLE calibrations (
+    number INTEGER PRIMARY KEY,
+    identity TEXT NOT NULL,
+    baseline TEXT NOT NULL,
+    result TEXT,
+    at TEXT NOT NULL DEFAULT {NOW}
+);
+
+CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
+"""  # noqa: S608 - a constant
+
+SCHEMA = Migrations("reflact")
+
+
+@SCHEMA(name="0001_schema")
+def create_tables(tables: Database) -> None:
+    """Make all tables; whatever is changed after the first release is a further step below this one."""
+    tables.executescript(RUNS)
+    tables.executescript(MEMORY)
+    tables.table("memory_units").enable_fts(
+        ["tags", "words"], tokenize="ascii tokenchars '_'", create_triggers=True
+    )
