@@ -143,9 +143,15 @@ def test_a_terminal_gets_what_it_can_write(tmp_path: Path) -> None:
 
     anyio.run(fill)
     pair = pair_of(ODD).id
-    for command in (["list"], ["traces"], ["trace", "odd trace"], ["show", pair], ["search", "half"]):
+    for command in (
+        ["list"],
+        ["list", "--kind", "trace"],
+        ["show", "odd trace"],
+        ["show", pair],
+        ["search", "half"],
+    ):
         done = CliRunner().invoke(app, ["memory", command[0], str(path), *command[1:]])
         assert done.exit_code == 0, done.output
         assert done.stdout.encode()
-    shown = CliRunner().invoke(app, ["memory", "trace", str(path), "odd trace", "--json"]).stdout
+    shown = CliRunner().invoke(app, ["memory", "show", str(path), "odd trace", "--json"]).stdout
     assert json.loads(shown)["events"][0]["transition"]["before"] == ODD

@@ -18,7 +18,7 @@ from reflact.memory_store import MemoryStore
 from reflact.ports import LLM, Journal
 from reflact.prompts import PromptBook
 from reflact.results import CriticAccuracy, CriticUsed
-from reflact.store.database import read_back
+from reflact.store.encoding import read_back
 from reflact.types import canonical
 
 PAIRS: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])

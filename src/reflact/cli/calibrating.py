@@ -100,7 +100,7 @@ async def given(
         DataError: A folder of traces is wrong, or the memory holds none.
     """
     from reflact.calibration.trace import Trace
-    from reflact.cli.memory import tell_lost
+    from reflact.cli.stored import tell_lost
 
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = await stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)

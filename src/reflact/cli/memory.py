@@ -7,21 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reflact.cli.stored import Json, NewStore, Store, columns, existing, line, only, short
+from reflact.cli.stored import (
+    Json,
+    NewStore,
+    Store,
+    existing,
+    line,
+    only,
+    print_anchors,
+    print_cards,
+    print_traces,
+    render_trace,
+    render_unit,
+    tell_lost,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from reflact.calibration.trace import Trace
-    from reflact.memory import ContrastPair, Gold, MemoryCard, ScoreEvent
-    from reflact.memory_ports import Forgotten, StatusChange, StoredTrace, TraceSummary
+    from reflact.memory import ContrastPair, Gold, MemoryCard
+    from reflact.memory_ports import Forgotten, TraceSummary
     from reflact.store.exchange import Imported
-
-SHOWN = 60
-"""Characters of a card or a purpose in a table."""
-
-CHANGE_TOKENS = 200
-"""Room for a purpose, an action, and what a step changed, each; what is cut is marked."""
 
 AT_ONCE = 8
 """Traces that are written at a time; writes that wait together share a transaction."""
@@ -72,11 +79,11 @@ def list_stored(
     if not set(ALONE).isdisjoint(kinds) and (len(kinds) > 1 or status):
         raise UsageError(f"--kind {kinds[0]} is combined with other options; list traces and anchors alone")
     if kinds == ["trace"]:
-        _print_traces(anyio.run(_summaries, store), store, json=json)
+        print_traces(anyio.run(_summaries, store), store, json=json)
     elif kinds == ["anchor"]:
-        _print_anchors(anyio.run(_anchors, store), store, json=json)
+        print_anchors(anyio.run(_anchors, store), store, json=json)
     else:
-        _print_cards(anyio.run(_found, store, "", status, kind, limit), store, limit, json=json)
+        print_cards(anyio.run(_found, store, "", status, kind, limit), store, limit, json=json)
 
 
 @memory.command()
@@ -91,7 +98,7 @@ def search(  # noqa: PLR0917 - what the command line offers
     """Find cards by their words, the best first; all states and scopes unless options say otherwise."""
     import anyio
 
-    _print_cards(anyio.run(_found, store, words, status, kind, limit), store, limit, json=json)
+    print_cards(anyio.run(_found, store, words, status, kind, limit), store, limit, json=json)
 
 
 @memory.command()
@@ -255,17 +262,6 @@ def import_store(
     )
 
 
-def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
-    """Print which files of traces are not whole, and what of them was left out."""
-    from reflact.report.visible import in_line
-
-    for trace in traces:
-        if trace.lost:
-            typer.echo(
-                f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out", err=err
-            )
-
-
 # -------------------------------------------------------------------------------------------- reading
 
 
@@ -305,12 +301,12 @@ async def _show(path: Path, name: str, json: bool) -> list[str]:
         found = only(name, (*units, *traces), what="unit or trace", store=path)
         if found in units:
             cards, history = await store.cards(found), await store.history(found)
-            return [*map(line, cards), *map(line, history)] if json else [*_unit_shown(cards, history)]
+            return [*map(line, cards), *map(line, history)] if json else [*render_unit(cards, history)]
         trace = await store.trace(found)
         summary = next((one for one in await store.summaries() if one.id == found), None)
     if trace is None or summary is None:
         raise UsageError(f"{path} holds what came from trace {found}, but not the trace itself")
-    return [line(trace)] if json else [*_trace_shown(trace, summary)]
+    return [line(trace)] if json else [*render_trace(trace, summary)]
 
 
 async def _label(path: Path, name: str, step: int, gold: Gold, replace: bool) -> tuple[str, int, int]:
@@ -400,139 +396,3 @@ async def _import(path: Path, traces: Sequence[Trace], lines: list[str]) -> Impo
         new = sum(trace.id not in known for trace in traces)
         events = sum(await fan_out(lambda trace: trace.keep(store), traces, limit=AT_ONCE))
         return Imported(traces=new, events=events)
-
-
-# ------------------------------------------------------------------------------------------- printing
-
-
-def _print_traces(found: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
-    if json:
-        for one in found:
-            typer.echo(line(one))
-        return
-    rows = [
-        (one.id, *map(str, (one.events, one.scored, one.gold, one.pairs)), short(one.purpose, SHOWN))
-        for one in found
-    ]
-    names = ("trace", "steps", "scored", "gold", "pairs", "purpose")
-    for text in columns(names, rows, right=range(1, 5)):
-        typer.echo(text)
-    if not found:
-        typer.echo(
-            f"{store} keeps no trace: a calibration with `traces: FOLDER` reads its files in their folder; "
-            f"`reflact memory import {store} FOLDER` puts them in",
-            err=True,
-        )
-
-
-def _print_anchors(found: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
-    if json:
-        for one in found:
-            typer.echo(line(one))
-        return
-    rows = [
-        (
-            one.id[:12],
-            one.provenance.trace_id or "",
-            "" if one.provenance.step is None else str(one.provenance.step),
-            f"{one.right.phi_after:g}",
-            short(one.purpose, SHOWN),
-        )
-        for one in found
-    ]
-    for text in columns(("anchor", "trace", "step", "phi after", "purpose"), rows, right={2, 3}):
-        typer.echo(text)
-    if not found:
-        typer.echo(
-            f"{store} holds no anchors: the key `anchors` of a calibration names a file of them", err=True
-        )
-
-
-def _print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
-    if json:
-        for card in cards:
-            typer.echo(line(card))
-        return
-    rows = [
-        (
-            card.id[:12],
-            card.kind,
-            card.status if card.reason is None else f"{card.status} ({card.reason})",
-            f"{card.utility:.2f}",
-            short(card.strategy or card.content, SHOWN),
-        )
-        for card in cards
-    ]
-    for text in columns(("card", "kind", "status", "utility", "says"), rows, right={3}):
-        typer.echo(text)
-    if not cards:
-        typer.echo(f"{store} holds no card that was asked for", err=True)
-    elif len(cards) == limit:
-        typer.echo(f"the first {limit} cards; --limit shows more, where there are any", err=True)
-
-
-def _unit_shown(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
-    from reflact.report.visible import in_line, visible
-
-    for card in cards:
-        yield f"{card.kind} {in_line(card.id)}"
-        for field, value in _facts(card):
-            yield f"  {field}: {in_line(value)}"
-        for text in filter(None, (card.content, card.pattern, card.strategy)):
-            yield "\n" + "\n".join(f"    {one}" for one in visible(text).split("\n"))
-        yield ""
-    for change in history:
-        why = f" ({in_line(change.reason)})" if change.reason else ""
-        test = "" if change.promotion is None else f", test {change.promotion}"
-        yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}"
-
-
-def _facts(card: MemoryCard) -> list[tuple[str, str]]:
-    origin = card.provenance
-    facts = {
-        "pair": card.pair_id,
-        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
-        "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
-        "version": str(card.version),
-        "roles": ", ".join(card.scope.roles),
-        "tools": ", ".join(card.scope.tools),
-        "task categories": ", ".join(card.scope.task_categories),
-        "user": card.scope.user,
-        "trace": origin.trace_id,
-        "step": None if origin.step is None else str(origin.step),
-        "prompt": origin.prompt,
-        "model": origin.model,
-        "made by": card.created_by,
-    }
-    return [(name, value) for name, value in facts.items() if value]
-
-
-def _trace_shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
-    from reflact.calibration.tokens import cut
-    from reflact.report.visible import in_line
-
-    yield f"trace {in_line(trace.id)}"
-    yield f"  purpose: {in_line(cut(trace.purpose, CHANGE_TOKENS))}"
-    yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
-    yield f"  pairs made of it: {summary.pairs}"
-    for event in trace.events:
-        yield ""
-        for text in _event_shown(event):
-            yield in_line(text)
-
-
-def _event_shown(event: ScoreEvent) -> Iterator[str]:
-    from reflact.calibration.changes import show_change
-    from reflact.calibration.showing import show_action
-    from reflact.calibration.tokens import cut
-
-    step, said, gold = event.transition, event.evaluation, event.gold
-    yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
-    if said is not None:
-        yield f"  critic: {said.phi_before:g} to {said.phi_after:g}, confidence {said.confidence:g}"
-        yield f"    {' '.join(said.reasoning.split())}"
-    if gold is not None:
-        before = "" if gold.phi_before is None else f"{gold.phi_before:g} to "
-        yield f"  gold: {before}{gold.phi_after:g}, from {gold.source}"
-    for text in cut(show_change(step.before, step.after, brief=True), CHANGE_TOKENS).splitlines():
-        yield f"  | {text}"

@@ -1,14 +1,17 @@
-"""What the commands of ``reflact memory`` share: the file, ids by their beginnings, tables."""
+"""What the commands of ``reflact memory`` share: the file, ids by their beginnings, what is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from reflact.calibration.trace import Trace
+    from reflact.memory import ContrastPair, MemoryCard, ScoreEvent
+    from reflact.memory_ports import StatusChange, StoredTrace, TraceSummary
     from reflact.memory_store import MemoryStore
     from reflact.types import Frozen
 
@@ -17,6 +20,12 @@ LEAST = 4
 
 NAMED = 10
 """Ids that a store names at most where several begin as asked for."""
+
+SHOWN = 60
+"""Characters of a card or a purpose in a table."""
+
+CHANGE_TOKENS = 200
+"""Room for a purpose, an action, and what a step changed, each; what is cut is marked."""
 
 GAP = "  "
 """What stands between two columns."""
@@ -121,3 +130,152 @@ def short(text: str, most: int) -> str:
     """Return a text on one line, cut where it is longer than so many characters."""
     words = " ".join(text.split())
     return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+def print_traces(found: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
+    """Print traces as a table, or as lines of JSON."""
+    if json:
+        for one in found:
+            typer.echo(line(one))
+        return
+    rows = [
+        (one.id, *map(str, (one.events, one.scored, one.gold, one.pairs)), short(one.purpose, SHOWN))
+        for one in found
+    ]
+    names = ("trace", "steps", "scored", "gold", "pairs", "purpose")
+    for text in columns(names, rows, right=range(1, 5)):
+        typer.echo(text)
+    if not found:
+        typer.echo(
+            f"{store} keeps no trace: a calibration with `traces: FOLDER` reads its files in their folder; "
+            f"`reflact memory import {store} FOLDER` puts them in",
+            err=True,
+        )
+
+
+def print_anchors(found: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
+    """Print anchors as a table, or as lines of JSON."""
+    if json:
+        for one in found:
+            typer.echo(line(one))
+        return
+    rows = [
+        (
+            one.id[:12],
+            one.provenance.trace_id or "",
+            "" if one.provenance.step is None else str(one.provenance.step),
+            f"{one.right.phi_after:g}",
+            short(one.purpose, SHOWN),
+        )
+        for one in found
+    ]
+    for text in columns(("anchor", "trace", "step", "phi after", "purpose"), rows, right={2, 3}):
+        typer.echo(text)
+    if not found:
+        typer.echo(
+            f"{store} holds no anchors: the key `anchors` of a calibration names a file of them", err=True
+        )
+
+
+def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
+    """Print cards as a table, or as lines of JSON."""
+    if json:
+        for card in cards:
+            typer.echo(line(card))
+        return
+    rows = [
+        (
+            card.id[:12],
+            card.kind,
+            card.status if card.reason is None else f"{card.status} ({card.reason})",
+            f"{card.utility:.2f}",
+            short(card.strategy or card.content, SHOWN),
+        )
+        for card in cards
+    ]
+    for text in columns(("card", "kind", "status", "utility", "says"), rows, right={3}):
+        typer.echo(text)
+    if not cards:
+        typer.echo(f"{store} holds no card that was asked for", err=True)
+    elif len(cards) == limit:
+        typer.echo(f"the first {limit} cards; --limit shows more, where there are any", err=True)
+
+
+def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
+    """Yield the lines that show a unit with its history."""
+    from reflact.report.visible import in_line, visible
+
+    for card in cards:
+        yield f"{card.kind} {in_line(card.id)}"
+        for field, value in _facts(card):
+            yield f"  {field}: {in_line(value)}"
+        for text in filter(None, (card.content, card.pattern, card.strategy)):
+            yield "\n" + "\n".join(f"    {one}" for one in visible(text).split("\n"))
+        yield ""
+    for change in history:
+        why = f" ({in_line(change.reason)})" if change.reason else ""
+        test = "" if change.promotion is None else f", test {change.promotion}"
+        yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}"
+
+
+def _facts(card: MemoryCard) -> list[tuple[str, str]]:
+    origin = card.provenance
+    facts = {
+        "pair": card.pair_id,
+        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
+        "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
+        "version": str(card.version),
+        "roles": ", ".join(card.scope.roles),
+        "tools": ", ".join(card.scope.tools),
+        "task categories": ", ".join(card.scope.task_categories),
+        "user": card.scope.user,
+        "trace": origin.trace_id,
+        "step": None if origin.step is None else str(origin.step),
+        "prompt": origin.prompt,
+        "model": origin.model,
+        "made by": card.created_by,
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
+    """Yield the lines that show a trace step by step."""
+    from reflact.calibration.tokens import cut
+    from reflact.report.visible import in_line
+
+    yield f"trace {in_line(trace.id)}"
+    yield f"  purpose: {in_line(cut(trace.purpose, CHANGE_TOKENS))}"
+    yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
+    yield f"  pairs made of it: {summary.pairs}"
+    for event in trace.events:
+        yield ""
+        for text in _event_shown(event):
+            yield in_line(text)
+
+
+def _event_shown(event: ScoreEvent) -> Iterator[str]:
+    from reflact.calibration.changes import show_change
+    from reflact.calibration.showing import show_action
+    from reflact.calibration.tokens import cut
+
+    step, said, gold = event.transition, event.evaluation, event.gold
+    yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
+    if said is not None:
+        yield f"  critic: {said.phi_before:g} to {said.phi_after:g}, confidence {said.confidence:g}"
+        yield f"    {' '.join(said.reasoning.split())}"
+    if gold is not None:
+        before = "" if gold.phi_before is None else f"{gold.phi_before:g} to "
+        yield f"  gold: {before}{gold.phi_after:g}, from {gold.source}"
+    for text in cut(show_change(step.before, step.after, brief=True), CHANGE_TOKENS).splitlines():
+        yield f"  | {text}"
+
+
+def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
+    """Print which files of traces are not whole, and what of them was left out."""
+    from reflact.report.visible import in_line
+
+    for trace in traces:
+        if trace.lost:
+            typer.echo(
+                f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out", err=err
+            )

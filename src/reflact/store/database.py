@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
-from pydantic import ValidationError
 from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
-from reflact.errors import DataError, StoreError
+from reflact.errors import StoreError
+from reflact.store.sqlite_errors import REASONS, UNFIT, translate
 
 __all__ = ["Database", "Tables"]
 
@@ -43,23 +43,6 @@ EMPTYING_SECONDS = 1.0
 
 SLICE_SECONDS = 0.1
 """How long the writer waits for another process's lock before it looks whether the database is closing."""
-
-REASONS: Mapping[int, str] = {
-    sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
-    sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
-    sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
-    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
-    "mend that and start again, what was stored is kept",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
-    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
-    sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
-}
-
-UNFIT = (UnicodeEncodeError, OverflowError)
-"""What the driver raises of values that SQLite cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +195,7 @@ class Database:
             for _ in range(READERS):
                 self._idle.put(self._connect(self._reading, self._patience))
         except sqlite3.Error as error:
-            raise self._translate(error) from error
+            raise translate(error, self.path) from error
 
     def _set_up_writing(self) -> None:
         try:
@@ -281,10 +264,8 @@ class Database:
             known = {step.name for step in self._schema.pending(empty)}
         unknown = [done.name for done in self._schema.applied(self._tables) if done.name not in known]
         if unknown:
-            raise StoreError(
-                f"database {self.path}: it was written by another version of reflact "
-                f"(schema step {unknown[-1]}); use that version, or name another place"
-            )
+            written = f"it was written by another version of reflact (schema step {unknown[-1]})"
+            raise StoreError(f"database {self.path}: {written}; use that version, or name another place")
         return bool(self._schema.pending(self._tables))
 
     def _commit_pending(self) -> None:
@@ -297,14 +278,14 @@ class Database:
             )
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             for request in batch:
-                request.future.set_exception(self._translate(error))
+                request.future.set_exception(translate(error, self.path))
             return
         self._transactions += 1
         for request, (value, failure) in zip(batch, outcomes, strict=True):
             if failure is None:
                 request.future.set_result(value)
             else:
-                request.future.set_exception(self._translate(failure))
+                request.future.set_exception(translate(failure, self.path))
 
     def _empty_log(self) -> bool:
         end = time.monotonic() + min(self._patience, EMPTYING_SECONDS)
@@ -314,7 +295,7 @@ class Database:
                 if not busy or time.monotonic() >= end or self._leaving.wait(SLICE_SECONDS / 10):
                     return not busy
         except sqlite3.Error as error:
-            raise self._translate(error) from error
+            raise translate(error, self.path) from error
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
@@ -361,23 +342,9 @@ class Database:
             with tables.atomic():
                 return work(tables)
         except (sqlite3.Error, *UNFIT) as error:
-            raise self._translate(error) from error
+            raise translate(error, self.path) from error
         finally:
             self._idle.put(tables)
-
-    def _translate(self, error: Exception) -> Exception:
-        """Return what to raise instead of an error that SQLite or its driver gave; others stay."""
-        if isinstance(error, UnicodeEncodeError):
-            return DataError(f"{error.object!a} holds half of a surrogate pair, which no file can; mend it")
-        if isinstance(error, OverflowError):
-            return DataError("a number is beyond the 64 bits that a file holds; give a smaller one")
-        if not isinstance(error, sqlite3.Error):
-            return error
-        code = getattr(error, "sqlite_errorcode", None)
-        reason = REASONS.get(code & 0xFF) if code is not None else None
-        found = StoreError(f"database {self.path}: {f'{reason} ({error})' if reason else error}")
-        found.__cause__ = error
-        return found
 
 
 def _is_cancellation(kind: type[BaseException]) -> bool:
@@ -430,21 +397,3 @@ def copy_files(path: Path, target: Path) -> None:
 def _state(path: Path) -> list[tuple[int, int]]:
     files = [one.stat() for one in (path, log_of(path)) if one.exists()]
     return [(found.st_size, found.st_mtime_ns) for found in files]
-
-
-def read_back(validate: Callable[[str], T], text: str, what: str) -> T:
-    """Return the value that a stored text holds.
-
-    Raises:
-        StoreError: The text does not validate; names ``what`` it is and the first thing wrong with it.
-    """
-    try:
-        return validate(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        place = f" at {where}" if where else ""
-        raise StoreError(
-            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
-            "use the version that wrote it, or choose another out_dir"
-        ) from None

@@ -12,14 +12,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
-from pydantic import ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.calls import Intent, StoredReply
 from reflact.errors import StoreError
 from reflact.results import FaultCount, FaultKind, Reuse, Spend, Usage
-from reflact.store.database import Database, Tables, read_back
-from reflact.types import Rollout
+from reflact.store.database import Database, Tables
+from reflact.store.encoding import read_back
+from reflact.types import Rollout, canonical
 
+JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 NEWEST_OPEN = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
 SUMS = """
@@ -138,6 +140,29 @@ class SQLiteEffects:
         that are in flight. Sums do not depend on the order in which answers came.
         """
         return await self._database.read(lambda tables: _spend(tables, run_id))
+
+
+class SQLiteJournal:
+    """Implements ``ports.Journal`` for one run."""
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self._database = database
+        self._run_id = run_id
+
+    async def recall(self, step: int, label: str) -> JsonValue:
+        """Return what was noted, or None."""
+        rows = await self._database.rows(
+            "SELECT value FROM journal WHERE run_id = ? AND step = ? AND label = ?",
+            (self._run_id, step, label),
+        )
+        if not rows:
+            return None
+        return read_back(JSON.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}")
+
+    async def note(self, step: int, label: str, value: JsonValue) -> None:
+        """Note an outcome before it is used; the first note under a label stands."""
+        record = {"run_id": self._run_id, "step": step, "label": label, "value": canonical(value)}
+        await self._database.write(lambda tables: tables.table("journal").insert(record, ignore=True))
 
 
 def unsettle(tables: Tables, run_id: str) -> None:

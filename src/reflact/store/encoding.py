@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, JsonValue, ValidationError
 
-from reflact.errors import DataError
+from reflact.errors import DataError, StoreError
 from reflact.memory import ContrastPair, ScoreEvent
 from reflact.memory_ports import StoredTrace
-from reflact.store.database import read_back
 from reflact.types import canonical, canonical_object
 
+T = TypeVar("T")
 Value = TypeVar("Value", bound=BaseModel)
 
 
@@ -81,3 +82,21 @@ def read(kind: type[Value], text: str, what: str) -> Value:
         StoreError: It cannot be read.
     """
     return read_back(lambda stored: kind.model_validate(json.loads(stored)), text, what)
+
+
+def read_back(validate: Callable[[str], T], text: str, what: str) -> T:
+    """Return the value that a stored text holds.
+
+    Raises:
+        StoreError: The text does not validate; names ``what`` it is and the first thing wrong with it.
+    """
+    try:
+        return validate(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = f" at {where}" if where else ""
+        raise StoreError(
+            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
+            "use the version that wrote it, or choose another out_dir"
+        ) from None

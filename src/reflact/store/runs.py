@@ -19,13 +19,13 @@ from reflact.events import EVENT, Event
 from reflact.ports import Committed
 from reflact.records import EpochRecord, Promotion, RunState, StepRecord, Version
 from reflact.results import RunSummary, StageTime, Status
-from reflact.store.database import PATIENCE_SECONDS, Database, Tables, read_back
-from reflact.store.effects import SQLiteEffects, unsettle
+from reflact.store.database import PATIENCE_SECONDS, Database, Tables
+from reflact.store.effects import JSON, SQLiteEffects, SQLiteJournal, unsettle
+from reflact.store.encoding import read_back
 from reflact.store.lock import Lease
 from reflact.store.schema import SCHEMA
 from reflact.types import Frozen, Skill, canonical
 
-JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 IDENTITY: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 VERSIONS: TypeAdapter[list[Version]] = TypeAdapter(list[Version])
 Record = TypeVar("Record", StepRecord, EpochRecord, Promotion)
@@ -118,24 +118,22 @@ class SQLiteStore(SQLiteEffects):
         def start(tables: Tables) -> RunState | None:
             known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if known is None:
-                tables.table("runs").insert(
-                    {"run_id": run_id, "identity": canonical(dict(identity)), "config": canonical(config)}
-                )
+                row = {"run_id": run_id, "identity": canonical(dict(identity)), "config": canonical(config)}
+                tables.table("runs").insert(row)
                 return None
             before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
             differences = changes(before, identity)
             if differences:
                 raise conflict(run_id, self._database.path, differences)
             if goes_on:
-                going_on = {"config": canonical(config), "status": None, "reason": None}
-                tables.table("runs").update(run_id, going_on)
+                tables.table("runs").update(
+                    run_id, {"config": canonical(config), "status": None, "reason": None}
+                )
             unsettle(tables, run_id)
             last = tables.execute(
                 "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1", (run_id,)
             ).fetchone()
-            if last is None:
-                return None
-            return read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
+            return last and read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
 
         return await self._database.write(start)
 
@@ -225,12 +223,9 @@ class SQLiteStore(SQLiteEffects):
 
     async def append(self, event: Event) -> bool:
         """Store a durable event; False where this run already has it."""
-        added = await self._database.execute(
-            "INSERT INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (run_id, id) DO NOTHING",
-            (event.run_id, event.id, event.said, event.at.isoformat()),
-        )
-        return added == 1
+        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
+        values = (event.run_id, event.id, event.said, event.at.isoformat())
+        return await self._database.execute(sql, values) == 1
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
@@ -318,32 +313,6 @@ class SQLiteStore(SQLiteEffects):
         return read_back(RunSummary.model_validate_json, text, f"summary of run {run_id}")
 
 
-class SQLiteJournal:
-    """Implements ``ports.Journal`` for one run."""
-
-    def __init__(self, database: Database, run_id: str) -> None:
-        self._database = database
-        self._run_id = run_id
-
-    async def recall(self, step: int, label: str) -> JsonValue:
-        """Return what was noted, or None."""
-        rows = await self._database.rows(
-            "SELECT value FROM journal WHERE run_id = ? AND step = ? AND label = ?",
-            (self._run_id, step, label),
-        )
-        if not rows:
-            return None
-        return read_back(JSON.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}")
-
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
-        """Note an outcome before it is used; the first note under a label stands."""
-        await self._database.execute(
-            "INSERT INTO journal (run_id, step, label, value) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (run_id, step, label) DO NOTHING",
-            (self._run_id, step, label, canonical(value)),
-        )
-
-
 def conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
     """Return the error for a folder that holds another run than the one to be started."""
     return RunConflict(
@@ -405,16 +374,15 @@ def commit(
                 "what was to be committed; the committed one stands, start again to go on from it"
             )
         return
-    tables.table("skills").insert_all(
-        ({"hash": skill.hash, "text": skill.text} for skill in skills), ignore=True
-    )
+    rows = ({"hash": skill.hash, "text": skill.text} for skill in skills)
+    tables.table("skills").insert_all(rows, ignore=True)
     for skill_hash in (state.current.skill_hash, state.best.skill_hash):
         if not tables.execute("SELECT 1 FROM skills WHERE hash = ?", (skill_hash,)).fetchone():
             raise StoreError(
                 f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
             )
-    written = dict(zip(("kind", "record", "state"), texts, strict=True))
-    tables.table("commits").insert({"run_id": run_id, "number": state.commits, "step": state.step, **written})
+    key = {"run_id": run_id, "number": state.commits, "step": state.step}
+    tables.table("commits").insert({**key, "kind": kind, "record": texts[1], "state": texts[2]})
 
 
 def column(tables: Tables, name: str, run_id: str) -> Any:
