@@ -35,8 +35,7 @@ def submit(
         status, reason = judge(finding)
         _insert(tables, unit, status, reason, now)
         (row,) = units(tables, [unit.id])
-        _note(tables, row, None, "candidate", now=now)
-        _note(tables, row, "candidate", status, now=now, reason=reason)
+        _note(tables, row, (None, "candidate", None), ("candidate", status, reason), now=now)
     origins.add(tables, unit.id, made_of)
     if not known:
         make_room(tables, unit.kind, bound, now)
@@ -74,16 +73,15 @@ def _insert(tables: Tables, unit: Unit, status: CardStatus, reason: str | None, 
 def _note(
     tables: Tables,
     row: Row,
-    before: CardStatus | None,
-    after: CardStatus,
-    *,
+    *changes: tuple[CardStatus | None, CardStatus, str | None],
     now: datetime,
-    reason: str | None = None,
     test: int | None = None,
 ) -> None:
-    """Write a line of a unit's history."""
-    line = {"unit": row.number, "before": before, "after": after, "reason": reason, "test": test}
-    tables.table("memory_history").insert({**line, "version": row.version, "at": stamp(now)})
+    """Write lines of a unit's history: the state before, the state after, the reason."""
+    same = {"unit": row.number, "test": test, "version": row.version, "at": stamp(now)}
+    tables.table("memory_history").insert_all(
+        {"before": before, "after": after, "reason": reason, **same} for before, after, reason in changes
+    )
 
 
 def judge(finding: Finding | None) -> tuple[CardStatus, str | None]:
@@ -131,7 +129,7 @@ def settle(
         row.number,
         {"status": after, "reason": reason, "refused": 0, "changed": stamp(now), "tags": named},
     )
-    _note(tables, row, row.status, after, now=now, reason=reason, test=test)
+    _note(tables, row, (row.status, after, reason), now=now, test=test)
 
 
 def edit(
@@ -145,7 +143,7 @@ def edit(
     tables.table("memory_units").update(
         row.number, {"version": edited.version, "words": indexed(said), "refused": 0}
     )
-    _note(tables, edited, row.status, "candidate", now=now, reason="edited")
+    _note(tables, edited, (row.status, "candidate", "edited"), now=now)
     status, reason = judge(finding)
     settle(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
 
@@ -159,7 +157,7 @@ def release(tables: Tables, row: Row, *, reason: str, now: datetime) -> None:
     if row.status != "quarantined" or row.reason is None:
         raise DataError(f"unit {row.id} is {row.status} and not held; there is nothing to release")
     tables.table("memory_units").update(row.number, {"reason": None, "changed": stamp(now)})
-    _note(tables, row, row.status, row.status, now=now, reason=reason)
+    _note(tables, row, (row.status, row.status, reason), now=now)
 
 
 # --------------------------------------------------------------------------------------------- bounds

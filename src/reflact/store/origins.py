@@ -21,9 +21,8 @@ MADE_OF = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
 
 def add(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
     """Write origins that are not there yet."""
-    table = tables.table("memory_origins")
-    for origin in origins:
-        table.insert({"owner": owner, "trace_id": origin.trace_id, "step": origin.step}, ignore=True)
+    records = ({"owner": owner, "trace_id": origin.trace_id, "step": origin.step} for origin in origins)
+    tables.table("memory_origins").insert_all(records, ignore=True)
 
 
 def of(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Origin, ...]]:
