@@ -6,7 +6,8 @@ and nothing was paid; 130 and 143 ended by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -53,12 +54,29 @@ def _say(error: ReflactError) -> None:
 app = typer.Typer(
     name="reflact",
     cls=Commands,
-    help="Train skill documents for frozen LLM agents, and keep the evidence.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"reflact {version('reflact')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train skill documents for frozen LLM agents, and keep the evidence."""
+
+
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("demo")(demo)
