@@ -48,7 +48,7 @@ RANKS = (
     },
     {"ports", "memory_ports", "calibration_ports", "conventions", "telemetry", "traced"},
     {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
-    {"wiring", "critics", "connection", "history", "importing", "memory_store", "pages"},
+    {"wiring", "critics", "connection", "history", "integrations", "memory_store", "pages"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
     {"cli", "testing"},
 )

@@ -85,7 +85,6 @@ async def _print_run(
 async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) -> None:
     from rich.syntax import Syntax
 
-    from reflact.errors import StoreError
     from reflact.report.terminal import step_lines, step_table
     from reflact.report.visible import visible
     from reflact.skill import diff
@@ -96,11 +95,7 @@ async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) 
     if record.candidate_hash == record.skill_before:
         return
     before = await store.skill(record.skill_before)
-    try:
-        after = await store.skill(record.candidate_hash)
-    except StoreError:  # an imported run may lack what it rejected
-        typer.echo("the candidate's document is not stored")
-        return
+    after = await store.skill(record.candidate_hash)
     text = visible(diff(before.text, after.text))
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))

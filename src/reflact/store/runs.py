@@ -30,7 +30,6 @@ from reflact.store.writing import (
     column,
     commit,
     conflict,
-    imported,
     open_run,
     refuse_older,
 )
@@ -138,8 +137,6 @@ class SQLiteStore(SQLiteEffects):
             return
         known, text = rows[-1]
         before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
-        if "imported_from" in before:
-            raise imported(known, self._database.path, str(before["imported_from"]))
         raise conflict(known, self._database.path, changes(before, identity))
 
     def journal(self, run_id: str) -> SQLiteJournal:

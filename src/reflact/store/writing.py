@@ -82,14 +82,6 @@ def refuse_older(tables: Tables, path: Path, run_id: str, commits: int) -> None:
         )
 
 
-def imported(run_id: str, path: Path, source: str) -> RunConflict:
-    """Return the error for a folder that holds a run which another tool made."""
-    return RunConflict(
-        f"run {run_id} in {path} was imported from {source}: it can be looked at, but not continued; "
-        "choose another out_dir"
-    )
-
-
 def changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
     """Return a phrase for each key of an identity that differs."""
 
