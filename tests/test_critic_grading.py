@@ -29,7 +29,7 @@ from reflact.errors import (
     ProviderDown,
 )
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
-from reflact.report.terminal import print_summary
+from reflact.reporting.summary import print_summary
 from reflact.results import CriticAccuracy, CriticUsed, Estimate, RunSummary
 from reflact.stages.rollout import rollout_key
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
-
 from reflact.report.drafts import cut, draft_lines, shown
+from rich.cells import cell_len
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 DRAFTS = st.recursive(

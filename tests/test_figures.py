@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.report.figures import about, clock, quantity
+from reflact.reporting.lines import about, clock, format_count
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_an_estimate_has_one_unit(seconds: float | None, shown: str) -> None:
 )
 def test_a_quantity_has_few_digits(number: int, shown: str) -> None:
     """Small counts are exact, large ones have three digits and a unit."""
-    assert quantity(number) == shown
+    assert format_count(number) == shown
 
 
 @given(st.integers(0, 10**12))
 def test_a_quantity_is_short(number: int) -> None:
     """No count takes more than six characters."""
-    assert len(quantity(number)) <= 6
+    assert len(format_count(number)) <= 6

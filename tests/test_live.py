@@ -12,8 +12,8 @@ from emulator import Terminal
 from reflact import events
 from reflact.events import EVENT, Event
 from reflact.records import Version
-from reflact.report.live import JsonLines, Lines, LiveView, Painter, Showing
-from reflact.report.watched import Watched, fold
+from reflact.reporting.live import JsonView, LineView, LiveView, Painter, RunView
+from reflact.reporting.live_state import LiveState, fold
 
 RUN = "r1"
 V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
@@ -59,9 +59,9 @@ def at_terminal(width: int = 80, height: int = 24) -> tuple[Console, Screen, Ter
     return console, screen, Terminal(width, height)
 
 
-def known(*happened: Event) -> Watched:
+def known(*happened: Event) -> LiveState:
     """Return what is known after events."""
-    watched = Watched(name="demo", epochs=1)
+    watched = LiveState(name="demo", epochs=1)
     for event in happened:
         watched = fold(watched, event, 0.0)
     return watched
@@ -116,7 +116,7 @@ def test_a_frame_like_the_one_before_writes_nothing() -> None:
 
 
 def test_a_frame_is_one_write() -> None:
-    """Lines and region go out together: no half of a frame can be seen."""
+    """LineView and region go out together: no half of a frame can be seen."""
     console, screen, terminal = at_terminal()
     painter = Painter(console)
     painter.begin()
@@ -201,7 +201,7 @@ def test_no_colour_is_a_matter_of_the_environment() -> None:
 def test_the_view_draws_in_a_thread_and_tidies_up() -> None:
     """Events are drawn without anybody's help; after the block the lines stand and the thread is gone."""
     console, screen, terminal = at_terminal()
-    with LiveView(console, Watched(name="demo", epochs=1), clock=lambda: 5.0) as view:
+    with LiveView(console, LiveState(name="demo", epochs=1), clock=lambda: 5.0) as view:
         view.show(PLAN)
         view.show(events.Warned(run_id=RUN, message="[b]take care[/b]\x1b[2J"))
         screen.written.clear()
@@ -220,7 +220,7 @@ def test_the_view_draws_in_a_thread_and_tidies_up() -> None:
 def test_a_terminal_that_is_gone_ends_nothing() -> None:
     """The run goes on where nobody looks any more."""
     console, screen, _ = at_terminal()
-    with LiveView(console, Watched(), clock=lambda: 5.0) as view:
+    with LiveView(console, LiveState(), clock=lambda: 5.0) as view:
         screen.error = OSError(5, "Input/output error")
         for step in range(1, 5):
             view.show(committed(step))
@@ -229,7 +229,7 @@ def test_a_terminal_that_is_gone_ends_nothing() -> None:
 def test_what_an_earlier_start_told_is_shown_again() -> None:
     """Its steps are in the region, and one line says how far it came."""
     console, screen, terminal = at_terminal()
-    with LiveView(console, Watched(name="demo", epochs=1), clock=lambda: 5.0) as view:
+    with LiveView(console, LiveState(name="demo", epochs=1), clock=lambda: 5.0) as view:
         view.recall((PLAN, committed(1), committed(2)))
         screen.written.clear()
         assert screen.written.wait(20)
@@ -245,7 +245,7 @@ def test_what_an_earlier_start_told_is_shown_again() -> None:
 def lines(*happened: Event, times: bool = False) -> str:
     """Return what is printed where there is no terminal."""
     text = io.StringIO()
-    with Lines(Console(file=text, width=30), times=times) as view:
+    with LineView(Console(file=text, width=30), times=times) as view:
         for event in happened:
             view.show(event)
     return text.getvalue()
@@ -291,7 +291,7 @@ def test_json_is_one_event_a_line_in_ascii() -> None:
     """Each line is read back as the event, and no letter of it can steer a terminal."""
     written: list[str] = []
     event = events.Warned(run_id=RUN, message="Größe \u202e\x1b[2J")
-    with JsonLines(written.append) as view:
+    with JsonView(written.append) as view:
         view.show(event)
     (line,) = written
     assert line.isascii()
@@ -301,7 +301,7 @@ def test_json_is_one_event_a_line_in_ascii() -> None:
 
 def test_a_quiet_view_shows_nothing() -> None:
     """It takes everything."""
-    with Showing() as view:
+    with RunView() as view:
         view.recall((PLAN,))
         view.show(PLAN)
         view.say("x")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
+from reflact.report.region import Screen, bar, heights_of, region
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.region import Screen, bar, heights_of, region
-from reflact.report.watched import Watched, fold
+from reflact.reporting.live_state import LiveState, fold
 from reflact.results import Usage
 from reflact.types import Action
 
@@ -48,20 +48,20 @@ BUDGET = events.BudgetMoved(run_id=RUN, usage=USAGE, seconds=90.0, max_usd=1.0)
 EVERYTHING = (*BEGINNING, *STEPS, *GATE, BUDGET, BACKED_OFF, DRAFT)
 
 
-def watched(*happened: events.Event, name: str = "demo") -> Watched:
+def watched(*happened: events.Event, name: str = "demo") -> LiveState:
     """Return what is known after events that all came at second 100."""
-    known = Watched(name=name, epochs=2, began=10.0)
+    known = LiveState(name=name, epochs=2, began=10.0)
     for event in happened:
         known = fold(known, event, 100.0)
     return known
 
 
-def rows(known: Watched, screen: Screen | None = None, *, now: float = 100.0) -> list[str]:
+def rows(known: LiveState, screen: Screen | None = None, *, now: float = 100.0) -> list[str]:
     """Return the region's rows as text."""
     return [row.plain for row in region(known, screen or Screen(), now)]
 
 
-def row(known: Watched, label: str, screen: Screen | None = None, *, now: float = 100.0) -> str:
+def row(known: LiveState, label: str, screen: Screen | None = None, *, now: float = 100.0) -> str:
     """Return what stands in the only row with a label."""
     (found,) = (line[12:] for line in rows(known, screen, now=now) if line.startswith(f"{label:<11} "))
     return found

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.story import Story, change
-from reflact.report.terminal import print_summary, score_table, spend_lines
+from reflact.reporting.lines import EventLines, change
+from reflact.reporting.summary import build_score_table, format_spend, print_summary
 from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
 from reflact.types import Edit, EditResult, Split, Verdict
 
@@ -44,7 +44,7 @@ def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
 
 def test_a_step_is_one_line() -> None:
     """A committed step is told with its decision, its scores, its failures and its edits."""
-    story = Story()
+    story = EventLines()
     (line,) = [line for event in STEP if (line := story.tell(event)) is not None]
     for words in ("step 1", "accept_new_best", "0.250 -> 0.500", "solved 1/2", "edits 1/2", "v1"):
         assert words in line
@@ -52,7 +52,7 @@ def test_a_step_is_one_line() -> None:
 
 def test_a_step_without_a_candidate_tells_nothing_of_the_step_before() -> None:
     """What was heard of one step is forgotten when the next one starts."""
-    story = Story()
+    story = EventLines()
     for event in STEP:
         story.tell(event)
     story.tell(events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",)))
@@ -71,7 +71,7 @@ def test_scores_show_count_and_interval() -> None:
     zero = Scored(
         name="baseline", skill_hash="b" * 64, split=Split.test, n=9, hard=0.0, soft=0.0, low=0.0, high=0.3
     )
-    to.print(score_table([none, zero]))
+    to.print(build_score_table([none, zero]))
     rows = (line.split() for line in text.getvalue().splitlines())
     lines = [row for row in rows if row[:1] in (["best"], ["baseline"])]
     assert lines[0] == ["best", "test", "0", "(+3", "unmeasured)", "-", "-", "-", "-", "aaaaaaaa"]
@@ -83,7 +83,7 @@ def test_spend_is_summed_by_role() -> None:
     target = Spend(role="target", purpose="rollout", usage=Usage(calls=2, input_tokens=5, output_tokens=1))
     again = target.model_copy(update={"purpose": "other"})
     paid = Spend(role="optimizer", purpose="merge", usage=Usage(calls=1, usd=0.5))
-    assert spend_lines([target, paid, again]) == (
+    assert format_spend([target, paid, again]) == (
         "optimizer: 1 calls, 0 tokens in, 0 out, $0.5000",
         "target: 4 calls, 10 tokens in, 2 out",
     )
@@ -96,8 +96,8 @@ def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
     silent = lost.model_copy(update={"usage": Usage(calls=1, uncounted=1), "unsettled": 0})
     both = "2 calls cut off in flight and 1 that the provider did not count"
     begin, risk = "tokens in, 0 out; at most", "tokens, $0.2500 more for"
-    assert spend_lines([lost]) == (f"target: 1 calls, 0 {begin} 1,000 {risk} 2 calls cut off in flight",)
-    assert spend_lines([lost, silent]) == (
+    assert format_spend([lost]) == (f"target: 1 calls, 0 {begin} 1,000 {risk} 2 calls cut off in flight",)
+    assert format_spend([lost, silent]) == (
         f"target: 2 calls, 0 {begin} 2,000 tokens, $0.5000 more for {both}",
     )
 

@@ -16,7 +16,7 @@ import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
 from reflact.cli.app import app
-from reflact.report.visible import in_line, visible
+from reflact.reporting.lines import escape_controls, escape_line
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
 
@@ -24,10 +24,10 @@ STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
 @given(st.text())
 def test_nothing_that_steers_is_left(text: str) -> None:
     """Whatever the text, no control and no hidden format stays; ordinary text stays as it is."""
-    shown = visible(text)
+    shown = escape_controls(text)
     assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
     assert not any(c in shown for c in "\x7f\x9b\u202e\u2066\u200b\ufeff")
-    assert visible(shown) == shown
+    assert escape_controls(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -35,21 +35,21 @@ def test_nothing_that_steers_is_left(text: str) -> None:
 )
 def test_ordinary_text_is_left_alone(text: str) -> None:
     """Scripts and signs that need joiners keep them."""
-    assert visible(text) == text
+    assert escape_controls(text) == text
 
 
 @given(st.text(st.characters() | st.sampled_from("\n\r\t\v\x85\u2028\ud800\udfff")))
 def test_one_line_stays_one(text: str) -> None:
     """A text in a line of many breaks no line, and can be written as UTF-8 whatever is in it."""
-    shown = in_line(text)
+    shown = escape_line(text)
     assert len(shown.splitlines()) <= 1
-    assert visible(text).encode().decode() == visible(text)
+    assert escape_controls(text).encode().decode() == escape_controls(text)
     assert "\t" not in shown
 
 
 def test_steering_characters_are_written_out() -> None:
     """They are shown as escapes, so that whoever reviews a document sees them."""
-    assert visible(STEERING) == r"\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
+    assert escape_controls(STEERING) == r"\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
 
 
 def answer(body: dict[str, Any], sample: str) -> str:

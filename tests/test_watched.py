@@ -6,7 +6,7 @@ import pytest
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.watched import Watched, fold, recalled
+from reflact.reporting.live_state import LiveState, fold, recalled
 from reflact.results import Usage
 from reflact.types import Action
 
@@ -47,15 +47,15 @@ def called(sample: str, *, reply: bool = True) -> events.Event:
     )
 
 
-def after(*moments: tuple[float, events.Event], watched: Watched | None = None) -> Watched:
+def after(*moments: tuple[float, events.Event], watched: LiveState | None = None) -> LiveState:
     """Return what is known after events, each with its moment."""
-    watched = Watched(epochs=2) if watched is None else watched
+    watched = LiveState(epochs=2) if watched is None else watched
     for at, event in moments:
         watched = fold(watched, event, at)
     return watched
 
 
-def at_once(*happened: events.Event) -> Watched:
+def at_once(*happened: events.Event) -> LiveState:
     """Return what is known after events of one moment."""
     return after(*((0.0, event) for event in happened))
 
@@ -65,7 +65,7 @@ def at_once(*happened: events.Event) -> Watched:
 
 def test_nothing_is_estimated_before_a_step_was_watched() -> None:
     """Without a plan, or without a finished step, there is no estimate."""
-    assert Watched().seconds_left(9.0) is None
+    assert LiveState().seconds_left(9.0) is None
     assert after((0, PLAN), (1, started(1))).seconds_left(9.0) is None
     assert after((0, started(1)), (5, committed(1))).seconds_left(9.0) is None
 
@@ -99,7 +99,7 @@ def test_a_step_whose_beginning_was_not_watched_tells_nothing_of_time() -> None:
 def test_an_earlier_start_is_recalled_without_its_times() -> None:
     """Its steps, scores and plan are known again, and none of the moments."""
     told = (PLAN, started(1), committed(1, "accept_new_best", V1), started(2))
-    known = recalled(Watched(epochs=2, began=100.0), told)
+    known = recalled(LiveState(epochs=2, began=100.0), told)
     assert (known.total, known.committed, known.best) == (10, 1, V1)
     assert known.step_seconds == ()
     assert known.step_since is None
