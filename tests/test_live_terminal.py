@@ -66,10 +66,10 @@ def run_at(
     return process.wait(HANGS), written
 
 
-def region(terminal: Terminal) -> list[str]:
-    """Return the rows of the regions that stand on the screen or have left it at the top."""
-    titles = ("── ", "-- ", "run         ", "stages ")
-    return [line for line in terminal.scrolled + terminal.screen if line.startswith(titles)]
+def find_display(terminal: Terminal) -> list[str]:
+    """Return rows of the display on the screen, or scrolled out at its top."""
+    labels = ("run         ", "val         ", "spend ", "stages ")
+    return [line for line in terminal.scrolled + terminal.screen if line.startswith(labels)]
 
 
 class Interrupting:
@@ -93,7 +93,7 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     code, written = run_at(terminal, "demo", "--out", tmp_path / "run", watch=interrupting)
     assert code == 130
     assert "epoch 1 of 1, step " in written
-    assert region(terminal) == []
+    assert find_display(terminal) == []
     assert terminal.cursor_shown
     lines = terminal.scrolled + terminal.screen
     assert sum(line.startswith("SIGINT: what is under way may finish") for line in lines) == 1
@@ -102,11 +102,11 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     terminal = Terminal(160, 50)
     code, written = run_at(terminal, "demo", "--out", tmp_path / "run", NO_COLOR="1")
     assert code == 0
-    assert region(terminal) == []
+    assert find_display(terminal) == []
     assert terminal.cursor_shown
     lines = terminal.scrolled + terminal.screen
     assert lines[0].startswith("run r")
-    assert " goes on: " in lines[0]
+    assert " resumes after " in lines[0]
     assert sum(line.startswith("step ") for line in lines) >= 11
     assert any(line.startswith("completed: 14 steps") for line in lines)
     assert "+ new best" in written
@@ -123,8 +123,8 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path, encoding: str) -> N
         code, _ = run_at(terminal, "train", path, watch=interrupting, PYTHONIOENCODING=encoding)
     assert code == 130
     rule = "──" if encoding == "utf-8" else "--"
-    assert any(line.startswith(f"{rule} run r") for line in interrupting.seen[1])
-    assert region(terminal) == []
+    assert any(line.startswith("run r") and line.endswith(rule) for line in interrupting.seen[1])
+    assert find_display(terminal) == []
     assert terminal.cursor_shown
     assert not any("Traceback" in line for line in terminal.screen)
 

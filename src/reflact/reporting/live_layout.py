@@ -88,7 +88,8 @@ def _build_title(state: LiveState, now: float, options: ConsoleOptions) -> Rule:
     title.truncate(max(options.max_width - len(times) - 6, 0), overflow="crop")
     title.append(times)
     title.truncate(max(options.max_width - 6, 0), overflow="crop")
-    return Rule(title, align="left", style="dim")
+    characters = "-" if options.ascii_only else "─"
+    return Rule(title, align="left", style="dim", characters=characters)
 
 
 def _build_grid(rows: Sequence[Row], options: ConsoleOptions) -> RenderableType:

@@ -97,7 +97,7 @@ def _format_role(role: str, entries: Sequence[Spend]) -> str:
     worst = sum((entry.worst for entry in entries), Usage())
     unsettled = sum(entry.unsettled for entry in entries)
     uncertain = [f"{unsettled:,} interrupted calls"] if unsettled else []
-    uncertain += [f"{usage.uncounted:,} calls without a token count"] if usage.uncounted else []
+    uncertain += [f"{usage.uncounted:,} not counted by the provider"] if usage.uncounted else []
     tokens = worst.input_tokens + worst.output_tokens
     risk = (
         f"; at most {tokens:,} tokens{_format_price(worst)} more for {' and '.join(uncertain)}"
