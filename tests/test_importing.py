@@ -522,7 +522,7 @@ def test_an_imported_run_is_listed_and_shown(tmp_path: Path) -> None:
         "best: v1 from step 1",
         "rollout: 20 calls",
         "epoch 1   slow update reserved  current v2, best v1",
-        "epoch 2   slow update forced  memory written  current v3, best v1",
+        "epoch 2   slow update forced  meta skill written  current v3, best v1",
     ):
         assert words in shown, shown
     step = reflact("show", out, 1).stdout

@@ -110,7 +110,7 @@ def _format_single(event: events.Event) -> str | None:
         case events.Promoted():
             line = f"promotion {event.verdict.action}: {event.verdict.reason}"
         case events.TestOpened():
-            line = f"test      opening {event.count} of the test split in this run"
+            line = f"test      test split opened (opening {event.count} in this run)"
         case events.Repeated():
             line = f"retry     {event.reason}"
         case events.Warned():

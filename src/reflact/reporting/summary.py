@@ -119,7 +119,7 @@ def describe_critic(critic: CriticUsed) -> str:
     line = f"{critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
     measured = critic.measured
     if measured is None:
-        return f"{line}its accuracy is not measured"
+        return f"{line}its accuracy was not measured"
     line += f"mean absolute error {_format_estimate(measured.error)} of 10"
     if measured.accuracy is not None:
         line += f", pairwise accuracy {_format_estimate(measured.accuracy)}"
@@ -177,7 +177,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 def _list_caveats(summary: RunSummary) -> Iterator[str]:
     if summary.critic is not None:
-        yield f"scores come from the critic {describe_critic(summary.critic)}"
+        yield f"scores come from {describe_critic(summary.critic)}"
     if summary.noted_by is not None:
         yield f"failure analysts saw the scores of {describe_critic(summary.noted_by)}"
     if any(score.selected for score in summary.scores):
