@@ -150,7 +150,9 @@ async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_
     console = Console(file=StringIO(), width=200)
     print_summary(console, done.summary.model_copy(update={"final": first.current}), tmp_path)
     assert isinstance(console.file, StringIO)
-    assert "val 0.500 (inherited from an earlier version; this text was not measured)" in console.file.getvalue()
+    assert (
+        "val 0.500 (inherited from an earlier version; this text was not measured)" in console.file.getvalue()
+    )
 
 
 async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:

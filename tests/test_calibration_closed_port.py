@@ -51,4 +51,6 @@ def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
     tell = PausePrinter()
     for _ in range(2):
         tell(LimitChange("http://\x1b[2J", 429, 9.0, 2.5))
-    assert capsys.readouterr().err == "limit     http://\\x1b[2J answered 429; waiting 9 s, then 2.5 calls/s\n"
+    assert (
+        capsys.readouterr().err == "limit     http://\\x1b[2J answered 429; waiting 9 s, then 2.5 calls/s\n"
+    )

@@ -114,7 +114,7 @@ def test_a_small_screen_keeps_the_most_important_rows() -> None:
     """The place of the run and the bar of the current stage stay."""
     rows = render(state_after(*EVERYTHING), build_console(60, 8))
     assert len(rows) == 5
-    for words in ("demo r1", "step 5 of 28", "evaluate", "baseline 0.250"):
+    for words in ("demo r1", "step 5 of 28  ", "4 committed", "evaluate", "baseline 0.250"):
         assert any(words in row for row in rows), words
 
 

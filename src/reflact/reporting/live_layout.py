@@ -103,6 +103,8 @@ def _build_grid(rows: Sequence[Row], options: ConsoleOptions) -> RenderableType:
 
 def _build_line(*cells: RenderableType) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
+    for _ in cells:
+        line.add_column(no_wrap=True, overflow="crop")
     line.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return line
 
@@ -120,7 +122,8 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         items = f"{plan.n_train} train, {plan.n_val} val, {plan.n_test} test items" if width > 110 else ""
         place = place if state.step else "before the first step"
         committed = f"{state.committed} committed"
-        yield Row(1, "run", _build_line(place, _build_bar(state.committed, total), committed, items))
+        bar = _build_bar(state.committed, total, min(max(width - 44, 4), 20))
+        yield Row(1, "run", _build_line(place, bar, committed, items))
     if state.baseline is not None:
         yield Row(2, "val", _build_scores(state, state.baseline))
     if state.results:
