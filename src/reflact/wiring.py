@@ -205,9 +205,9 @@ async def followed(planned: Plan, emit: Emit) -> AsyncIterator[Emit]:
     if config.telemetry.mlflow is None:
         yield emit
         return
-    from reflact.report.mlflow import MlflowTracker, told_to_mlflow
+    from reflact.integrations.mlflow import MlflowTracker, report_to_mlflow
 
-    async with told_to_mlflow(
+    async with report_to_mlflow(
         emit,
         connect=partial(MlflowTracker, config.telemetry.mlflow, config.telemetry.experiment),
         run_id=planned.run_id,

@@ -23,7 +23,6 @@ from reflact.cli.runs import runs
 from reflact.cli.show import show
 from reflact.cli.train import train
 from reflact.errors import CassetteError, CassetteMiss, ReflactError, StoreError, UsageError
-from reflact.report.visible import in_line
 
 
 class Commands(TyperGroup):
@@ -34,21 +33,23 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
-            _say(error)
+            _print_error(error)
             raise typer.Exit(2) from None
         except ReflactError as error:
-            _say(error)
+            _print_error(error)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command goes on from where it was", err=True)
             raise typer.Exit(130) from None
 
 
-def _say(error: ReflactError) -> None:
-    typer.echo(f"error: {in_line(str(error))}", err=True)
+def _print_error(error: ReflactError) -> None:
+    from reflact.reporting.lines import escape_line
+
+    typer.echo(f"error: {escape_line(str(error))}", err=True)
     if isinstance(error, CassetteMiss):
         for text in error.difference:
-            typer.echo(in_line(text), err=True)
+            typer.echo(escape_line(text), err=True)
 
 
 app = typer.Typer(

@@ -79,11 +79,11 @@ def label(
     import anyio
 
     from reflact.memory import Gold
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     gold = Gold(phi_before=before, phi_after=after, source="human", reasoning=reason)
     name, known, steps = anyio.run(_label, store, trace, step, gold, replace)
-    typer.echo(f"labelled step {step} of trace {in_line(name)}; {known} of its {steps} steps have gold")
+    typer.echo(f"labelled step {step} of trace {escape_line(name)}; {known} of its {steps} steps have gold")
 
 
 async def _release(path: Path, name: str, reason: str) -> str:

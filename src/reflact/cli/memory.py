@@ -104,7 +104,7 @@ def forget(
     """Remove everything that came from a trace, and say what was removed; there is no way back."""
     import anyio
 
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     gone = anyio.run(_forget, store, trace, calls)
     if json:
@@ -112,8 +112,8 @@ def forget(
         return
     if _came_from(gone):
         typer.echo(
-            f"forgot trace {in_line(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
-            f"{gone.cards} cards, {gone.anchors} anchors"
+            f"forgot trace {escape_line(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units "
+            f"with {gone.cards} cards, {gone.anchors} anchors"
         )
     if calls:
         typer.echo(f"removed {gone.replies} stored replies of models to calibration's questions")
@@ -197,7 +197,7 @@ async def _found(
 
 
 async def _show(path: Path, name: str, json: bool) -> None:
-    from reflact.report.visible import in_line, visible
+    from reflact.reporting.lines import escape_controls, escape_line
 
     async with existing(path) as store:
         ids = await store.units_named(name)
@@ -208,14 +208,14 @@ async def _show(path: Path, name: str, json: bool) -> None:
             typer.echo(text)
         return
     for card in cards:
-        typer.echo(f"{card.kind} {in_line(card.id)}")
+        typer.echo(f"{card.kind} {escape_line(card.id)}")
         for field, value in _facts(card):
-            typer.echo(f"  {field}: {in_line(value)}")
+            typer.echo(f"  {field}: {escape_line(value)}")
         for text in filter(None, (card.content, card.pattern, card.strategy)):
-            typer.echo("\n" + "\n".join(f"    {one}" for one in visible(text).split("\n")))
+            typer.echo("\n" + "\n".join(f"    {one}" for one in escape_controls(text).split("\n")))
         typer.echo()
     for change in history:
-        why = f" ({in_line(change.reason)})" if change.reason else ""
+        why = f" ({escape_line(change.reason)})" if change.reason else ""
         test = "" if change.promotion is None else f", test {change.promotion}"
         typer.echo(f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}")
 

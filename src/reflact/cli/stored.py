@@ -103,9 +103,9 @@ def columns(
 
     from rich.cells import cell_len, set_cell_size
 
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
-    table = [[in_line(text) for text in row] for row in (names, *rows)]
+    table = [[escape_line(text) for text in row] for row in (names, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     end = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in table:

@@ -48,12 +48,13 @@ def keep(
 
 def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
     """Print which files of traces are not whole, and what of them was left out."""
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     for trace in traces:
         if trace.lost:
             typer.echo(
-                f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out", err=err
+                f"trace {escape_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out",
+                err=err,
             )
 
 
@@ -135,16 +136,16 @@ def _print_traces(found: Sequence[TraceSummary]) -> None:
 
 def _shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
     from reflact.calibration.tokens import cut
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
-    yield f"trace {in_line(trace.id)}"
-    yield f"  purpose: {in_line(cut(trace.purpose, CHANGE_TOKENS))}"
+    yield f"trace {escape_line(trace.id)}"
+    yield f"  purpose: {escape_line(cut(trace.purpose, CHANGE_TOKENS))}"
     yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
     yield f"  pairs made of it: {summary.pairs}"
     for event in trace.events:
         yield ""
         for text in _lines(event):
-            yield in_line(text)
+            yield escape_line(text)
 
 
 def _lines(event: ScoreEvent) -> Iterator[str]:
