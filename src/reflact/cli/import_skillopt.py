@@ -36,7 +36,7 @@ def import_skillopt(
     """
     from reflact.errors import UsageError
     from reflact.exports import write
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     if source.is_dir():
         raise UsageError(f"{source} is a folder; name its config.json or its best_skill.md")
@@ -51,7 +51,7 @@ def import_skillopt(
     text, lines = _convert_config(source) if is_config else _convert_document(source)
     write(place, text)
     for line in dict.fromkeys(lines):
-        typer.echo(f"note: {in_line(line)}")
+        typer.echo(f"note: {escape_line(line)}")
     typer.echo(f"wrote {place}")
 
 
