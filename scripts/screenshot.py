@@ -14,22 +14,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.region import Screen, region
-from reflact.report.story import Story
-from reflact.report.watched import Watched, fold
-from reflact.report.wrapping import hanging
+from reflact.reporting.lines import EventLines, wrap_line
+from reflact.reporting.live_layout import LiveDisplay
+from reflact.reporting.live_state import LiveState, update_state
 from reflact.results import Usage
 from reflact.types import Action, Edit, EditResult, Verdict
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"
 RUN = "r8362d55cec8c"
 NAME = "weather-sql"
-SCREEN = Screen(80, 24)
+WIDTH, HEIGHT = 80, 24
 Moment = tuple[float, events.Event]
 
 LIGHT = TerminalTheme(
@@ -199,24 +198,29 @@ def under_way() -> Iterator[Moment]:
     )
 
 
-def screen() -> Group:
-    """Return what stands on the screen: the lines of the story, and the region below them."""
-    story, watched = Story(), Watched(name=NAME, epochs=1)
-    lines = []
+def draw_screen(console: Console) -> None:
+    """Print what stands on the screen: the event lines, and the live display below them."""
+    event_lines, state = EventLines(), LiveState(name=NAME, epochs=1)
     for at, event in (*opening(), *steps(), *under_way()):
-        line = story.tell(event)
+        line = event_lines.format_event(event)
         if line is not None:
-            lines.append(hanging(line, SCREEN.width))
-        watched = fold(watched, event, at)
-    return Group(*lines, *region(watched, SCREEN, 241.0))
+            console.print(wrap_line(line, console))
+        state = update_state(state, event, at)
+    console.print(LiveDisplay(state, 241.0))
 
 
 def picture() -> str:
     """Return the picture, in colours for light and for dark surroundings."""
     console = Console(
-        file=io.StringIO(), record=True, width=SCREEN.width, force_terminal=True, color_system="truecolor"
+        file=io.StringIO(),
+        record=True,
+        width=WIDTH,
+        height=HEIGHT,
+        force_terminal=True,
+        color_system="truecolor",
+        _environ={},
     )
-    console.print(screen())
+    draw_screen(console)
     dark = console.export_svg(theme=DARK, code_format="{styles}", unique_id="live", clear=False)
     rules = "\n".join(f"      {rule}" for rule in dark.splitlines())
     template = SVG.replace("@DARK@", rules.replace("{", "{{").replace("}", "}}"))

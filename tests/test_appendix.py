@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from reflact.prompts import load_book
-from reflact.report.terminal import print_summary, step_lines
+from reflact.reporting.summary import format_step, print_summary
 from reflact.skill import regions
 from reflact.stages.appendix import CompactReply, remind
 from reflact.stages.lapses import LapseReply, ReminderReply
@@ -150,7 +150,9 @@ async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_
     console = Console(file=StringIO(), width=200)
     print_summary(console, done.summary.model_copy(update={"final": first.current}), tmp_path)
     assert isinstance(console.file, StringIO)
-    assert "val 0.500 (inherited: this text was not measured)" in console.file.getvalue()
+    assert (
+        "val 0.500 (inherited from an earlier version; this text was not measured)" in console.file.getvalue()
+    )
 
 
 async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Answe
     (fallback,) = done.records[0].fallbacks
     assert fallback.label == "consolidate"
     assert [e.fallback for e in done.events if e.kind == "fallback_taken"] == [fallback]
-    assert any(fallback.reason in line for line in step_lines(done.records[0]))
+    assert any(fallback.reason in line for line in format_step(done.records[0]))
 
 
 async def test_without_a_threshold_notes_are_never_compacted(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from served import HANGS, Endpoint, reflact_process, world
-from skillopt_folder import complete_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
 
@@ -45,7 +44,7 @@ def reflact(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env=wide, prog_name="reflact")
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "record", "replay", "import-skillopt"])
+@pytest.mark.parametrize("command", ["train", "eval", "record", "replay"])
 def test_a_second_process_is_told_who_is_at_work(busy: Busy, command: str, tmp_path: Path) -> None:
     """Whatever would write into the folder ends at once, and names the process, its host and since when."""
     skill, cassette = tmp_path / "s.md", tmp_path / "c.jsonl"
@@ -55,7 +54,6 @@ def test_a_second_process_is_told_who_is_at_work(busy: Busy, command: str, tmp_p
         "eval": (busy.config, "--skill", skill),
         "record": (busy.config, "--cassette", cassette),
         "replay": (busy.config, "--cassette", cassette),
-        "import-skillopt": (complete_run(tmp_path / "older").root, "--out", busy.out_dir),
     }
     done = reflact(command, *arguments[command])
     assert done.exit_code == 2, done.output

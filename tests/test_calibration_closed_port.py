@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.cli.progress import Retries, retelling
+from reflact.cli.progress import PausePrinter, choose_pause_printer
 from reflact.cli.showing import Shown
 from reflact.llm.limits import LimitChange
 from test_calibrate_cli import configured, record, reflact
@@ -26,7 +26,7 @@ def test_it_is_told_once_that_it_is_tried_again(path: Path) -> None:
     assert result.exit_code == 1
     began, tries, kept, error = result.stderr.splitlines()
     assert began.startswith("began ")
-    assert tries == "retries   http://127.0.0.1:9/v1 cannot be reached: tries again"
+    assert tries == "retry     http://127.0.0.1:9/v1 cannot be reached; trying again"
     assert kept.endswith("no call was answered, so there is nothing to keep")
     assert "models.critic.base_url" in error
 
@@ -36,19 +36,21 @@ def test_it_is_told_only_among_lines(path: Path, options: list[str]) -> None:
     """Where lines are not asked for and no terminal is there, nothing is."""
     result = reflact(path, "--set", "models.critic.max_retries=1", *options)
     assert result.exit_code == 1
-    assert "tries again" not in result.output
+    assert "trying again" not in result.output
 
 
 def test_beside_the_report_as_json_a_terminal_is_told() -> None:
     """Whoever looks on sees why nothing comes; who asked for quiet does not."""
-    assert isinstance(retelling(None, as_json=True, terminal=True), Retries)
-    assert retelling(None, as_json=True, terminal=False) is None
-    assert retelling(Shown.quiet, as_json=True, terminal=True) is None
+    assert isinstance(choose_pause_printer(None, as_json=True, terminal=True), PausePrinter)
+    assert choose_pause_printer(None, as_json=True, terminal=False) is None
+    assert choose_pause_printer(Shown.quiet, as_json=True, terminal=True) is None
 
 
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """An address is shown letter by letter; the same back-off is told once."""
-    tell = Retries()
+    tell = PausePrinter()
     for _ in range(2):
         tell(LimitChange("http://\x1b[2J", 429, 9.0, 2.5))
-    assert capsys.readouterr().err == "limits    http://\\x1b[2J answered 429: waits 9 s, then 2.5 calls/s\n"
+    assert (
+        capsys.readouterr().err == "limit     http://\\x1b[2J answered 429; waiting 9 s, then 2.5 calls/s\n"
+    )

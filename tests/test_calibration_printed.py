@@ -36,8 +36,7 @@ def test_what_another_process_had_in_flight_leaves_nothing_negative() -> None:
     """Calls that were open at the first look and are settled at the second are no risk of this start."""
     lines = printed_books(booked(10, unsettled=8, at_risk=800), booked(30, unsettled=6, at_risk=600))
     assert lines == [
-        "paid by all starts: 30 calls, 30 tokens in, 0 out; at most 600 tokens more for 6 calls cut off in "
-        "flight",
+        "paid by all starts: 30 calls, 30 tokens in, 0 out; at most 600 tokens more for 6 interrupted calls",
         "paid by this start: 20 calls, 20 tokens in, 0 out",
     ]
 
@@ -47,8 +46,8 @@ def test_what_was_paid_is_written_like_other_figures() -> None:
     nothing = booked(0, unsettled=0, at_risk=0)
     lines = printed_books(nothing, booked(1234, unsettled=1000, at_risk=56789))
     assert lines[1] == (
-        "paid by this start: 1,234 calls, 1,234 tokens in, 0 out; at most 56,789 tokens more for 1,000 calls "
-        "cut off in flight"
+        "paid by this start: 1,234 calls, 1,234 tokens in, 0 out; at most 56,789 tokens more for 1,000 "
+        "interrupted calls"
     )
 
 

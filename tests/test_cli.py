@@ -262,7 +262,7 @@ def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:
     with serving(say_four) as url:
         result = reflact("eval", configured(tmp_path, url), "--skill", skill, "--split", "test")
     assert result.exit_code == 0, result.output
-    assert "test split opened (opening 1 of this run)" in result.stdout
+    assert "test split opened (opening 1 in this run)" in result.stdout
     assert re.search(r"^ *skill +test +3 ", result.stdout, re.M)
 
 

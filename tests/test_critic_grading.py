@@ -29,7 +29,7 @@ from reflact.errors import (
     ProviderDown,
 )
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
-from reflact.report.terminal import print_summary
+from reflact.reporting.summary import print_summary
 from reflact.results import CriticAccuracy, CriticUsed, Estimate, RunSummary
 from reflact.stages.rollout import rollout_key
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -329,8 +329,8 @@ async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
     assert summary.critic == used
     stored = RunSummary.model_validate_json((tmp_path / "summary.json").read_text("utf-8"))
     assert stored.critic == used
-    line = f"scores are the opinion of critic@1 pinned to 1 pairs ({critic.snapshot[:12]}): "
-    assert f"{line}its accuracy is not measured\n" in printed(summary, tmp_path)
+    line = f"scores come from critic@1 pinned to 1 pairs ({critic.snapshot[:12]}): "
+    assert f"{line}its accuracy was not measured\n" in printed(summary, tmp_path)
 
 
 async def test_a_run_without_a_critic_has_no_note(tmp_path: Path) -> None:

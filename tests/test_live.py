@@ -1,9 +1,11 @@
-"""The live view at a terminal: what stands on it, and what is left of it."""
+"""Views of a run: what stands on a terminal, and what the live view leaves behind."""
 
 from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rich.console import Console, ConsoleDimensions
@@ -12,287 +14,231 @@ from emulator import Terminal
 from reflact import events
 from reflact.events import EVENT, Event
 from reflact.records import Version
-from reflact.report.live import JsonLines, Lines, LiveView, Painter, Showing
-from reflact.report.watched import Watched, fold
+from reflact.reporting.live import JsonView, LineView, LiveView, RunView
+from reflact.reporting.live_state import LiveState
 
 RUN = "r1"
 V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80)
+PLAN_LINE = "run r1: 56 train, 40 val, 80 test items; 14 steps per epoch"
+STEP_LINE = "step 3    no_change                            no edits   v0"
 
 
 def committed(step: int) -> Event:
-    """A step is committed."""
+    """Return the commit of a step."""
     return events.StepCommitted(run_id=RUN, step=step, epoch=1, action="no_change", current=V0, best=V0)
 
 
 class Screen(io.StringIO):
-    """A file that is a terminal; its text is what is written since it was last taken.
+    """A file that is a terminal.
 
     Attributes:
-        error: Raised at the next write.
+        terminal: Shows what was written.
+        writes: What was written since the list was last cleared.
+        written: Set by each write.
+        error: Raised by the next write.
     """
 
-    def __init__(self) -> None:
+    encoding = "utf-8"
+
+    def __init__(self, width: int = 80, height: int = 24) -> None:
         super().__init__()
-        self.error: OSError | None = None
+        self.terminal = Terminal(width, height)
+        self.writes: list[str] = []
         self.written = threading.Event()
+        self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Take text."""
+        """Show text."""
         if self.error is not None:
             raise self.error
+        self.writes += [text] if text else []
+        self.terminal.write(text)
         self.written.set()
-        return super().write(text)
+        return len(text)
 
-    def taken(self) -> str:
-        """Return what was written, and forget it."""
-        text = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return text
+    @property
+    def lines(self) -> list[str]:
+        """All lines, with those that scrolled out at the top."""
+        return self.terminal.scrolled + self.terminal.screen
 
 
-def at_terminal(width: int = 80, height: int = 24) -> tuple[Console, Screen, Terminal]:
-    """Return a console, the file that it writes to, and the terminal that shows it."""
+def build_view(
+    screen: Screen, *, frames_per_second: float = 1e-6, **environment: str
+) -> tuple[LiveView, Console]:
+    """Return a live view and its console. By default, only the test draws."""
+    console = Console(
+        file=screen,
+        force_terminal=True,
+        width=screen.terminal.width,
+        height=screen.terminal.height,
+        _environ=environment,
+    )
+    state = LiveState(name="demo", epochs=1)
+    return LiveView(console, state, clock=lambda: 5.0, frames_per_second=frames_per_second), console
+
+
+@contextmanager
+def drawn(screen: Screen, *happened: Event, **environment: str) -> Iterator[tuple[LiveView, Console]]:
+    """Give a live view that shows events."""
+    view, console = build_view(screen, **environment)
+    with view:
+        for event in happened:
+            view.show_event(event)
+        view.draw()
+        yield view, console
+
+
+# ------------------------------------------------------------------------------------------ drawing
+
+
+def test_lines_stay_above_the_display() -> None:
+    """After many lines and frames there is one display, below all lines; at the end it is removed."""
     screen = Screen()
-    console = Console(file=screen, force_terminal=True, width=width, height=height, _environ={})
-    return console, screen, Terminal(width, height)
+    with drawn(screen, PLAN) as (view, _):
+        for step in range(1, 31):
+            view.show_event(committed(step))
+            view.draw()
+        assert [line.split()[1] for line in screen.lines if line.startswith("step ")] == [
+            str(step) for step in range(1, 31)
+        ]
+        assert sum(line.startswith("demo r1 ") for line in screen.lines) == 1
+        assert screen.lines[-1].startswith("decisions")
+        assert not screen.terminal.cursor_shown
+        view.show_line("the end")
+    assert screen.terminal.cursor_shown
+    assert screen.lines[-1] == "the end"
+    assert not any("demo" in line for line in screen.lines)
 
 
-def known(*happened: Event) -> Watched:
-    """Return what is known after events."""
-    watched = Watched(name="demo", epochs=1)
-    for event in happened:
-        watched = fold(watched, event, 0.0)
-    return watched
+def test_the_terminal_can_be_cleaned_from_outside() -> None:
+    """If the process must exit at once, a few sequences remove the display and show the cursor."""
+    screen = Screen()
+    with drawn(screen, PLAN, committed(1)) as (view, _):
+        screen.terminal.write(view.build_cleanup())
+        assert [line.split()[0] for line in screen.lines] == ["run", "step"]
+        assert screen.terminal.cursor_shown
 
 
-# ------------------------------------------------------------------------------------------ painting
-
-
-def test_lines_stay_above_a_region_that_is_drawn_in_its_place() -> None:
-    """Many lines and frames later there is one region, below the lines, none of which is lost."""
-    console, screen, terminal = at_terminal()
-    painter = Painter(console)
-    painter.begin()
-    happened: list[Event] = [PLAN]
-    for step in range(1, 31):
-        happened.append(committed(step))
-        painter.paint([f"step {step} is done"], known(*happened), float(step))
-        terminal.write(screen.taken())
-    hidden = terminal.cursor_shown
-    lines = terminal.scrolled + terminal.screen
-    assert [line for line in lines if line.endswith("is done")] == [f"step {n} is done" for n in range(1, 31)]
-    assert sum(line.startswith("── demo r1") for line in lines) == 1
-    assert lines[-1].startswith("decided")
-    painter.end(["the end"])
-    terminal.write(screen.taken())
-    assert (hidden, terminal.cursor_shown) == (False, True)
-    assert terminal.screen[-2:] == ["step 30 is done", "the end"]
-    assert not any("demo" in line for line in terminal.scrolled + terminal.screen)
-
-
-def test_a_terminal_can_be_left_from_outside() -> None:
-    """Where the process is ended at once, a few sequences take the region away and show the cursor."""
-    console, screen, terminal = at_terminal()
-    painter = Painter(console)
-    painter.begin()
-    painter.paint(["a line"], known(PLAN, committed(1)), 1.0)
-    terminal.write(screen.taken() + painter.leave())
-    assert terminal.screen == ["a line"]
-    assert terminal.cursor_shown
-
-
-def test_a_frame_like_the_one_before_writes_nothing() -> None:
-    """Where nothing has changed, nothing is drawn, so nothing flickers."""
-    console, screen, _ = at_terminal()
-    painter = Painter(console)
-    painter.begin()
-    painter.paint([], known(PLAN), 1.0)
-    assert screen.taken()
-    painter.paint([], known(PLAN), 1.4)
-    assert screen.taken() == ""
-    painter.end([])
-
-
-def test_a_frame_is_one_write() -> None:
-    """Lines and region go out together: no half of a frame can be seen."""
-    console, screen, terminal = at_terminal()
-    painter = Painter(console)
-    painter.begin()
-    painter.paint([], known(PLAN), 1.0)
-    terminal.write(screen.taken())
-    writes: list[str] = []
-    screen.write = writes.append  # type: ignore[method-assign,assignment]
-    painter.paint(["a line"], known(PLAN, committed(1)), 2.0)
-    (frame,) = (write for write in writes if write)
-    terminal.write(frame)
-    assert terminal.screen[0] == "a line"
-    assert terminal.screen[1].startswith("── demo r1")
+def test_each_frame_is_one_write() -> None:
+    """Lines and display are written together, and an unchanged frame is not written."""
+    screen = Screen()
+    with drawn(screen, PLAN) as (view, _):
+        screen.writes.clear()
+        view.draw()
+        assert screen.writes == []
+        view.show_event(committed(1))
+        view.draw()
+        assert len(screen.writes) == 1
+        assert [line.split()[0] for line in screen.lines[:3]] == ["run", "step", "demo"]
 
 
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (160, 50), (80, 10), (200, 24)])
-def test_a_change_of_size_leaves_one_region(width: int, height: int) -> None:
-    """The screen is drawn anew with the latest lines, whatever the terminal made of the old one."""
-    console, screen, terminal = at_terminal()
-    painter = Painter(console)
-    painter.begin()
-    steps = [committed(step) for step in range(1, 9)]
-    painter.paint(
-        [f"step {n} is done, and this line is a rather long one" for n in range(9)], known(PLAN), 0.0
-    )
-    terminal.write(screen.taken())
-    terminal.resize(width, height)
-    console.size = ConsoleDimensions(width, height)
-    painter.paint(["one more"], known(PLAN, *steps), 1.0)
-    terminal.write(screen.taken())
-    shown = terminal.screen
-    assert len(shown) <= height
-    assert sum(line.startswith("── demo") for line in shown) == 1
-    assert "one more" in shown
-    assert any(line.startswith("step 8 is done") for line in shown)
-    painter.end([])
-    terminal.write(screen.taken())
-    assert terminal.screen[-1] == "one more"
-
-
-def test_a_larger_screen_shows_lines_again_that_a_smaller_one_had_no_room_for() -> None:
-    """All lines are kept for that, whatever the sizes on the way."""
-    console, screen, terminal = at_terminal()
-    painter = Painter(console)
-    painter.begin()
-    painter.paint([f"line {n}" for n in range(9)], known(PLAN), 0.0)
-    for height in (8, 40):
-        console.size = ConsoleDimensions(80, height)
-        painter.paint([], known(PLAN), 1.0)
-    painter.end([])
-    terminal.resize(80, 40)
-    terminal.write(screen.taken())
-    assert terminal.screen == [f"line {n}" for n in range(9)]
-
-
-def test_long_lines_are_broken_at_words() -> None:
-    """What does not fit goes on below, indented."""
-    console, screen, terminal = at_terminal(40, 24)
-    painter = Painter(console)
-    painter.begin()
-    painter.paint(["warning   these are more words than the line has room for"], known(), 0.0)
-    terminal.write(screen.taken())
-    assert terminal.screen[:2] == ["warning   these are more words than the", " " * 10 + "line has room for"]
-    painter.end([])
-
-
-def test_no_colour_is_a_matter_of_the_environment() -> None:
-    """With NO_COLOR the same rows come without a colour."""
+def test_a_change_of_size_leaves_one_display(width: int, height: int) -> None:
+    """The view clears the screen and draws it again with the last lines, which all are kept for that."""
     screen = Screen()
-    console = Console(file=screen, force_terminal=True, width=80, height=24, _environ={"NO_COLOR": "1"})
-    painter = Painter(console)
-    painter.begin()
-    painter.paint(["a line"], known(PLAN, committed(1)), 1.0)
-    painter.end([])
-    text = screen.taken()
-    assert "demo" in text
-    assert not any(f"\x1b[{code}m" in text for code in (31, 32, 33, 36))
+    with drawn(screen, PLAN, *map(committed, range(1, 9))) as (view, console):
+        for size in ((30, 8), (width, height)):
+            screen.terminal.resize(*size)
+            console.size = ConsoleDimensions(*size)
+            view.draw()
+        shown = screen.terminal.screen
+        assert len(shown) <= height
+        assert sum(line.startswith("demo r1 ") for line in shown) == 1
+        assert any(line.startswith("step 8 ") for line in shown)
+        assert (shown[0] == PLAN_LINE) == (height == 50)
+    assert screen.terminal.screen[-1].endswith("v0")
 
 
-# ------------------------------------------------------------------------------------------ the view
+def test_no_color_removes_colours() -> None:
+    """With NO_COLOR the same rows have no colours."""
+    screen = Screen()
+    with drawn(screen, PLAN, committed(1), NO_COLOR="1"):
+        assert any(line.startswith("demo r1") for line in screen.lines)
+    assert not any(f"\x1b[{code}m" in text for text in screen.writes for code in (31, 32, 33, 36))
 
 
-def test_the_view_draws_in_a_thread_and_tidies_up() -> None:
-    """Events are drawn without anybody's help; after the block the lines stand and the thread is gone."""
-    console, screen, terminal = at_terminal()
-    with LiveView(console, Watched(name="demo", epochs=1), clock=lambda: 5.0) as view:
-        view.show(PLAN)
-        view.show(events.Warned(run_id=RUN, message="[b]take care[/b]\x1b[2J"))
+# ------------------------------------------------------------------------------------------ the thread
+
+
+def test_a_thread_draws_and_ends_with_the_block() -> None:
+    """Events are drawn without help; after the block the lines stand and the thread is gone."""
+    screen = Screen()
+    view, _ = build_view(screen, frames_per_second=100)
+    with view:
+        view.restore((PLAN, committed(1), committed(2)))
+        view.show_event(events.Warned(run_id=RUN, message="[b]take care[/b]\x1b[2J"))
         screen.written.clear()
         assert screen.written.wait(20)
-        view.say("one more line")
-    terminal.write(screen.taken())
-    assert terminal.cursor_shown
-    assert terminal.screen == [
-        "run r1: 56 train, 40 val, 80 test items; 14 steps an epoch",
+    assert any("2 committed" in text for text in screen.writes)
+    assert screen.terminal.cursor_shown
+    assert screen.lines == [
+        "run r1 resumes after 2 committed steps",
         r"warning   [b]take care[/b]\x1b[2J",
-        "one more line",
     ]
     assert "reflact-view" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_terminal_that_is_gone_ends_nothing() -> None:
-    """The run goes on where nobody looks any more."""
-    console, screen, _ = at_terminal()
-    with LiveView(console, Watched(), clock=lambda: 5.0) as view:
+def test_a_lost_terminal_does_not_end_the_run() -> None:
+    """The view takes events although nothing can be written any more."""
+    screen = Screen()
+    view, _ = build_view(screen, frames_per_second=100)
+    with view:
         screen.error = OSError(5, "Input/output error")
         for step in range(1, 5):
-            view.show(committed(step))
+            view.show_event(committed(step))
 
 
-def test_what_an_earlier_start_told_is_shown_again() -> None:
-    """Its steps are in the region, and one line says how far it came."""
-    console, screen, terminal = at_terminal()
-    with LiveView(console, Watched(name="demo", epochs=1), clock=lambda: 5.0) as view:
-        view.recall((PLAN, committed(1), committed(2)))
-        screen.written.clear()
-        assert screen.written.wait(20)
-    written = screen.taken()
-    assert "2 done" in written
-    terminal.write(written)
-    assert terminal.screen == ["run r1 goes on: 2 steps are committed"]
+def test_a_slow_terminal_does_not_delay_the_run() -> None:
+    """Events return at once while the thread hangs in a write."""
+    screen = Screen()
+    stuck, release = threading.Event(), threading.Event()
+
+    def write(text: str) -> int:
+        stuck.set()
+        assert release.wait(20)
+        return len(text)
+
+    view, _ = build_view(screen, frames_per_second=100)
+    with view:
+        screen.write = write  # type: ignore[method-assign,assignment]
+        assert stuck.wait(20)
+        for step in range(1, 100):
+            view.show_event(committed(step))
+        release.set()
 
 
 # ------------------------------------------------------------------------------------------ other views
 
 
-def lines(*happened: Event, times: bool = False) -> str:
-    """Return what is printed where there is no terminal."""
+def print_events(*happened: Event, times: bool = False) -> str:
+    """Return what is printed to a file."""
     text = io.StringIO()
-    with Lines(Console(file=text, width=30), times=times) as view:
+    with LineView(Console(file=text, width=30), times=times) as view:
         for event in happened:
-            view.show(event)
+            view.show_event(event)
     return text.getvalue()
 
 
-def test_without_a_terminal_there_are_lines_alone() -> None:
-    """In a file each event that matters is one line, however long, without escape sequences."""
+def test_a_file_gets_one_line_for_each_event() -> None:
+    """Lines are as long as they are, without control sequences."""
     progress = events.Progress(run_id=RUN, step=1, stage="rollout", done=1, total=2)
-    printed = lines(PLAN, progress, committed(1), events.Warned(run_id=RUN, message="[b]x[/b]\x1b[2J"))
-    assert printed.count("\n") == 3
-    assert printed.startswith("run r1: 56 train, 40 val, 80 test items; 14 steps an epoch\n")
-    assert printed.endswith("warning   [b]x[/b]\\x1b[2J\n")
+    printed = print_events(PLAN, progress, committed(3), events.Warned(run_id=RUN, message="[b]x[/b]\x1b[2J"))
+    assert printed.splitlines() == [PLAN_LINE, STEP_LINE, "warning   [b]x[/b]\\x1b[2J"]
 
 
-def test_lines_begin_with_the_time_where_asked() -> None:
-    """It is that of the event, where the reader is."""
+def test_lines_can_begin_with_the_time() -> None:
+    """It is the local time of the event."""
     local = PLAN.at.astimezone()
-    assert lines(PLAN, times=True).startswith(f"{local:%Y-%m-%d %H:%M:%S} run r1: ")
-
-
-def test_a_back_off_is_told_once_a_step() -> None:
-    """An endpoint that asks for less again and again has a line in each step, and one for another status."""
-    first = events.BackedOff(
-        run_id=RUN, step=1, endpoint="api.example.com", status=429, seconds=9.0, rate=2.5
-    )
-    other = first.model_copy(update={"status": 503, "rate": None})
-    begun = events.StepStarted(run_id=RUN, step=2, epoch=1, item_ids=("a",))
-    assert lines(first, first, other, begun, first).splitlines() == [
-        "limits    api.example.com answered 429: waits 9 s, then 2.5 calls/s",
-        "limits    api.example.com answered 503: waits 9 s",
-        "limits    api.example.com answered 429: waits 9 s, then 2.5 calls/s",
-    ]
-
-
-def test_an_endpoint_that_is_not_reached_is_told_once_a_step() -> None:
-    """However many calls try again, and at the first of them, whose wait says nothing of the others."""
-    gone = events.BackedOff(run_id=RUN, step=1, endpoint="api.example.com", status=None, seconds=0.2)
-    later = gone.model_copy(update={"seconds": 4.0})
-    assert lines(gone, later, gone) == "retries   api.example.com cannot be reached: tries again\n"
+    assert print_events(PLAN, times=True).startswith(f"{local:%Y-%m-%d %H:%M:%S} run r1: ")
 
 
 def test_json_is_one_event_a_line_in_ascii() -> None:
     """Each line is read back as the event, and no letter of it can steer a terminal."""
     written: list[str] = []
     event = events.Warned(run_id=RUN, message="Größe \u202e\x1b[2J")
-    with JsonLines(written.append) as view:
-        view.show(event)
+    with JsonView(written.append) as view:
+        view.show_event(event)
     (line,) = written
     assert line.isascii()
     assert line.isprintable()
@@ -301,7 +247,8 @@ def test_json_is_one_event_a_line_in_ascii() -> None:
 
 def test_a_quiet_view_shows_nothing() -> None:
     """It takes everything."""
-    with Showing() as view:
-        view.recall((PLAN,))
-        view.show(PLAN)
-        view.say("x")
+    with RunView() as view:
+        view.restore((PLAN,))
+        view.show_event(PLAN)
+        view.show_line("x")
+        assert view.build_cleanup() == ""

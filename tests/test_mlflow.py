@@ -20,8 +20,8 @@ import pytest
 from reflact import Trainer, wiring
 from reflact.errors import ConfigError
 from reflact.events import BaselineMeasured, Event, Finished, Warned
+from reflact.integrations.mlflow import Tracker, report_to_mlflow
 from reflact.loading import load
-from reflact.report.mlflow import Tracker, told_to_mlflow
 from reflact.results import RunSummary
 from reflact.tasks import group
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -95,7 +95,7 @@ async def trained(
     async def hear(event: Event) -> None:
         seen.append(event)
 
-    telling = told_to_mlflow(
+    telling = report_to_mlflow(
         hear,
         connect=connect,
         run_id=plan.run_id,
@@ -199,7 +199,7 @@ async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
     async def hear(event: Event) -> None:
         told.append(event)
 
-    async with told_to_mlflow(
+    async with report_to_mlflow(
         hear,
         connect=partial(Notes, slow),
         run_id=plan.run_id,
@@ -236,7 +236,7 @@ async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
 
     async def run() -> None:
         with scope:
-            async with told_to_mlflow(
+            async with report_to_mlflow(
                 hear,
                 connect=partial(Notes, hang),
                 run_id=plan.run_id,

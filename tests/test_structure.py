@@ -47,8 +47,8 @@ RANKS = (
         "forecast",
     },
     {"ports", "memory_ports", "calibration_ports", "conventions", "telemetry", "traced"},
-    {"stages", "calibration", "llm", "store", "environments", "targets", "report"},
-    {"wiring", "critics", "connection", "history", "importing", "memory_store", "pages"},
+    {"stages", "calibration", "llm", "store", "environments", "targets", "reporting", "integrations"},
+    {"wiring", "critics", "connection", "history", "memory_store", "pages"},
     {"trainer", "run", "steps", "rolling", "judging", "closing", "ending", "halting", "clock"},
     {"cli", "testing"},
 )
@@ -63,12 +63,12 @@ THIRD_PARTY = {
     "httpx2": ("llm/",),
     "htpy": ("pages/",),
     "markupsafe": ("pages/",),
-    "rich": ("report/", "cli/"),
+    "rich": ("reporting/", "cli/"),
     "typer": ("cli/",),
     "sqlite_utils": ("store/database.py", "store/schema.py"),
     "genai_prices": ("llm/prices.py",),
     "opentelemetry": ("conventions.py", "telemetry.py"),
-    "mlflow": ("report/mlflow.py",),
+    "mlflow": ("integrations/mlflow.py",),
 }
 STARTERS = {
     "create_task_group",

@@ -97,8 +97,9 @@ async def kept(config: dict[str, Any], run_id: str) -> tuple[str, ...]:
 
 
 def own_threads() -> set[threading.Thread]:
-    """Return all threads but the event loop's own idle workers, in which the openai client asks once."""
-    return {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
+    """Return all threads but idle workers, which the event loop and AnyIO end themselves."""
+    idle = ("asyncio_", "AnyIO worker")
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(idle)}
 
 
 async def alone(folder: Path, name: str) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from reflact.trainer import Trainer
     from reflact.types import Edit, Graded, Item, Patch, Rollout, Score, Skill, Split
 
+    __version__: str
+
 __all__ = [
     "LLM",
     "Action",
@@ -72,6 +74,7 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "Transition",
+    "__version__",
     "connect",
     "read_run",
 ]
@@ -99,6 +102,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("reflact")
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"reflact.{home}"), name)

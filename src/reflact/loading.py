@@ -203,6 +203,24 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
+def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
+    """Return the configuration for values under dotted keys, such as ``train.num_epochs``.
+
+    Raises:
+        ConfigError: A key is unknown or has a wrong value.
+    """
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        sections = _overlay(sections, _below(key, value))
+    return load(sections)
+
+
+def _below(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return {**value}
+
+
 def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
     key, sign, text = assignment.partition("=")
     if not sign or not key.strip():
@@ -211,10 +229,7 @@ def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
         value: Any = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {key}: its value is not YAML; quote it") from None
-    nested: Any = value
-    for part in reversed(key.strip().split(".")):
-        nested = {part: nested}
-    return _overlay(raw, nested)
+    return _overlay(raw, _below(key.strip(), value))
 
 
 def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -216,9 +216,10 @@ class RunSummary(Frozen):
     of the latest start. ``faults`` counts failed attempts of calls, also where a repeat succeeded; those of
     models that were passed in are not seen. ``critic`` says whose opinion the scores are, where a critic
     graded, ``noted_by`` whose opinion failure analysts were shown; both are left out of JSON where there
-    was none.
+    was none. ``version`` is that of reflact.
     """
 
+    version: str | None = None
     run_id: str
     status: Status
     reason: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
 
 import anyio
 from pydantic import TypeAdapter
@@ -145,6 +146,7 @@ class Run:
         """Store and return the summary of this start of the run."""
         seconds = await self._store.add_seconds(self.id, *self._clock.read())
         summary = RunSummary(
+            version=metadata.version("reflact"),
             run_id=self.id,
             status=status,
             reason=reason,

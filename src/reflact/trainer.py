@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from pydantic import JsonValue
 
 from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
+from reflact.data import DataSet
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
 from reflact.halting import Brake, braked, patient
 from reflact.ports import LLM, Annotator, Approve, Emit, Environment, Target
@@ -18,14 +20,18 @@ from reflact.results import RunSummary, Scored, Status
 from reflact.run import Run
 from reflact.stages.final_test import Contender, scored
 from reflact.tasks import Stream
-from reflact.types import Skill, Split
+from reflact.types import Item, Skill, Split, digest
 
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.environments.graders import Grader
     from reflact.telemetry import Telemetry
 
 LAST_WORDS_SECONDS = 0.4
+
+Example = tuple[JsonValue, JsonValue]
+"""An input and its right answer."""
 
 
 class Trainer:
@@ -42,7 +48,7 @@ class Trainer:
         annotate: Adds notes to what failure analysts are told of trajectories.
 
     Raises:
-        UsageError: The configuration, the data, a prompt or the initial skill is wrong.
+        UsageError: The configuration is wrong.
     """
 
     def __init__(
@@ -59,13 +65,72 @@ class Trainer:
     ) -> None:
         self._approve = approve
         self._passed = wiring.Passed(environment, target, optimizer, transport, telemetry, annotate)
-        self._plan = wiring.plan(loading.load(config), self._passed)
+        self._config = loading.load(config)
+        wiring.check_config(self._config, self._passed)
+        self._plan: wiring.Plan | None = None
         self._brake = self._new_brake()
+
+    @classmethod
+    def from_items(
+        cls,
+        *,
+        train: Sequence[Item | Example],
+        val: Sequence[Item | Example],
+        test: Sequence[Item | Example],
+        grade: Grader,
+        target: Target | str,
+        optimizer: LLM | str,
+        **config: Any,
+    ) -> Trainer:
+        """Train on lists of items with a function that grades answers.
+
+        Args:
+            train: Items to learn from: ``Item`` objects, or pairs of an input and its right answer. A pair
+                gets an id made from its content.
+            val: Items on which candidates are judged.
+            test: Items that stay sealed until the run is complete.
+            grade: A function of an item and an answer, async or not. It returns a ``Graded``, a ``Score``,
+                a number from 0 to 1, or a bool. Its name is part of the run's identity; pass a
+                ``DatasetEnvironment`` with a ``version`` to ``Trainer`` if its meaning changes.
+            target: The agent under training, or the name of a chat model.
+            optimizer: The model that writes the skill, or its name.
+            config: Keys of the configuration. Two underscores stand for the dot: ``train__num_epochs=2``,
+                ``models__target__base_url="http://127.0.0.1:8000/v1"``, ``out_dir="runs/mine"``.
+
+        Raises:
+            ConfigError: A key is unknown or has a wrong value.
+            DataError: Two items have the same id (raised when the run starts).
+        """
+        from reflact.environments.dataset import DatasetEnvironment
+
+        data = DataSet(train=_items(train), val=_items(val), test=_items(test))
+        settings = {key.replace("__", "."): value for key, value in config.items()}
+        if isinstance(target, str):
+            settings["models.target.model"] = target
+        if isinstance(optimizer, str):
+            settings["models.optimizer.model"] = optimizer
+        return cls(
+            loading.load_keys(settings),
+            environment=DatasetEnvironment(data, grade=grade),
+            target=None if isinstance(target, str) else target,
+            optimizer=None if isinstance(optimizer, str) else optimizer,
+        )
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The configuration, with the defaults filled in."""
+        return self._config
 
     @property
     def run_id(self) -> str:
-        """The run's identity: equal for equal configuration, data, prompts and initial skill."""
-        return self._plan.run_id
+        """The run's identity: equal for equal configuration, data, prompts and initial skill.
+
+        Reading it before the run reads the data, which takes a moment if there are many items.
+
+        Raises:
+            UsageError: The data, a prompt or the initial skill is wrong.
+        """
+        return self._prepare().run_id
 
     async def train(self) -> RunSummary:
         """Run to the end, or go on where an earlier start stopped, and return the summary.
@@ -74,7 +139,10 @@ class Trainer:
         limit of ``budget`` has the status ``budget``; both can be started again. Cancelling ends it within a
         second and loses nothing that had finished.
 
+        The data is read on a worker thread, so that the event loop stays free.
+
         Raises:
+            UsageError: The data, a prompt or the initial skill is wrong.
             RunConflict: The folder holds another run, or another process works in it.
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
@@ -103,25 +171,36 @@ class Trainer:
         self._brake.pull(reason)
 
     def _new_brake(self) -> Brake:
-        return Brake(self._plan.config.train.grace_seconds)
+        return Brake(self._config.train.grace_seconds)
+
+    def _prepare(self) -> wiring.Plan:
+        if self._plan is None:
+            self._plan = wiring.plan(self._config, self._passed)
+        return self._plan
+
+    def _load(self) -> wiring.Plan:
+        """Import what the run needs and prepare it: half a second or more, so beside the event loop."""
+        wiring.import_collaborators(self._config, self._passed)
+        return self._prepare()
 
     async def _train(self, emit: Emit) -> RunSummary:
-        async with wiring.followed(self._plan, emit) as told:
-            return await self._start(told)
+        plan = await anyio.to_thread.run_sync(self._load)
+        async with wiring.followed(plan, emit) as told:
+            return await self._start(plan, told)
 
-    async def _start(self, emit: Emit) -> RunSummary:
+    async def _start(self, plan: wiring.Plan, emit: Emit) -> RunSummary:
         brake = self._brake
         approve = None if self._approve is None else patient(self._approve, brake)
         try:
             placed = emit if emit is wiring.unheard else Placed(emit)
-            async with wiring.compose(self._plan, self._passed, placed) as house:
+            async with wiring.compose(plan, self._passed, placed) as house:
                 with house.tracing.run():
                     told = house.tracing.following(placed)
                     summary = await self._run(Run(braked(house, brake), told, approve, brake), brake)
                     house.tracing.ended(summary)
         finally:
             self._brake = self._new_brake()
-        await emit(events.Finished(run_id=self.run_id, step=summary.steps, summary=summary))
+        await emit(events.Finished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
 
     async def _run(self, run: Run, brake: Brake) -> RunSummary:
@@ -158,6 +237,14 @@ class Placed:
         elif not (event.step or event.durable):
             event = event.model_copy(update={"step": self._step})
         await self._emit(event)
+
+
+def _items(items: Sequence[Item | Example]) -> tuple[Item, ...]:
+    """Return items; pairs of an input and a reference get an id made from their content."""
+    return tuple(
+        item if isinstance(item, Item) else Item(id=digest(list(item))[:12], input=item[0], reference=item[1])
+        for item in items
+    )
 
 
 async def _last_words(run: Run, status: Status, reason: str) -> None:

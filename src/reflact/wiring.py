@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -106,11 +107,11 @@ class House:
     critic: RunCritic | None = None
 
 
-def plan(config: TrainerConfig, passed: Passed) -> Plan:
-    """Read and check everything that a run needs, without opening or sending anything.
+def check_config(config: TrainerConfig, passed: Passed) -> None:
+    """Refuse a configuration that cannot work with what the caller passes; reads no data.
 
     Raises:
-        UsageError: Something is missing, malformed or contradictory.
+        ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
     """
     for role, given in (("target", passed.target), ("optimizer", passed.optimizer)):
         if given is None and not getattr(config.models, role).model:
@@ -119,6 +120,24 @@ def plan(config: TrainerConfig, passed: Passed) -> Plan:
     require_caps(config, passed=passed.roles)
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
+
+
+def import_collaborators(config: TrainerConfig, passed: Passed) -> None:
+    """Import the slow libraries that a run will use; call it on a worker thread."""
+    names = ["telemetry", "traced", "store.lock", "store.runs"]
+    if config.asks_critic or len(passed.roles) < len(ROLES):
+        names += ["llm.client", "targets.chat"]
+    for name in names:
+        import_module(f"reflact.{name}")
+
+
+def plan(config: TrainerConfig, passed: Passed) -> Plan:
+    """Read and check everything that a run needs, without opening or sending anything.
+
+    Raises:
+        UsageError: Something is missing, malformed or contradictory.
+    """
+    check_config(config, passed)
     environment = passed.environment or _dataset(config)
     data = DataSet(
         train=tuple(environment.items(Split.train)),
@@ -186,9 +205,9 @@ async def followed(planned: Plan, emit: Emit) -> AsyncIterator[Emit]:
     if config.telemetry.mlflow is None:
         yield emit
         return
-    from reflact.report.mlflow import MlflowTracker, told_to_mlflow
+    from reflact.integrations.mlflow import MlflowTracker, report_to_mlflow
 
-    async with told_to_mlflow(
+    async with report_to_mlflow(
         emit,
         connect=partial(MlflowTracker, config.telemetry.mlflow, config.telemetry.experiment),
         run_id=planned.run_id,

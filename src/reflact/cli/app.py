@@ -6,7 +6,8 @@ and nothing was paid; 130 and 143 ended by Ctrl-C or SIGTERM.
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,7 +23,6 @@ from reflact.cli.runs import runs
 from reflact.cli.show import show
 from reflact.cli.train import train
 from reflact.errors import CassetteError, CassetteMiss, ReflactError, StoreError, UsageError
-from reflact.report.visible import in_line
 
 
 class Commands(TyperGroup):
@@ -33,32 +33,51 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
-            _say(error)
+            _print_error(error)
             raise typer.Exit(2) from None
         except ReflactError as error:
-            _say(error)
+            _print_error(error)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command goes on from where it was", err=True)
             raise typer.Exit(130) from None
 
 
-def _say(error: ReflactError) -> None:
-    typer.echo(f"error: {in_line(str(error))}", err=True)
+def _print_error(error: ReflactError) -> None:
+    from reflact.reporting.lines import escape_line
+
+    typer.echo(f"error: {escape_line(str(error))}", err=True)
     if isinstance(error, CassetteMiss):
         for text in error.difference:
-            typer.echo(in_line(text), err=True)
+            typer.echo(escape_line(text), err=True)
 
 
 app = typer.Typer(
     name="reflact",
     cls=Commands,
-    help="Train skill documents for frozen LLM agents, and keep the evidence.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"reflact {version('reflact')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train skill documents for frozen LLM agents, and keep the evidence."""
+
+
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("demo")(demo)

@@ -183,15 +183,15 @@ def calibrate_and_show(
     """
     from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
-    from reflact.cli.progress import retelling, telling
+    from reflact.cli.progress import choose_event_printer, choose_pause_printer
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
     settings = configured(path, overrides)
     if html is not None:
         require_writable(html)
-    tell = telling((Shown.quiet if as_json else Shown.lines) if show is None else show)
+    tell = choose_event_printer((Shown.quiet if as_json else Shown.lines) if show is None else show)
     done = Done(None if tell is None else undisturbed(tell))
-    told = retelling(show, as_json=as_json, terminal=sys.stderr.isatty())
+    told = choose_pause_printer(show, as_json=as_json, terminal=sys.stderr.isatty())
     with Interrupts(GRACE_SECONDS) as interrupts:
         try:
             ended = _run(settings, done, interrupts, how, None if told is None else undisturbed(told))

@@ -24,7 +24,7 @@ FEW = 10
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     from reflact.calibration.words import spent
-    from reflact.report.visible import visible
+    from reflact.reporting.lines import escape_controls
 
     if report.earlier:
         console.print(
@@ -46,7 +46,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     if report.tests_so_far is not None:
         console.print(f"{spent(report.tests_so_far)}.", highlight=False)
     for line in (*_consumed(report.consumed), *_silent(report)):
-        console.print(visible(line), highlight=False, markup=False)
+        console.print(escape_controls(line), highlight=False, markup=False)
 
 
 def _made(report: CalibrationReport) -> Iterator[str]:
@@ -82,10 +82,10 @@ def _notes(change: Change) -> Iterator[str]:
 
 def print_paid(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
     """Print what the books of a store say: what this start has paid for, and all starts together."""
-    from reflact.report.terminal import spend_lines
+    from reflact.reporting.summary import format_spend
 
     books = [_booked("paid by all starts", after, ())] if before else []
-    for line in spend_lines([*books, _booked("paid by this start", after, before)]):
+    for line in format_spend([*books, _booked("paid by this start", after, before)]):
         console.print(line, highlight=False)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reflact.cli.running import Config, Overrides, configured
-from reflact.cli.showing import Show, Shown, Times, viewing
+from reflact.cli.showing import Show, Shown, Times, build_view
 
 if TYPE_CHECKING:
     from reflact.config import TrainerConfig
-    from reflact.report.live import Showing
+    from reflact.reporting.live import RunView
     from reflact.results import Scored
     from reflact.types import Skill, Split
 
@@ -41,26 +41,26 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     import anyio
     from rich.console import Console
 
-    from reflact.report.terminal import score_table
+    from reflact.reporting.summary import build_score_table
     from reflact.types import Split
 
     settings = configured(config, overrides)
     document = _read(skill)
     console = Console()
-    with viewing(show, console, name=settings.out_dir.name, times=times) as view:
+    with build_view(show, console, name=settings.out_dir.name, times=times) as view:
         scored = anyio.run(_measure, settings, document, Split(split.value), view)
     if show is Shown.json:
         typer.echo(scored.model_dump_json(ensure_ascii=True))
     else:
-        console.print(score_table([scored]))
+        console.print(build_score_table([scored]))
 
 
-async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: Showing) -> Scored:
+async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: RunView) -> Scored:
     from reflact.events import Event
     from reflact.trainer import evaluate_skill
 
     async def emit(event: Event) -> None:
-        view.show(event)
+        view.show_event(event)
 
     return await evaluate_skill(config, skill, split, emit=emit)
 

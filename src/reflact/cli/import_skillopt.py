@@ -3,107 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from reflact.importing.settings import Converted
-
-PARTS = ("history.json", "summary.json", "runtime_state.json", "steps", "skills")
-MADE = "run.yaml"
+CONFIGS = {".yaml", ".yml", ".json"}
+DOCUMENTS = {".md", ".txt"}
 
 
 def import_skillopt(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="The folder of a run, or a .yaml or config.json file.", show_default=False
+            metavar="FILE",
+            help="A configuration (.yaml, .yml, .json) or a skill document (.md, .txt).",
+            show_default=False,
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="OUT",
-            help="Where to put it: a new folder for a run, a new .yaml file for a configuration. "
-            "Default: runs/imported-NAME, or NAME.reflact.yaml.",
+            help="The new file. Default: NAME.reflact.yaml or NAME.reflact.md in the current folder.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Take over a run or a configuration of SkillOpt.
+    """Convert a configuration or skill document of SkillOpt.
 
-    A run's steps, documents and scores go into a folder of their own, where `reflact runs` and
-    `reflact show` present them; it can be looked at, not continued. Its configuration is written
-    beside it, in this library's terms. What has no counterpart is listed with the reason, and keys
-    in clear text are left out. Nothing is written below DIR.
+    The command reads FILE and writes a new file. It lists each key without a counterpart, with the
+    reason. Keys in clear text are left out.
     """
     from reflact.errors import UsageError
-
-    if not source.exists():
-        raise UsageError(f"there is no {source}; name the folder of a run or a configuration")
-    name = source.resolve().name if source.is_dir() else source.stem
-    is_run = source.is_dir() and any((source / part).exists() for part in PARTS)
-    place = out or (Path("runs") / f"imported-{name}" if is_run else Path(f"{name}.reflact.yaml"))
-    if source.is_dir() and place.resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"{place} lies in the imported folder, which stays as it is; choose another --out")
-    if is_run:
-        _import_run(source, place)
-    else:
-        _import_config(source / "config.json" if source.is_dir() else source, name, place)
-
-
-def _import_config(file: Path, name: str, out: Path) -> None:
-    from reflact.errors import UsageError
     from reflact.exports import write
-    from reflact.importing.older_config import read_config
-    from reflact.importing.reading import Remarks
-    from reflact.importing.settings import convert
+    from reflact.reporting.lines import escape_line
 
-    if out.exists() or out.suffix not in {".yaml", ".yml"}:
-        raise UsageError(f"{out} is there already, or does not end in .yaml; choose another file with --out")
-    remarks = Remarks()
-    converted = convert(read_config(file, remarks), name)
-    write(out, converted.yaml(file.name))
-    _tell([*remarks.lines, *_lines(converted)])
-    typer.echo(f"wrote {out}")
-
-
-def _import_run(source: Path, out: Path) -> None:
-    import anyio
-
-    from reflact.errors import ConfigError
-    from reflact.exports import write
-    from reflact.importing.keeping import keep
-    from reflact.importing.older_config import read_config
-    from reflact.importing.reading import Remarks
-    from reflact.importing.run import read_run
-    from reflact.importing.settings import convert
-
-    remarks = Remarks()
-    converted: Converted | None = None
-    try:
-        converted = convert(read_config(source / "config.json", remarks), f"{source.resolve().name}-again")
-    except ConfigError as error:
-        remarks.add(f"No configuration was made: {error}.")
-    plain = None if converted is None else converted.config.model_dump(mode="json")
-    run = read_run(source, plain)
-    anyio.run(keep, run, out)
-    if converted is not None:
-        write(out / MADE, converted.yaml(f"{source.resolve().name}/config.json"))
-    _tell([*remarks.lines, *(() if converted is None else _lines(converted)), *run.remarks])
-    typer.echo(f"imported {len(run.commits) - 1} commits as run {run.run_id}; look at it: reflact show {out}")
-
-
-def _lines(converted: Converted) -> list[str]:
-    gone = [f"{', '.join(names)}: {reason}." for reason, names in converted.gone.items()]
-    secrets = ", ".join(converted.dropped)
-    said = [f"{secrets}: left out, because keys in clear text are not copied."] if secrets else []
-    return [*said, *gone, *converted.remarks]
-
-
-def _tell(lines: Iterable[str]) -> None:
+    if source.is_dir():
+        raise UsageError(f"{source} is a folder; name its config.json or its best_skill.md")
+    if source.suffix not in CONFIGS | DOCUMENTS:
+        raise UsageError(f"{source} ends neither in .yaml, .yml or .json nor in .md or .txt")
+    is_config = source.suffix in CONFIGS
+    place = out or Path(f"{source.stem}.reflact.{'yaml' if is_config else 'md'}")
+    if place.exists():
+        raise UsageError(f"{place} is there already; choose another file with --out")
+    if is_config and place.suffix not in {".yaml", ".yml"}:
+        raise UsageError(f"{place} does not end in .yaml; choose another file with --out")
+    text, lines = _convert_config(source) if is_config else _convert_document(source)
+    write(place, text)
     for line in dict.fromkeys(lines):
-        typer.echo(f"note: {line}")
+        typer.echo(f"note: {escape_line(line)}")
+    typer.echo(f"wrote {place}")
+
+
+def _convert_config(source: Path) -> tuple[str, list[str]]:
+    from reflact.integrations.skillopt.config import convert_config
+    from reflact.integrations.skillopt.files import read_config
+
+    converted = convert_config(read_config(source), source.stem)
+    secrets = ", ".join(converted.dropped)
+    lines = [f"{secrets}: left out, because keys in clear text are not copied."] if secrets else []
+    lines += [f"{', '.join(names)}: {reason}." for reason, names in converted.gone.items()]
+    return converted.to_yaml(source.name), [*lines, *converted.remarks]
+
+
+def _convert_document(source: Path) -> tuple[str, list[str]]:
+    from reflact.integrations.skillopt.files import read_document
+
+    document = read_document(source)
+    return document.skill.text, list(document.remarks)

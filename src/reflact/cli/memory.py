@@ -157,11 +157,11 @@ def label(
     import anyio
 
     from reflact.memory import Gold
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     gold = Gold(phi_before=before, phi_after=after, source="human", reasoning=reason)
     name, known, steps = anyio.run(_label, store, trace, step, gold, replace)
-    typer.echo(f"labelled step {step} of trace {in_line(name)}; {known} of its {steps} steps have gold")
+    typer.echo(f"labelled step {step} of trace {escape_line(name)}; {known} of its {steps} steps have gold")
 
 
 @memory.command()
@@ -182,7 +182,7 @@ def forget(
     """Remove everything that came from a trace, and say what was removed; there is no way back."""
     import anyio
 
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     gone = anyio.run(_forget, store, trace, calls)
     if json:
@@ -190,8 +190,8 @@ def forget(
         return
     if _came_from(gone):
         typer.echo(
-            f"forgot trace {in_line(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units with "
-            f"{gone.cards} cards, {gone.anchors} anchors"
+            f"forgot trace {escape_line(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units "
+            f"with {gone.cards} cards, {gone.anchors} anchors"
         )
     if calls:
         typer.echo(f"removed {gone.replies} stored replies of models to calibration's questions")

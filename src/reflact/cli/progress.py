@@ -1,4 +1,4 @@
-"""A calibration while it goes on: a line for each thing that matters, or its events as JSON."""
+"""Shows a calibration while it runs: event lines on standard error, or events as JSON."""
 
 from __future__ import annotations
 
@@ -16,73 +16,61 @@ if TYPE_CHECKING:
     from reflact.results import Usage
 
 LINES = 20
-"""Lines about the pairs of one round, at most."""
+"""The most lines about the pairs of one round."""
 
 
-def telling(show: Shown) -> Tell | None:
-    """Return what is told of a calibration's events; None: nobody.
+def choose_event_printer(show: Shown) -> Tell | None:
+    """Return the callback that shows the events of a calibration; None if nothing is shown.
 
-    Lines go to standard error, so that the report has standard output to itself; a live view is lines here.
+    Lines go to standard error, because the report goes to standard output. There is no live display.
     """
     if show is Shown.quiet:
         return None
     if show is Shown.json:
-        return _as_json
-    return Progress()
+        return lambda event: typer.echo(event.model_dump_json(ensure_ascii=True))
+    return CalibrationLines()
 
 
-def retelling(show: Shown | None, *, as_json: bool, terminal: bool) -> Callable[[LimitChange], None] | None:
-    """Return what is told of back-offs and repeats, in lines on standard error; None: nobody.
+def choose_pause_printer(
+    show: Shown | None, *, as_json: bool, terminal: bool
+) -> Callable[[LimitChange], None] | None:
+    """Return the callback that shows pauses of endpoints; None if they are not shown.
 
-    They are told among other lines, and beside the report as JSON where standard error is a ``terminal``.
+    They are shown among other lines. Beside a report as JSON they are shown if standard error is a terminal.
     """
     if show in {Shown.lines, Shown.live} or (show is None and (not as_json or terminal)):
-        return Retries()
+        return PausePrinter()
     return None
 
 
-class Retries:
-    """Prints a line where an endpoint backs off, or is not reached and tried again; the same one once."""
+class PausePrinter:
+    """Prints a line when an endpoint pauses or cannot be reached; each line once."""
 
     def __init__(self) -> None:
-        from reflact.report.story import Story
+        from reflact.reporting.lines import EventLines
 
-        self._story = Story()
+        self._event_lines = EventLines()
 
     def __call__(self, change: LimitChange) -> None:
-        """Print the line that a change is worth."""
+        """Print the line of a pause."""
         from reflact.events import BackedOff
-        from reflact.report.visible import visible
 
-        line = self._story.tell(BackedOff(run_id="", **change._asdict()))
-        if line is not None:
-            typer.echo(visible(line), err=True)
+        _print_line(self._event_lines.format_event(BackedOff(run_id="", **change._asdict())))
 
 
-def _as_json(event: CalibrationEvent) -> None:
-    typer.echo(event.model_dump_json(ensure_ascii=True))
-
-
-class Progress:
-    """Prints a line for each event that matters, and for every twentieth part of a round's traces."""
+class CalibrationLines:
+    """Prints a line for each important event, and for every twentieth part of a round's traces."""
 
     def __init__(self) -> None:
-        self._traces = 0
-        self._done = 0
-        self._candidates = 0
-        self._kept = 0
-        self._drops: Counter[str] = Counter()
+        self._traces = self._done = self._candidates = self._pairs = 0
+        self._dropped: Counter[str] = Counter()
 
     def __call__(self, event: CalibrationEvent) -> None:
-        """Print the line that an event is worth."""
-        from reflact.report.visible import visible
+        """Print the line of an event."""
+        _print_line(self.format_event(event))
 
-        line = self.line(event)
-        if line is not None:
-            typer.echo(visible(line), err=True)
-
-    def line(self, event: CalibrationEvent) -> str | None:
-        """Return the line that an event is worth, or None."""
+    def format_event(self, event: CalibrationEvent) -> str | None:
+        """Return the line of an event; None if the event has no line."""
         from reflact.calibration import events
         from reflact.cli.calibrated import tested
 
@@ -90,49 +78,57 @@ class Progress:
         match event:
             case events.Began():
                 line = (
-                    f"began     {event.learn} traces to learn from; held out: {event.held_out} traces with "
-                    f"{event.steps} known steps; anchors: {event.anchors} steps"
+                    f"began     {event.learn} traces to learn from; {event.held_out} held-out traces with "
+                    f"{event.steps} labelled steps; {event.anchors} anchor steps"
                 )
             case events.CriticMeasured():
-                line = _measured(event)
+                line = _format_measurement(event)
             case events.RoundBegan():
-                self._traces, self._done, self._candidates, self._kept = event.traces, 0, 0, 0
-                self._drops.clear()
-                line = f"round {event.number:<3} {event.traces} traces{_so_far(event.usage)}"
+                self._traces, self._done, self._candidates, self._pairs = event.traces, 0, 0, 0
+                self._dropped.clear()
+                line = f"round {event.number:<3} {event.traces} traces{_format_usage(event.usage)}"
             case events.PairsMade():
-                line = self._pairs(event)
+                line = self._format_pairs(event)
             case events.BatchTested():
-                line = f"test      {tested(event.evidence)}{_so_far(event.usage)}"
+                line = f"test      {tested(event.evidence)}{_format_usage(event.usage)}"
             case events.NotTested():
-                line = f"no test   of {event.pairs} pairs: {event.words}{_so_far(event.usage)}"
+                line = f"no test   of {event.pairs} pairs: {event.words}{_format_usage(event.usage)}"
         return line
 
-    def _pairs(self, event: PairsMade) -> str | None:
-        """Return how far the round is, at every so-many-th trace and at the last."""
+    def _format_pairs(self, event: PairsMade) -> str | None:
         before = self._done * LINES // max(self._traces, 1)
         self._done += 1
         self._candidates += event.candidates
-        self._kept += event.kept
-        self._drops.update({drop.reason: drop.candidates for drop in event.drops})
+        self._pairs += event.kept
+        self._dropped.update({drop.reason: drop.candidates for drop in event.drops})
         if self._done * LINES // max(self._traces, 1) == before:
             return None
-        lost = ", ".join(f"{reason} {count}" for reason, count in sorted(self._drops.items()))
+        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._dropped.items()))
         return (
-            f"pairs     {self._done} of {self._traces} traces: {self._kept} of {self._candidates} candidates"
-            f"{f'; dropped: {lost}' if lost else ''}{_so_far(event.usage)}"
+            f"pairs     {self._done} of {self._traces} traces: {self._pairs} of {self._candidates} candidates"
+            f"{f'; dropped: {dropped}' if dropped else ''}{_format_usage(event.usage)}"
         )
 
 
-def _measured(event: CriticMeasured) -> str:
-    about = [
-        f"{name}: {_figures(figures)}"
+def _print_line(line: str | None) -> None:
+    from reflact.reporting.lines import escape_controls
+
+    if line is not None:
+        typer.echo(escape_controls(line), err=True)
+
+
+def _format_measurement(event: CriticMeasured) -> str:
+    parts = [
+        f"{name}: {_format_figures(figures)}"
         for name, figures in (("held-out steps", event.held_out), ("anchors", event.anchors))
         if figures.steps or figures.unscored
     ]
-    return f"{event.when:<9} {'; '.join(about) or 'nothing to measure on'}{_so_far(event.usage)}"
+    return (
+        f"{event.when:<9} {'; '.join(parts) or 'no labelled steps to measure on'}{_format_usage(event.usage)}"
+    )
 
 
-def _figures(figures: Figures) -> str:
+def _format_figures(figures: Figures) -> str:
     words = [f"{figures.steps} scored"]
     if figures.unscored:
         words.append(f"{figures.unscored} without a valid score")
@@ -143,6 +139,6 @@ def _figures(figures: Figures) -> str:
     return ", ".join(words)
 
 
-def _so_far(usage: Usage) -> str:
+def _format_usage(usage: Usage) -> str:
     money = "" if usage.usd is None else f", ${usage.usd:.4f}"
     return f" ({usage.calls:,} calls{money} so far)"

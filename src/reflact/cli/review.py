@@ -35,10 +35,10 @@ def asking() -> Approve:
 
 def answer(review: Review) -> bool | str:
     """Show a review on standard error and read the answer."""
-    from reflact.report.visible import visible
+    from reflact.reporting.lines import escape_controls
 
     shown = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
-    typer.echo(visible(shown), err=True)
+    typer.echo(escape_controls(shown), err=True)
     said = str(typer.prompt("take it? [Y/n/reason]", default="y", show_default=False, err=True)).strip()
     if said.lower() in {"y", "yes"}:
         return True

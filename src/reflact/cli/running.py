@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reflact.config import TrainerConfig
     from reflact.events import Event
     from reflact.ports import Approve
-    from reflact.report.live import Showing
+    from reflact.reporting.live import RunView
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
 
@@ -64,17 +64,17 @@ def train_and_show(
     from rich.console import Console
 
     from reflact.cli.interrupts import Interrupts
-    from reflact.cli.showing import tell_interrupt, viewing
-    from reflact.report.terminal import print_summary
+    from reflact.cli.showing import build_view, show_interrupt
+    from reflact.reporting.summary import print_summary
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
     console = Console()
     if approve is not None and show is Shown.live:
         show = Shown.lines
-    view = viewing(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
-    grace, tell = config.train.grace_seconds, partial(tell_interrupt, view)
-    with Interrupts(grace, say=tell, leave=view.leave) as interrupts:
+    view = build_view(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
+    grace, tell = config.train.grace_seconds, partial(show_interrupt, view)
+    with Interrupts(grace, say=tell, leave=view.build_cleanup) as interrupts:
         with view:
             summary = _run(_Following(trainer, config, view), interrupts)
         if show is not Shown.json:
@@ -109,7 +109,7 @@ def _run(following: _Following, interrupts: Interrupts) -> RunSummary:
 class _Following:
     """Shows what happens in a run, and keeps its summary."""
 
-    def __init__(self, trainer: Trainer, config: TrainerConfig, view: Showing) -> None:
+    def __init__(self, trainer: Trainer, config: TrainerConfig, view: RunView) -> None:
         self.begun = False
         self.summary: RunSummary | None = None
         self.run_id = trainer.run_id
@@ -122,21 +122,21 @@ class _Following:
         import anyio
 
         from reflact.events import Finished, RunStarted
-        from reflact.report.live import Lines
+        from reflact.reporting.live import LineView
 
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=self._trainer.stop, cancel=scope.cancel)
             async with self._trainer.stream() as happenings:
                 async for event in happenings:
-                    if isinstance(self._view, Lines) and not (self.begun or isinstance(event, RunStarted)):
-                        self._view.recall(await self._told())
+                    if isinstance(self._view, LineView) and not (self.begun or isinstance(event, RunStarted)):
+                        self._view.restore(await self._read_earlier_events())
                     self.begun = True
-                    self._view.show(event)
+                    self._view.show_event(event)
                     if isinstance(event, Finished):
                         self.summary = event.summary
 
-    async def _told(self) -> tuple[Event, ...]:
-        """Return the durable events of earlier starts; none that cannot be read: they only adorn."""
+    async def _read_earlier_events(self) -> tuple[Event, ...]:
+        """Return the durable events of earlier starts; nothing if the store cannot be read."""
         from reflact.errors import StoreError
         from reflact.store.runs import open_store
 
@@ -148,6 +148,6 @@ class _Following:
 
 
 def _say_error(text: str) -> None:
-    from reflact.report.visible import visible
+    from reflact.reporting.lines import escape_controls
 
-    typer.echo(f"error: {visible(text)}", err=True)
+    typer.echo(f"error: {escape_controls(text)}", err=True)

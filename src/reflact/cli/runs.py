@@ -23,7 +23,7 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from reflact.report.story import number
+    from reflact.reporting.lines import format_score
 
     table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("steps", "best", "started"):
@@ -36,7 +36,7 @@ def runs(
                 row.run_id,
                 row.status or "open",
                 str(row.steps),
-                number(best),
+                format_score(best),
                 f"{row.created:%Y-%m-%d %H:%M}",
             )
     Console().print(table)

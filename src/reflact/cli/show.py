@@ -67,14 +67,13 @@ def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
 async def _print_run(
     console: Console, store: SQLiteStore, row: RunRow, records: Sequence[StepRecord], folder: Path
 ) -> None:
-    from reflact.report.story import epoch_line
-    from reflact.report.terminal import print_summary, step_table
-    from reflact.report.visible import visible
+    from reflact.reporting.lines import escape_controls, format_epoch
+    from reflact.reporting.summary import build_step_table, print_summary
 
     console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)
-    console.print(step_table(records))
+    console.print(build_step_table(records))
     for end in await store.epochs(row.run_id):
-        console.print(visible(epoch_line(end)), markup=False, highlight=False, soft_wrap=True)
+        console.print(escape_controls(format_epoch(end)), markup=False, highlight=False, soft_wrap=True)
     summary = await store.summary(row.run_id)
     if summary is None:
         console.print(f"open: {row.steps} steps committed, not ended", highlight=False)
@@ -85,23 +84,18 @@ async def _print_run(
 async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) -> None:
     from rich.syntax import Syntax
 
-    from reflact.errors import StoreError
-    from reflact.report.terminal import step_lines, step_table
-    from reflact.report.visible import visible
+    from reflact.reporting.lines import escape_controls
+    from reflact.reporting.summary import build_step_table, format_step
     from reflact.skill import diff
 
-    console.print(step_table([record]))
-    for line in step_lines(record):
-        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+    console.print(build_step_table([record]))
+    for line in format_step(record):
+        console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
     if record.candidate_hash == record.skill_before:
         return
     before = await store.skill(record.skill_before)
-    try:
-        after = await store.skill(record.candidate_hash)
-    except StoreError:  # an imported run may lack what it rejected
-        typer.echo("the candidate's document is not stored")
-        return
-    text = visible(diff(before.text, after.text))
+    after = await store.skill(record.candidate_hash)
+    text = escape_controls(diff(before.text, after.text))
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:

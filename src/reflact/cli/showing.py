@@ -1,4 +1,4 @@
-"""How a command shows a run while it goes on."""
+"""Options and views that show a run while it trains."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from reflact.report.live import Showing
+    from reflact.reporting.live import RunView
 
 
 class Shown(StrEnum):
-    """What a command shows of a run."""
+    """How a command shows a run."""
 
     live = "live"
     lines = "lines"
@@ -27,8 +27,8 @@ Show = Annotated[
     Shown,
     typer.Option(
         metavar="live|lines|quiet|json",
-        help="live: a view of the run as it goes on, or lines where there is no terminal; lines: one for "
-        "each thing that matters; quiet: only the end; json: events, one a line, and nothing else.",
+        help="live: a display of the run, or lines if there is no terminal; lines: one line for each "
+        "important event; quiet: only the summary; json: only events, one per line.",
     ),
 ]
 Times = Annotated[bool, typer.Option("--times", help="Begin each line with the date and the time.")]
@@ -36,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="The same as --show json.")]
 
 
 def chosen(show: Shown, *, as_json: bool) -> Shown:
-    """Return what is shown where ``--json`` stands beside ``--show``.
+    """Return what to show, given ``--show`` and ``--json``.
 
     Raises:
         UsageError: The two contradict each other.
@@ -48,40 +48,40 @@ def chosen(show: Shown, *, as_json: bool) -> Shown:
     return Shown.json if as_json else show
 
 
-def viewing(
+def build_view(
     show: Shown, console: Console, *, name: str, epochs: int | None = None, times: bool = False
-) -> Showing:
-    """Return the view of a run.
+) -> RunView:
+    """Build the view of a run.
 
     Args:
-        show: What is asked for; ``live`` means lines where standard output is no terminal that can move its
-            cursor.
-        console: Where it is shown.
-        name: What the run is called.
-        epochs: How many it has, where that is known.
+        show: The requested kind. ``live`` falls back to lines if standard output is not a terminal that can
+            move its cursor.
+        console: Where to print.
+        name: The name of the run's folder.
+        epochs: The planned number of epochs, if it is known.
         times: Whether lines begin with the time.
     """
     import time
 
-    from reflact.report.live import JsonLines, Lines, LiveView, Showing
-    from reflact.report.watched import Watched
+    from reflact.reporting.live import JsonView, LineView, LiveView, RunView
+    from reflact.reporting.live_state import LiveState
 
     if show is Shown.quiet:
-        return Showing()
+        return RunView()
     if show is Shown.json:
-        return JsonLines(typer.echo)
+        return JsonView(typer.echo)
     if show is Shown.live and console.is_interactive and sys.stdout.isatty():
-        watched = Watched(name=name, epochs=epochs, began=time.monotonic())
-        return LiveView(console, watched, clock=time.monotonic, times=times, with_errors=sys.stderr.isatty())
-    return Lines(console, times=times)
+        state = LiveState(name=name, epochs=epochs, began=time.monotonic())
+        return LiveView(console, state, clock=time.monotonic, times=times, with_errors=sys.stderr.isatty())
+    return LineView(console, times=times)
 
 
-def tell_interrupt(view: Showing, text: str) -> None:
-    """Show what a signal brings about: on standard error, or in a live view of the same terminal."""
+def show_interrupt(view: RunView, text: str) -> None:
+    """Show the effect of a signal, on standard error or in a live view of the same terminal."""
     from reflact.cli.interrupts import write_line
-    from reflact.report.live import LiveView
+    from reflact.reporting.live import LiveView
 
     if isinstance(view, LiveView) and view.with_errors:
-        view.say(text)
+        view.show_line(text)
     else:
         write_line(text)

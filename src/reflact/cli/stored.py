@@ -110,9 +110,9 @@ def columns(
 
     from rich.cells import cell_len, set_cell_size
 
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
-    table = [[in_line(text) for text in row] for row in (names, *rows)]
+    table = [[escape_line(text) for text in row] for row in (names, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     end = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row in table:
@@ -203,17 +203,17 @@ def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: b
 
 def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
     """Yield the lines that show a unit with its history."""
-    from reflact.report.visible import in_line, visible
+    from reflact.reporting.lines import escape_controls, escape_line
 
     for card in cards:
-        yield f"{card.kind} {in_line(card.id)}"
+        yield f"{card.kind} {escape_line(card.id)}"
         for field, value in _facts(card):
-            yield f"  {field}: {in_line(value)}"
+            yield f"  {field}: {escape_line(value)}"
         for text in filter(None, (card.content, card.pattern, card.strategy)):
-            yield "\n" + "\n".join(f"    {one}" for one in visible(text).split("\n"))
+            yield "\n" + "\n".join(f"    {one}" for one in escape_controls(text).split("\n"))
         yield ""
     for change in history:
-        why = f" ({in_line(change.reason)})" if change.reason else ""
+        why = f" ({escape_line(change.reason)})" if change.reason else ""
         test = "" if change.promotion is None else f", test {change.promotion}"
         yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}"
 
@@ -241,16 +241,16 @@ def _facts(card: MemoryCard) -> list[tuple[str, str]]:
 def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
     """Yield the lines that show a trace step by step."""
     from reflact.calibration.tokens import cut
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
-    yield f"trace {in_line(trace.id)}"
-    yield f"  purpose: {in_line(cut(trace.purpose, CHANGE_TOKENS))}"
+    yield f"trace {escape_line(trace.id)}"
+    yield f"  purpose: {escape_line(cut(trace.purpose, CHANGE_TOKENS))}"
     yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
     yield f"  pairs made of it: {summary.pairs}"
     for event in trace.events:
         yield ""
         for text in _event_shown(event):
-            yield in_line(text)
+            yield escape_line(text)
 
 
 def _event_shown(event: ScoreEvent) -> Iterator[str]:
@@ -272,10 +272,11 @@ def _event_shown(event: ScoreEvent) -> Iterator[str]:
 
 def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
     """Print which files of traces are not whole, and what of them was left out."""
-    from reflact.report.visible import in_line
+    from reflact.reporting.lines import escape_line
 
     for trace in traces:
         if trace.lost:
             typer.echo(
-                f"trace {in_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out", err=err
+                f"trace {escape_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out",
+                err=err,
             )

@@ -14,7 +14,7 @@ import htpy as h
 
 from reflact.calibration.metrics import Bin
 from reflact.pages.frame import number, span
-from reflact.report.figures import quantity
+from reflact.reporting.lines import format_count
 from reflact.results import Estimate
 
 Look = Literal["before", "after", "plain"]
@@ -190,7 +190,7 @@ def _count(one: Bin, across: Scale, up: Scale) -> Iterator[h.Element]:
     left, right, top = across(one.low) + 1, across(one.high) - 1, up(one.transitions)
     size = {"x": _at(left), "y": _at(top), "width": _at(right - left), "height": _at(up(0) - top)}
     yield h.rect(size, class_="count")
-    yield _text((left + right) / 2, top - 3, quantity(one.transitions), anchor="middle", class_="value")
+    yield _text((left + right) / 2, top - 3, format_count(one.transitions), anchor="middle", class_="value")
 
 
 def _mark(x: float, y: float, r: float, look: Look) -> h.Element:

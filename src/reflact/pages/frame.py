@@ -14,7 +14,7 @@ import htpy as h
 from markupsafe import Markup
 
 from reflact.calibration import words
-from reflact.report.visible import visible
+from reflact.reporting.lines import escape_controls
 from reflact.results import Estimate
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -117,7 +117,7 @@ def folded(summary: str, *content: h.Node) -> h.Element:
 
 def safe(text: str) -> str:
     """Return a text of unknown origin with its unseen characters written out; escaping is the page's work."""
-    return visible(text)
+    return escape_controls(text)
 
 
 def named(name: str) -> list[h.Node]:

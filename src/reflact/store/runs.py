@@ -148,11 +148,6 @@ class SQLiteStore(SQLiteEffects):
             return
         known, text = rows[-1]
         before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
-        if "imported_from" in before:
-            raise RunConflict(
-                f"run {known} in {self._database.path} was imported from {before['imported_from']}: it can "
-                "be looked at, but not continued; choose another out_dir"
-            )
         raise conflict(known, self._database.path, changes(before, identity))
 
     def journal(self, run_id: str) -> SQLiteJournal:

@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on."""
+"""The state of a run for the live view."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from reflact import events
 from reflact.records import Version
-from reflact.report.watched import Watched, fold, recalled
+from reflact.reporting.live_state import LiveState, restore_state, update_state
 from reflact.results import Usage
 from reflact.types import Action
 
@@ -47,15 +47,15 @@ def called(sample: str, *, reply: bool = True) -> events.Event:
     )
 
 
-def after(*moments: tuple[float, events.Event], watched: Watched | None = None) -> Watched:
+def after(*moments: tuple[float, events.Event], state: LiveState | None = None) -> LiveState:
     """Return what is known after events, each with its moment."""
-    watched = Watched(epochs=2) if watched is None else watched
+    state = LiveState(epochs=2) if state is None else state
     for at, event in moments:
-        watched = fold(watched, event, at)
-    return watched
+        state = update_state(state, event, at)
+    return state
 
 
-def at_once(*happened: events.Event) -> Watched:
+def at_once(*happened: events.Event) -> LiveState:
     """Return what is known after events of one moment."""
     return after(*((0.0, event) for event in happened))
 
@@ -63,47 +63,47 @@ def at_once(*happened: events.Event) -> Watched:
 # ------------------------------------------------------------------------------------------ estimates
 
 
-def test_nothing_is_estimated_before_a_step_was_watched() -> None:
+def test_nothing_is_estimated_before_a_step_was_state() -> None:
     """Without a plan, or without a finished step, there is no estimate."""
-    assert Watched().seconds_left(9.0) is None
-    assert after((0, PLAN), (1, started(1))).seconds_left(9.0) is None
-    assert after((0, started(1)), (5, committed(1))).seconds_left(9.0) is None
+    assert LiveState().estimate_seconds_left(9.0) is None
+    assert after((0, PLAN), (1, started(1))).estimate_seconds_left(9.0) is None
+    assert after((0, started(1)), (5, committed(1))).estimate_seconds_left(9.0) is None
 
 
 def test_steps_that_are_left_count_as_the_mean_of_those_that_are_over() -> None:
     """Ten steps, of which two took 10 and 20 seconds: eight are left."""
     two = after((0, PLAN), (0, started(1)), (10, committed(1)), (10, started(2)), (30, committed(2)))
-    assert two.seconds_left(30.0) == pytest.approx(8 * 15.0)
+    assert two.estimate_seconds_left(30.0) == pytest.approx(8 * 15.0)
 
 
 def test_what_the_step_under_way_has_taken_is_deducted() -> None:
     """Up to the mean: a step that takes longer leaves the others as they were estimated."""
     third = after((0, PLAN), (0, started(1)), (10, committed(1)), (10, started(2)))
-    assert third.seconds_left(14.0) == pytest.approx(9 * 10.0 - 4)
-    assert third.seconds_left(99.0) == pytest.approx(8 * 10.0)
+    assert third.estimate_seconds_left(14.0) == pytest.approx(9 * 10.0 - 4)
+    assert third.estimate_seconds_left(99.0) == pytest.approx(8 * 10.0)
 
 
 def test_after_the_last_step_nothing_is_estimated() -> None:
     """What comes then is of another kind."""
     done = after((0, PLAN), (0, started(10)), (5, committed(10)))
-    assert done.seconds_left(5.0) is None
+    assert done.estimate_seconds_left(5.0) is None
 
 
-def test_a_step_whose_beginning_was_not_watched_tells_nothing_of_time() -> None:
+def test_a_step_whose_beginning_was_not_state_tells_nothing_of_time() -> None:
     """It was under way when an earlier start was stopped, so its time is not known."""
     resumed = after((0, PLAN), (3, committed(4)))
     assert resumed.step_seconds == ()
     assert resumed.committed == 4
 
 
-def test_an_earlier_start_is_recalled_without_its_times() -> None:
+def test_an_earlier_start_is_restore_state_without_its_times() -> None:
     """Its steps, scores and plan are known again, and none of the moments."""
     told = (PLAN, started(1), committed(1, "accept_new_best", V1), started(2))
-    known = recalled(Watched(epochs=2, began=100.0), told)
-    assert (known.total, known.committed, known.best) == (10, 1, V1)
+    known = restore_state(LiveState(epochs=2, began=100.0), told)
+    assert (known.total_steps, known.committed, known.best) == (10, 1, V1)
     assert known.step_seconds == ()
     assert known.step_since is None
-    assert known.seconds_left(101.0) is None
+    assert known.estimate_seconds_left(101.0) is None
 
 
 # ------------------------------------------------------------------------------------------ stages
@@ -130,10 +130,10 @@ def test_a_commit_clears_what_only_its_step_was_about() -> None:
     look = events.GateLooked(run_id=RUN, step=1, part="step", trial=0, n=10)
     begun = events.StageStarted(run_id=RUN, step=1, stage="evaluate")
     before = at_once(started(1), begun, look, drafted("s", "x"))
-    assert (len(before.stages), len(before.looks), len(before.writing)) == (1, 1, 1)
-    assert fold(before, committed(1), 1.0).stages == ()
-    assert fold(before, committed(1), 1.0).looks == ()
-    assert fold(before, committed(1), 1.0).writing == ()
+    assert (len(before.stages), len(before.looks), len(before.drafts)) == (1, 1, 1)
+    assert update_state(before, committed(1), 1.0).stages == ()
+    assert update_state(before, committed(1), 1.0).looks == ()
+    assert update_state(before, committed(1), 1.0).drafts == ()
 
 
 def test_looks_of_another_decision_begin_anew() -> None:
@@ -146,7 +146,7 @@ def test_looks_of_another_decision_begin_anew() -> None:
 
 def test_a_step_that_is_told_twice_is_counted_once() -> None:
     """What an earlier start told and this one tells again is one step."""
-    assert len(at_once(committed(1), committed(2), committed(2)).taken) == 2
+    assert len(at_once(committed(1), committed(2), committed(2)).results) == 2
 
 
 # ------------------------------------------------------------------------------------------ drafts
@@ -155,15 +155,15 @@ def test_a_step_that_is_told_twice_is_counted_once() -> None:
 def test_a_draft_grows_in_its_place() -> None:
     """Of each call the last draft is kept, in the order in which they began."""
     known = at_once(drafted("a", "1"), drafted("b", "2"), drafted("a", "11"))
-    assert [(w.sample, w.draft) for w in known.writing] == [("a", "11"), ("b", "2")]
+    assert [(w.sample, w.draft) for w in known.drafts] == [("a", "11"), ("b", "2")]
 
 
 def test_the_last_finished_draft_stays_until_another_begins() -> None:
     """It can be read while nothing is being written, and gives way then."""
     known = at_once(drafted("a", "1"), drafted("b", "2"), called("a"), called("b"))
-    assert [(w.sample, w.over) for w in known.writing] == [("b", True)]
-    known = fold(known, drafted("c", "3"), 0.0)
-    assert [(w.sample, w.over) for w in known.writing] == [("c", False)]
+    assert [(w.sample, w.finished) for w in known.drafts] == [("b", True)]
+    known = update_state(known, drafted("c", "3"), 0.0)
+    assert [(w.sample, w.finished) for w in known.drafts] == [("c", False)]
 
 
 def test_a_reset_says_why_until_the_next_attempt() -> None:
@@ -171,9 +171,9 @@ def test_a_reset_says_why_until_the_next_attempt() -> None:
     reset = events.DraftReset(
         run_id=RUN, role="optimizer", purpose="merge", sample="a", attempt=1, reason="no such anchor"
     )
-    (refused,) = at_once(drafted("a", "1"), reset).writing
+    (refused,) = at_once(drafted("a", "1"), reset).drafts
     assert (refused.draft, refused.refused) == ("1", "no such anchor")
-    (again,) = at_once(drafted("a", "1"), reset, drafted("a", "2", attempt=2)).writing
+    (again,) = at_once(drafted("a", "1"), reset, drafted("a", "2", attempt=2)).drafts
     assert (again.draft, again.refused, again.attempt) == ("2", None, 2)
 
 
@@ -193,7 +193,7 @@ def test_an_endpoint_is_known_by_what_it_said_last() -> None:
         return events.BackedOff(run_id=RUN, endpoint=endpoint, status=429, seconds=seconds, rate=2.0)
 
     known = after((0, backed_off("a", 5)), (1, backed_off("b", 5)), (2, backed_off("a", 9)))
-    assert [(w.endpoint, w.until) for w in known.waiting] == [("b", 6.0), ("a", 11.0)]
+    assert [(pause.endpoint, at) for at, pause in known.pauses] == [("b", 1), ("a", 2)]
 
 
 def test_the_epochs_end_and_the_promotion_move_the_versions() -> None:
@@ -207,4 +207,4 @@ def test_the_epochs_end_and_the_promotion_move_the_versions() -> None:
 def test_events_that_change_nothing_leave_the_value_alone() -> None:
     """A value is made anew only where something became known."""
     known = at_once(PLAN)
-    assert fold(known, events.Warned(run_id=RUN, message="x"), 1.0) is known
+    assert update_state(known, events.Warned(run_id=RUN, message="x"), 1.0) is known

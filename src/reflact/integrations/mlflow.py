@@ -75,7 +75,7 @@ class Tracker(Protocol):
 
 
 @asynccontextmanager
-async def told_to_mlflow(
+async def report_to_mlflow(
     emit: Emit,
     *,
     connect: Callable[[], Tracker],

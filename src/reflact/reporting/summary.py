@@ -1,4 +1,4 @@
-"""What a run came to, at a terminal: tables, and lines beside them."""
+"""The summary of a run for a terminal: tables, and lines around them."""
 
 from __future__ import annotations
 
@@ -11,37 +11,35 @@ from rich.table import Table
 from rich.text import Text
 
 from reflact.records import StepRecord, Version
-from reflact.report.story import change, number
-from reflact.report.visible import visible
-from reflact.report.wrapping import hanging
+from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
 from reflact.results import CriticUsed, Estimate, FaultCount, RunSummary, Scored, Spend, Usage
 from reflact.types import EditResult
 
 
-def score_table(scores: Sequence[Scored]) -> Table:
+def build_score_table(scores: Sequence[Scored]) -> Table:
     """Return the scores of documents on splits, each with its count and 95% interval."""
     table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("n", "solved", "hard", "95% interval", "soft"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("sha-256", no_wrap=True)
     for score in scores:
-        interval = "-" if score.low is None else f"{number(score.low)} to {number(score.high)}"
+        interval = "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
         n = f"{score.n}" if not score.unmeasured else f"{score.n} (+{score.unmeasured} unmeasured)"
         solved = f"{score.successes:g}" if score.n else "-"
         table.add_row(
-            Text(visible(score.name)),
+            Text(escape_controls(score.name)),
             score.split.value,
             n,
             solved,
-            number(score.hard),
+            format_score(score.hard),
             interval,
-            number(score.soft),
+            format_score(score.soft),
             score.skill_hash[:8],
         )
     return table
 
 
-def step_table(records: Sequence[StepRecord]) -> Table:
+def build_step_table(records: Sequence[StepRecord]) -> Table:
     """Return a run's committed steps, one line each."""
     table = Table("step", "epoch", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("decision", no_wrap=True)
@@ -54,7 +52,7 @@ def step_table(records: Sequence[StepRecord]) -> Table:
             str(record.step),
             str(record.epoch),
             verdict.action,
-            change(verdict.current_score, verdict.candidate_score),
+            format_change(verdict.current_score, verdict.candidate_score),
             f"{solved}/{record.rollout.n}",
             f"{sum(result.status == 'applied' for result in record.edits)}/{len(record.edits)}",
             f"v{record.current.number}",
@@ -62,100 +60,104 @@ def step_table(records: Sequence[StepRecord]) -> Table:
     return table
 
 
-def step_lines(record: StepRecord) -> tuple[str, ...]:
+def format_step(record: StepRecord) -> tuple[str, ...]:
     """Return a step's verdict, failure patterns, fallbacks and edits, one line each."""
     patterns = (p for report in record.reports for p in report.patterns)
     refusals = (r for r in record.reports if r.refusal is not None)
-    untold = (r for r in record.reports if r.triage_refusal is not None)
+    untriaged = (r for r in record.reports if r.triage_refusal is not None)
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         f"verdict: {record.verdict.reason}",
         *(f"pattern: {p.type} ({p.count}): {p.description}" for p in patterns),
         *(f"no report of {r.source_type} minibatch {r.index}: {r.refusal}" for r in refusals),
-        *(f"no lapses of {r.source_type} minibatch {r.index}: {r.triage_refusal}" for r in untold),
+        *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_refusal}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
-        *(f"fallback: {f.label}: {f.reason}; instead: {f.instead}" for f in fallbacks),
-        *(_edit_line(result) for result in record.edits),
+        *(f"fallback: {format_fallback(fallback)}" for fallback in fallbacks),
+        *(_format_edit(result) for result in record.edits),
     )
 
 
-def _edit_line(result: EditResult) -> str:
+def _format_edit(result: EditResult) -> str:
     edit = result.edit
     what = " ".join(repr(text) for text in (edit.target, edit.content) if text)
     reason = "" if result.reason is None else f" ({result.reason})"
     return f"edit {result.status}{reason}: {edit.op} {what}"
 
 
-def spend_lines(spend: Sequence[Spend]) -> tuple[str, ...]:
-    """Return what each role consumed, one line each."""
+def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
+    """Return the spend of each role, one line each."""
     return tuple(
-        _consumed(role, [entry for entry in spend if entry.role == role])
+        _format_role(role, [entry for entry in spend if entry.role == role])
         for role in sorted({entry.role for entry in spend})
     )
 
 
-def _consumed(role: str, entries: Sequence[Spend]) -> str:
+def _format_role(role: str, entries: Sequence[Spend]) -> str:
     usage = sum((entry.usage for entry in entries), Usage())
     worst = sum((entry.worst for entry in entries), Usage())
     unsettled = sum(entry.unsettled for entry in entries)
-    lost = [f"{unsettled:,} calls cut off in flight"] if unsettled else []
-    lost += [f"{usage.uncounted:,} that the provider did not count"] if usage.uncounted else []
+    uncertain = [f"{unsettled:,} interrupted calls"] if unsettled else []
+    uncertain += [f"{usage.uncounted:,} not counted by the provider"] if usage.uncounted else []
     tokens = worst.input_tokens + worst.output_tokens
-    risk = f"; at most {tokens:,} tokens{_price(worst)} more for {' and '.join(lost)}" if lost else ""
-    given, written = usage.input_tokens, usage.output_tokens
-    return f"{role}: {usage.calls:,} calls, {given:,} tokens in, {written:,} out{_price(usage)}{risk}"
+    risk = (
+        f"; at most {tokens:,} tokens{_format_price(worst)} more for {' and '.join(uncertain)}"
+        if uncertain
+        else ""
+    )
+    counts = f"{usage.calls:,} calls, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out"
+    return f"{role}: {counts}{_format_price(usage)}{risk}"
 
 
-def fault_line(faults: Sequence[FaultCount]) -> str:
+def format_faults(faults: Sequence[FaultCount]) -> str:
     """Return how many attempts of calls failed, by kind."""
     kinds = ", ".join(f"{fault.count} x {fault.kind}" for fault in faults)
     return f"failed attempts of calls: {kinds}"
 
 
-def described_critic(critic: CriticUsed) -> str:
-    """Return who a critic is, and what its opinion is worth."""
+def describe_critic(critic: CriticUsed) -> str:
+    """Return the name of a critic, its pairs, and its measured accuracy."""
     line = f"{critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
     measured = critic.measured
     if measured is None:
-        return f"{line}its accuracy is not measured"
-    line += f"mean absolute error {_with_interval(measured.error)} of 10"
+        return f"{line}its accuracy was not measured"
+    line += f"mean absolute error {_format_estimate(measured.error)} of 10"
     if measured.accuracy is not None:
-        line += f", pairwise accuracy {_with_interval(measured.accuracy)}"
+        line += f", pairwise accuracy {_format_estimate(measured.accuracy)}"
     return f"{line}, on {measured.traces} traces"
 
 
-def _with_interval(estimate: Estimate) -> str:
+def _format_estimate(estimate: Estimate) -> str:
     return f"{estimate.value:.2f} (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
 
 
-def _price(usage: Usage) -> str:
+def _format_price(usage: Usage) -> str:
     return "" if usage.usd is None else f", ${usage.usd:.4f}"
 
 
 def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
-    """Print how a run ended: counts, scores, consumption and where its files are."""
+    """Print how a run ended: counts, scores, spend and files."""
 
     def say(line: str) -> None:
-        shown = visible(line)
+        line = escape_controls(line)
         if console.is_terminal:
-            console.print(hanging(shown, console.width))
+            console.print(wrap_line(line, console))
         else:
-            console.print(Text(shown), soft_wrap=True)
+            console.print(Text(line), soft_wrap=True)
 
     say(
         f"{summary.status}: {summary.steps} steps, {summary.accepts} accepted, {summary.rejects} rejected,"
-        f"{_open_count(summary)} {summary.skips} without a change; {summary.seconds:.1f} s"
+        f"{_format_inconclusive(summary)} {summary.skips} without a change; {summary.seconds:.1f} s"
     )
     for name, version in (("best", summary.best), ("final", summary.final)):
         if version is not None:
-            say(f"{name}: {_described(version)}")
+            say(f"{name}: {_describe_version(version)}")
     if summary.scores:
-        console.print(score_table(summary.scores))
-    for line in _caveats(summary):
+        console.print(build_score_table(summary.scores))
+    for line in _list_caveats(summary):
         say(line)
     for score in summary.scores:
         if score.buckets and score.name in {"baseline", "best"}:
-            say(_by_type(score))
+            say(_format_task_types(score))
     for gain in summary.improvements:
         low, high = 100 * gain.low, 100 * gain.high
         say(
@@ -164,30 +166,30 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         )
     for line in summary.missing:
         say(f"not measured: {line}")
-    for line in spend_lines(summary.spend):
+    for line in format_spend(summary.spend):
         say(line)
     if summary.faults:
-        say(fault_line(summary.faults))
+        say(format_faults(summary.faults))
     for name, what in FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
 
 
-def _caveats(summary: RunSummary) -> Iterator[str]:
+def _list_caveats(summary: RunSummary) -> Iterator[str]:
     if summary.critic is not None:
-        yield f"scores are the opinion of {described_critic(summary.critic)}"
+        yield f"scores come from {describe_critic(summary.critic)}"
     if summary.noted_by is not None:
-        yield f"failure analysts were shown the opinion of {described_critic(summary.noted_by)}"
+        yield f"failure analysts saw the scores of {describe_critic(summary.noted_by)}"
     if any(score.selected for score in summary.scores):
-        yield "val scores of best and final are those that the gate selected by: expect less on fresh trials"
+        yield "the gate selected best and final by their val scores, so expect lower scores on fresh trials"
 
 
-def _by_type(score: Scored) -> str:
+def _format_task_types(score: Scored) -> str:
     parts = (f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
     return f"{score.name} on {score.split.value} by task type: {', '.join(parts)}"
 
 
-def _open_count(summary: RunSummary) -> str:
+def _format_inconclusive(summary: RunSummary) -> str:
     count = sum(a.count for a in summary.actions if a.action == "inconclusive")
     return f" {count} inconclusive," if count else ""
 
@@ -200,7 +202,7 @@ FILES = (
 )
 
 
-def _described(version: Version) -> str:
+def _describe_version(version: Version) -> str:
     score = "" if version.score is None else f", val {version.score:.3f}"
-    score += " (inherited: this text was not measured)" if version.inherited else ""
+    score += " (inherited from an earlier version; this text was not measured)" if version.inherited else ""
     return f"v{version.number} from {version.origin}{score}"

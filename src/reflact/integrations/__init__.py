@@ -1,0 +1,3 @@
+"""Connections to other tools."""
+
+from __future__ import annotations

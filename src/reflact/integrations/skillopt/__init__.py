@@ -1,0 +1,3 @@
+"""Converts configurations and skill documents of SkillOpt."""
+
+from __future__ import annotations

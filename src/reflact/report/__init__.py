@@ -1,1 +1,0 @@
-"""What a run looks like to a person."""

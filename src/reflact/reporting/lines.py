@@ -1,0 +1,207 @@
+"""One line of plain text for each event that matters, and the formats that all reports share."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from reflact import events
+from reflact.records import EpochRecord
+from reflact.types import EditResult, Fallback, Verdict
+
+INDENT = 10
+"""Cells of the label at the beginning of a line; the rest of a long line is indented by as many."""
+
+ALLOWED_CONTROLS = "\n\t\u200c\u200d"
+"""Line breaks, tabs, and the joiners of ordinary text."""
+
+ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode categories of controls, formats, surrogates, and line and paragraph separators."""
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+class EventLines:
+    """Formats events as lines. A step has one line, once it is committed.
+
+    Repeated pauses of one endpoint have one line in each step.
+    """
+
+    def __init__(self) -> None:
+        self._rollouts: events.RolloutsDone | None = None
+        self._edits: tuple[EditResult, ...] = ()
+        self._verdict: Verdict | None = None
+        self._paused: set[tuple[str, int | None]] = set()
+
+    def format_event(self, event: events.Event) -> str | None:
+        """Return the line of an event; None if the event has no line."""
+        match event:
+            case events.StepStarted():
+                self._rollouts, self._edits, self._verdict = None, (), None
+                self._paused.clear()
+            case events.RolloutsDone():
+                self._rollouts = event
+            case events.EditsApplied():
+                self._edits = event.results
+            case events.Decided():
+                self._verdict = event.verdict
+            case events.StepCommitted():
+                return self._format_step(event)
+            case events.BackedOff():
+                return self._format_pause(event)
+        return _format_single(event)
+
+    def format_resume(self, earlier: Iterable[events.Event]) -> str | None:
+        """Return how far earlier starts of the run came; None if they committed nothing."""
+        line = None
+        for event in earlier:
+            self.format_event(event)
+            if isinstance(event, events.StepCommitted):
+                line = f"run {event.run_id} resumes after {event.step} committed steps"
+            elif isinstance(event, events.BaselineMeasured):
+                line = f"run {event.run_id} resumes before its first committed step"
+        return line
+
+    def _format_pause(self, event: events.BackedOff) -> str | None:
+        key = (event.endpoint, event.status)
+        if key in self._paused:
+            return None
+        self._paused.add(key)
+        if event.status is None:
+            return f"retry     {event.endpoint} cannot be reached; trying again"
+        rate = "" if event.rate is None else f", then {event.rate:.3g} calls/s"
+        wait = format_duration(event.seconds)
+        return f"limit     {event.endpoint} answered {event.status}; waiting {wait}{rate}"
+
+    def _format_step(self, event: events.StepCommitted) -> str:
+        verdict, rollouts = self._verdict, self._rollouts
+        scores = ""
+        if verdict is not None and verdict.current_score is not None:
+            scores = f"val {format_change(verdict.current_score, verdict.candidate_score)}"
+        words = [f"step {event.step:<4}", f"{event.action:<15} ", f"{scores:<18}"]
+        if rollouts is not None:
+            words.append(f" solved {rollouts.n - rollouts.failures}/{rollouts.n}")
+        applied = sum(result.status == "applied" for result in self._edits)
+        words.append(f" edits {applied}/{len(self._edits)}" if self._edits else " no edits ")
+        words.append(f" v{event.current.number}")
+        if event.best.number != event.current.number:
+            words[-1] += f", best v{event.best.number}"
+        return " ".join(words)
+
+
+def _format_single(event: events.Event) -> str | None:
+    """Return the line of an event that needs no other event."""
+    line: str | None = None
+    match event:
+        case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
+            line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps per epoch"
+        case events.Outlook():
+            line = f"gate      {event.words} A decision takes at most {event.rollouts} rollouts."
+        case events.BaselineMeasured():
+            line = f"baseline  val {event.score:.3f} on {event.n} items"
+        case events.FallbackTaken():
+            line = f"fallback  {format_fallback(event.fallback)}"
+        case events.EpochClosed():
+            line = format_epoch(event)
+        case events.Promoted():
+            line = f"promotion {event.verdict.action}: {event.verdict.reason}"
+        case events.TestOpened():
+            line = f"test      test split opened (opening {event.count} in this run)"
+        case events.Repeated():
+            line = f"retry     {event.reason}"
+        case events.Warned():
+            line = f"warning   {event.message}"
+    return line
+
+
+def format_epoch(record: EpochRecord | events.EpochClosed) -> str:
+    """Return what happened after the last step of an epoch."""
+    words = [f"epoch {record.epoch:<2}"]
+    if record.slow is not None:
+        verdict = record.slow.verdict
+        words.append(f"slow update {record.slow.action}")
+        if verdict is not None:
+            words.append(f"val {format_change(verdict.current_score, verdict.candidate_score)}")
+    if record.meta is not None:
+        words.append("meta skill written")
+    words.extend(f"fallback {format_fallback(fallback)}" for fallback in record.fallbacks)
+    return "  ".join([*words, f"current v{record.current.number}, best v{record.best.number}"])
+
+
+def format_fallback(fallback: Fallback) -> str:
+    """Return what failed, why, and the fallback."""
+    return f"{fallback.label}: {fallback.reason}; used instead: {fallback.instead}"
+
+
+def format_score(score: float | None) -> str:
+    """Return a score with three digits, or a dash if there is none."""
+    return "-" if score is None else f"{score:.3f}"
+
+
+def format_change(before: float | None, after: float | None) -> str:
+    """Return ``before -> after``, or only the first score if there is no second."""
+    return format_score(before) if after is None else f"{format_score(before)} -> {format_score(after)}"
+
+
+def format_clock(seconds: float) -> str:
+    """Return elapsed time in complete seconds, as ``m:ss`` or ``h:mm:ss``."""
+    minutes, rest = divmod(max(int(seconds), 0), MINUTE)
+    hours, minutes = divmod(minutes, MINUTE)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in one unit: ``0.4 s``, ``42 s``, ``4 min``, ``2.5 h``, ``3.0 days``."""
+    for limit, unit, name in ((100, 1, "s"), (100 * MINUTE, MINUTE, "min"), (48 * HOUR, HOUR, "h")):
+        if seconds < limit:
+            digits = 1 if name == "h" or seconds < 1 else 0
+            return f"{seconds / unit:.{digits}f} {name}"
+    return f"{seconds / DAY:.1f} days"
+
+
+def format_count(number: int) -> str:
+    """Return a count with at most four digits: ``9,999``, ``45.2k``, ``1.23M``."""
+    if number < 10_000:
+        return f"{number:,}"
+    for unit, name in ((1e3, "k"), (1e6, "M")):
+        value = number / unit
+        if value < 999.5:
+            return f"{value:.3g}{name}"
+    return f"{number / 1e9:.3g}G"
+
+
+def escape_controls(text: str) -> str:
+    """Return a text with control and format characters as escapes, so that it cannot steer a terminal.
+
+    Control characters move the cursor, change titles and fill the clipboard. Format characters hide letters
+    and reverse the direction of text. A lone surrogate cannot be encoded at all.
+    """
+    text = text.replace("\r\n", "\n")
+    if text.isprintable():
+        return text
+    return "".join(_escape_character(character) for character in text)
+
+
+def escape_line(text: str) -> str:
+    """Escape as ``escape_controls`` does, and line breaks and tabs too: the result is one line."""
+    return escape_controls(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape_character(character: str) -> str:
+    if character in ALLOWED_CONTROLS or unicodedata.category(character) not in ESCAPED_CATEGORIES:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def wrap_line(line: str, console: Console) -> Text:
+    """Return a line that is wrapped at words if it is wider than the console, with the rest indented."""
+    width = console.width
+    if cell_len(line) <= width or width < 3 * INDENT:
+        return Text(line)
+    first = Text(line).wrap(console, width)[0]
+    rest = Text(line[len(first.plain) :].lstrip()).wrap(console, width - INDENT)
+    return Text("\n").join([first, *(Text(" " * INDENT) + part for part in rest)])

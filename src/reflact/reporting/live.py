@@ -1,0 +1,213 @@
+"""Views of a run while it trains: JSON, event lines, or event lines above a live display."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from threading import Event, Thread
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.segment import Segment, SegmentLines
+from rich.text import Text
+
+from reflact import events
+from reflact.reporting.lines import EventLines, escape_controls, wrap_line
+from reflact.reporting.live_layout import LiveDisplay, limit_height
+from reflact.reporting.live_state import LiveState, restore_state, update_state
+
+FRAMES_PER_SECOND = 4.0
+SHOW_CURSOR = "\x1b[?25h"
+REPRINTED_LINES = 200
+"""Event lines that are kept, to be printed again after the size of the terminal changed."""
+
+
+class RunView:
+    """Shows a run for the length of a ``with`` block. This base class shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def restore(self, earlier: Iterable[events.Event]) -> None:
+        """Take the durable events of earlier starts."""
+
+    def show_event(self, event: events.Event) -> None:
+        """Show an event."""
+
+    def show_line(self, text: str) -> None:
+        """Show a line that is not about an event."""
+
+    def build_cleanup(self) -> str:
+        """Return the control sequences that clean the terminal if the process must exit inside the block."""
+        return ""
+
+
+class JsonView(RunView):
+    """Writes each event as one line of JSON in ASCII, which every terminal, pipe and encoding can take."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def show_event(self, event: events.Event) -> None:
+        """Write an event."""
+        self._write(event.model_dump_json(ensure_ascii=True))
+
+
+class LineView(RunView):
+    """Prints a line for each event that matters.
+
+    Args:
+        console: Where to print.
+        times: Whether each line begins with the local time of its event.
+    """
+
+    def __init__(self, console: Console, *, times: bool = False) -> None:
+        self._console = console
+        self._times = times
+        self._event_lines = EventLines()
+
+    def restore(self, earlier: Iterable[events.Event]) -> None:
+        """Print how far the run came."""
+        self._show(self._event_lines.format_resume(earlier), datetime.now(UTC))
+
+    def show_event(self, event: events.Event) -> None:
+        """Print the line of an event."""
+        self._show(self._event_lines.format_event(event), event.at)
+
+    def show_line(self, text: str) -> None:
+        """Print a line."""
+        self._show(text, datetime.now(UTC))
+
+    def _show(self, line: str | None, at: datetime) -> None:
+        if line is not None:
+            stamp = f"{at.astimezone():%Y-%m-%d %H:%M:%S} " if self._times else ""
+            self._print(escape_controls(stamp + line))
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+
+class LiveView(LineView):
+    """Prints the same lines above a display of the current state.
+
+    Events only change a value in memory, and a thread draws it. So a slow terminal never delays the run. If
+    the terminal is gone, drawing ends and the run continues.
+
+    A change of size moves the drawn text differently in each terminal. So the view then clears the screen and
+    prints the last lines again.
+
+    Args:
+        console: A terminal that can move its cursor.
+        state: What is known in advance.
+        clock: Returns seconds of a monotonic clock.
+        times: See ``LineView``.
+        with_errors: Whether standard error is the same terminal. If so, the view prints above the display
+            whatever others write there.
+        frames_per_second: How often the thread draws.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        state: LiveState,
+        *,
+        clock: Callable[[], float],
+        times: bool = False,
+        with_errors: bool = False,
+        frames_per_second: float = FRAMES_PER_SECOND,
+    ) -> None:
+        super().__init__(console, times=times)
+        self.with_errors = with_errors
+        self._state = state
+        self._clock = clock
+        self._pending: deque[str] = deque()
+        self._printed: deque[str] = deque(maxlen=REPRINTED_LINES)
+        self._size = console.size
+        self._frame: list[list[Segment]] = []
+        self._live = self._build_live()
+        self._finished = Event()
+        self._seconds_per_frame = 1 / frames_per_second
+        self._thread = Thread(target=self._draw_until_finished, name="reflact-view", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Remove the display; the lines stay."""
+        self._finished.set()
+        self._thread.join()
+        with suppress(OSError):
+            self._print_pending()
+            self._live.stop()
+
+    def restore(self, earlier: Iterable[events.Event]) -> None:
+        """Restore the state of the run, and print how far it came."""
+        earlier = tuple(earlier)
+        super().restore(earlier)
+        self._state = restore_state(self._state, earlier)
+
+    def show_event(self, event: events.Event) -> None:
+        """Update the state, and print the line of the event."""
+        self._state = update_state(self._state, event, self._clock())
+        super().show_event(event)
+
+    def build_cleanup(self) -> str:
+        """Return the control sequences that remove the display and show the cursor."""
+        if self._finished.is_set():
+            return SHOW_CURSOR
+        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._frame) - 1) + SHOW_CURSOR
+
+    def draw(self) -> None:
+        """Print pending lines, and draw the display if it changed. Only one thread may draw at a time."""
+        if self._console.size != self._size:
+            self._restart()
+        display = LiveDisplay(self._state, self._clock())
+        frame = self._console.render_lines(display, pad=False)
+        with self._console:
+            self._print_pending()
+            if frame != self._frame:
+                self._frame = frame
+                self._live.update(SegmentLines(frame, new_lines=True), refresh=True)
+
+    def _print(self, line: str) -> None:
+        self._pending.append(line)
+
+    def _print_pending(self) -> None:
+        lines = [self._pending.popleft() for _ in range(len(self._pending))]
+        self._printed.extend(lines)
+        if lines:
+            self._console.print(*(wrap_line(line, self._console) for line in lines), sep="\n")
+
+    def _draw_until_finished(self) -> None:
+        with suppress(OSError):
+            while not self._finished.wait(self._seconds_per_frame):
+                self.draw()
+
+    def _build_live(self) -> Live:
+        return Live(
+            console=self._console, auto_refresh=False, transient=True, redirect_stderr=self.with_errors
+        )
+
+    def _restart(self) -> None:
+        """Clear the screen and print the last lines that fit above the display."""
+        self._live.stop()
+        self._console.clear()
+        self._size, self._frame, self._live = self._console.size, [], self._build_live()
+        self._live.start()
+        free = self._size.height - limit_height(self._size.height) - 1
+        lines: deque[Text] = deque()
+        for line in reversed(self._printed):
+            lines.appendleft(wrap_line(line, self._console))
+            free -= lines[0].plain.count("\n") + 1
+            if free < 0:
+                lines.popleft()
+                break
+        self._console.print(*lines, sep="\n", end="\n" if lines else "")

@@ -1,0 +1,308 @@
+"""The live display: renders the state of a run as rich tables, progress bars and text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import JsonValue
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.segment import SegmentLines
+from rich.table import Table
+from rich.text import Text
+
+from reflact import events
+from reflact.reporting.lines import escape_controls, format_clock, format_count, format_duration, format_score
+from reflact.reporting.live_state import CallDraft, LiveState, StageProgress
+
+LABEL_WIDTH = 12
+RATE_SECONDS = 60.0
+"""How long after a pause the display shows the new rate of an endpoint."""
+
+DRAFT_HEIGHT = 8
+"""Rows that each draft needs if several are shown."""
+
+STAGES: tuple[events.Stage, ...] = ("rollout", "reflect", "aggregate", "select", "update", "evaluate")
+DECISIONS = {
+    "accept_new_best": ("+", "bold green", "new best"),
+    "accept": ("=", "green", "accepted"),
+    "force_accept": ("!", "green", "forced"),
+    "reject": ("x", "red", "rejected"),
+    "inconclusive": ("?", "yellow", "inconclusive"),
+    "unmeasured": ("?", "yellow", "inconclusive"),
+}
+UNCHANGED = (".", "dim", "unchanged")
+EDITS = {"append": "+ ", "insert_after": "+ ", "replace": "~ ", "delete": "- "}
+JOINERS = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
+"""Joiners and variation selectors: terminals disagree about the width of joined characters."""
+
+
+class Row(NamedTuple):
+    """A row of the display. On a small screen, rows with the highest rank are left out first."""
+
+    rank: int
+    label: str
+    content: RenderableType
+
+
+@dataclass(frozen=True)
+class LiveDisplay:
+    """Renders the state of a run at a moment, in at most five eighths of the console's height.
+
+    An encoding other than UTF-8 gets ASCII signs, and escapes for characters that it lacks.
+    """
+
+    state: LiveState
+    now: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the display."""
+        height = limit_height(options.size.height)
+        options = options.update(width=max(options.max_width - 2, 1))
+        rows = list(_list_rows(self.state, self.now, options))
+        while len(rows) >= height and rows:
+            rows.remove(max(rows, key=lambda row: row.rank))
+        parts = [_build_title(self.state, self.now, options), _build_grid(rows, options)]
+        parts += _list_drafts(self.state.drafts, height - len(rows) - 1, console, options)
+        lines = console.render_lines(Group(*parts), options, pad=False)
+        yield SegmentLines(lines[:height], new_lines=True)
+
+
+def limit_height(height: int) -> int:
+    """Return the most rows of the display on a screen: five eighths, and at least one line less than it."""
+    return max(1, min(height - 1, height * 5 // 8))
+
+
+def _build_title(state: LiveState, now: float, options: ConsoleOptions) -> Rule:
+    title = Text(_escape_line(state.name, options.encoding), overflow="crop", no_wrap=True)
+    if state.plan is not None:
+        title.append(f" {state.plan.run_id}")
+    times = f"  {format_clock(now - state.began)}"
+    if state.total_steps is not None and state.committed < state.total_steps:
+        left = state.estimate_seconds_left(now)
+        times += "" if left is None else f", about {format_duration(left)} left"
+    title.truncate(max(options.max_width - len(times) - 6, 0), overflow="crop")
+    title.append(times)
+    title.truncate(max(options.max_width - 6, 0), overflow="crop")
+    characters = "-" if options.ascii_only else "─"
+    return Rule(title, align="left", style="dim", characters=characters)
+
+
+def _build_grid(rows: Sequence[Row], options: ConsoleOptions) -> RenderableType:
+    table = Table.grid(padding=(0, 1, 0, 0), expand=True)
+    table.add_column(width=LABEL_WIDTH - 1, style="dim", no_wrap=True, overflow="crop")
+    table.add_column(ratio=1, no_wrap=True, overflow="crop" if options.ascii_only else "ellipsis")
+    for row in rows:
+        table.add_row(row.label, row.content)
+    return table if rows else Group()
+
+
+def _build_line(*cells: RenderableType) -> Table:
+    line = Table.grid(padding=(0, 2, 0, 0))
+    for _ in cells:
+        line.add_column(no_wrap=True, overflow="crop")
+    line.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    return line
+
+
+def _build_bar(done: float, total: float, width: int = 20, style: str = "cyan") -> ProgressBar:
+    return ProgressBar(total, done, width, style="dim", complete_style=style, finished_style=style)
+
+
+def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterator[Row]:
+    width, total, plan = options.max_width - LABEL_WIDTH, state.total_steps, state.plan
+    if plan is None and not state.stages:
+        yield Row(1, "run", Text("starting", "dim"))
+    elif plan is not None and total is not None:
+        place = f"epoch {state.epoch} of {state.epochs}, step {state.step} of {total}"
+        items = f"{plan.n_train} train, {plan.n_val} val, {plan.n_test} test items" if width > 110 else ""
+        place = place if state.step else "before the first step"
+        committed = f"{state.committed} committed"
+        bar = _build_bar(state.committed, total, min(max(width - 44, 4), 20))
+        yield Row(1, "run", _build_line(place, bar, committed, items))
+    if state.baseline is not None:
+        yield Row(2, "val", _build_scores(state, state.baseline))
+    if state.results:
+        yield from _list_results(state.results[-max(width, 1) :], width, options)
+    if state.budget is not None:
+        yield from _list_spend(state, state.budget, now)
+    if state.step and state.stages and {stage.name for stage in state.stages} <= set(STAGES):
+        yield Row(6, "stages", _build_stages(state, ">" if options.ascii_only else "›"))
+    unfinished = [stage for stage in state.stages if stage.seconds is None]
+    working = [stage for stage in unfinished if stage.total is None or stage.done < stage.total]
+    for stage in (working or unfinished)[-3:]:
+        name = "baseline" if stage.step == 0 and stage.name == "evaluate" else stage.name.replace("_", " ")
+        yield Row(1, name, _build_progress(stage, width, now))
+    if state.looks:
+        last, rollouts = state.looks[-1], sum(2 * look.n for look in state.looks)
+        limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
+        part = "" if last.part == "step" else f"{last.part}, "
+        look = Text(f"{part}look {len(state.looks)}: {last.n} pairs of trial {last.trial + 1}")
+        yield Row(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
+    yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
+
+
+def _build_scores(state: LiveState, baseline: float) -> Text:
+    line = Text(f"baseline {format_score(baseline)}")
+    for name, version in (("current", state.current), ("best", state.best)):
+        if version is not None and version.number:
+            line.append(f"   {name} v{version.number} {format_score(version.score)}")
+    if state.best is not None and state.best.number and state.best.score is not None:
+        gain = state.best.score - baseline
+        line.append(f" ({gain:+.3f})", "green" if gain > 0 else "dim")
+    return line
+
+
+def _list_results(
+    results: Sequence[events.StepCommitted], width: int, options: ConsoleOptions
+) -> Iterator[Row]:
+    """Yield the scores after the last steps as heights, and below them the decisions with a legend."""
+    heights = draw_heights([result.current.score for result in results], ascii_only=options.ascii_only)
+    if heights.strip():
+        yield Row(7, "val by step", Text(heights, "cyan"))
+    signs = [DECISIONS.get(result.action, UNCHANGED) for result in results]
+    line = Text.assemble(*(sign[:2] for sign in signs))
+    order = [*DECISIONS.values(), UNCHANGED]
+    legend = ", ".join(f"{sign} {name}" for sign, _, name in sorted(set(signs), key=order.index))
+    if len(line) + len(legend) + 3 <= width:
+        line.append(f"   {legend}", "dim")
+    yield Row(7, "decisions", line)
+
+
+def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
+    """Return a sign for each score, from the lowest to the highest score; a blank for a missing score."""
+    signs = "0123456789" if ascii_only else "▁▂▃▄▅▆▇█"
+    known = [score for score in scores if score is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span, top = (high - low) or 1.0, len(signs) - 1
+    return "".join(" " if score is None else signs[round((score - low) / span * top)] for score in scores)
+
+
+def _list_spend(state: LiveState, budget: events.BudgetMoved, now: float) -> Iterator[Row]:
+    """Yield what the run consumed, and the budget limit that is closest to its end."""
+    usage, usd = budget.usage, budget.usage.usd
+    tokens = f"{format_count(usage.input_tokens)} tokens in, {format_count(usage.output_tokens)} out"
+    line = Text(f"{format_count(usage.calls)} calls   {tokens}")
+    line.append("" if usd is None else f"   ${usd:.4f}")
+    line.append(f"   {state.failed_calls} without a reply" if state.failed_calls else "", "yellow")
+    yield Row(4, "spend", line)
+    seconds = budget.seconds + max(now - state.budget_at, 0.0)
+    limits = (
+        (usage.calls, budget.max_calls, f"{format_count(budget.max_calls or 0)} calls"),
+        (usage.input_tokens + usage.output_tokens, budget.max_tokens, f"{budget.max_tokens or 0:,} tokens"),
+        (usd or 0.0, budget.max_usd, f"${budget.max_usd or 0:.2f}"),
+        (seconds, budget.max_seconds, format_clock(budget.max_seconds or 0)),
+    )
+    shares = [(used / limit if limit else 1.0, words) for used, limit, words in limits if limit is not None]
+    if shares:
+        share, words = max(shares)
+        bar = _build_bar(share, 1.0, style="yellow" if share >= 0.9 else "cyan")
+        yield Row(4, "budget", _build_line(bar, f"{int(100 * share)}% of {words}"))
+
+
+def _build_stages(state: LiveState, arrow: str) -> Text:
+    """Return the stages of a step in order, finished ones with their seconds."""
+    stages, line = {stage.name: stage for stage in state.stages}, Text()
+    for name in STAGES:
+        line.append(f" {arrow} " if line else "", "dim")
+        seconds = stages[name].seconds if name in stages else None
+        line.append(name, "dim" if name not in stages else "bold" if seconds is None else "green")
+        line.append(f" {seconds:.0f}s" if seconds is not None and seconds >= 1 else "", "dim")
+    return line
+
+
+def _build_progress(stage: StageProgress, width: int, now: float) -> RenderableType:
+    elapsed = format_clock(now - stage.since)
+    if stage.total is None:
+        return Text(f"running for {elapsed}", "dim")
+    bar = _build_bar(stage.done, stage.total, min(max(width - 34, 4), 60))
+    return _build_line(bar, f"{f'{stage.done} of {stage.total}':<10}", Text(elapsed, "dim"))
+
+
+def _list_pause(pause: events.BackedOff, elapsed: float, options: ConsoleOptions) -> Iterator[Row]:
+    """Yield how long an endpoint waits, and for a minute after that its new rate."""
+    left = pause.seconds - elapsed
+    rate = "" if pause.rate is None else f"{pause.rate:.3g} calls/s"
+    host = pause.endpoint.partition("://")[2].partition("/")[0] or pause.endpoint
+    answer = "cannot be reached" if pause.status is None else f"answered {pause.status}"
+    line = Text(f"{_escape_line(host, options.encoding)} {answer}: ")
+    if left > 0:
+        then = f", then {rate}" if rate else ""
+        yield Row(3, "limits", line.append(f"waiting {format_duration(max(left, 1))}{then}", "yellow"))
+    elif rate and left > -RATE_SECONDS:
+        yield Row(3, "limits", line.append(f"continues at {rate}"))
+
+
+def _list_drafts(
+    drafts: Sequence[CallDraft], height: int, console: Console, options: ConsoleOptions
+) -> Iterator[RenderableType]:
+    """Yield the drafts of the oldest unfinished calls, or of the last finished call."""
+    drafts = [draft for draft in drafts if not draft.finished] or drafts[:1]
+    count = min(len(drafts), max(1, height // DRAFT_HEIGHT)) if height >= 2 else 0
+    for place, draft in enumerate(drafts[:count]):
+        more = len(drafts) - count if place == count - 1 else 0
+        room = height // (count - place) - 1
+        lines = render_draft(draft.draft, console, options, height=room)
+        style = "dim" if draft.finished or draft.refused is not None else ""
+        height -= len(lines) + 1
+        yield _build_grid([Row(0, "draft", _describe_draft(draft, more, options.encoding))], options)
+        yield Group(*(Text("  ", style) + line for line in lines))
+
+
+def _describe_draft(draft: CallDraft, more: int, encoding: str) -> Text:
+    line = Text(_escape_line(f"{draft.purpose.replace('_', ' ')} ({draft.role})", encoding))
+    if draft.refused is not None:
+        reason = _escape_line(draft.refused, encoding)
+        return line.append(f", attempt {draft.attempt} refused: {reason}", "yellow")
+    line.append(f", attempt {draft.attempt}" if draft.attempt > 1 else "", "yellow")
+    return line.append(", done" if draft.finished else f", and {more} more" if more else "", "dim")
+
+
+def render_draft(draft: JsonValue, console: Console, options: ConsoleOptions, *, height: int) -> list[Text]:
+    """Return the end of a partial reply in at most ``height`` lines, without control characters."""
+    width = options.max_width - 2
+    if height < 1 or width < 8:
+        return []
+    lines: list[Text] = []
+    for part in reversed(list(_list_parts(draft))):
+        end = part[-width * height :]
+        text = "\n".join(filter(str.strip, _escape(end, options.encoding).splitlines()))
+        lines[:0] = Text(text).wrap(console, width)
+        if len(lines) > height or end != part:
+            lines = lines[-height:]
+            lines[0] = Text("...") + lines[0]
+            lines[0].truncate(width, overflow="crop")
+        if len(lines) >= height:
+            break
+    return lines
+
+
+def _list_parts(draft: JsonValue) -> Iterator[str]:
+    """Yield the fields of a draft and the entries of its lists, in the order of writing."""
+    if not isinstance(draft, dict):
+        yield str(draft or "")
+        return
+    for name, value in draft.items():
+        for entry in value if isinstance(value, list) else [value]:
+            if not isinstance(entry, dict):
+                yield "" if entry is None else f"{name}: {entry}"
+            elif name == "edits":
+                sides = [str(entry[side]) for side in ("target", "content") if entry.get(side)]
+                yield EDITS.get(str(entry.get("op", "append")), "* ") + " => ".join(sides)
+            else:
+                words = (text for text in entry.values() if isinstance(text, str) and text)
+                yield f"{name}: {', '.join(words)}"
+
+
+def _escape(text: str, encoding: str) -> str:
+    """Return untrusted text that a terminal with an encoding can show, without joined characters."""
+    separate = JOINERS.sub("", escape_controls(text)).replace("\t", "    ")
+    return separate.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _escape_line(text: str, encoding: str) -> str:
+    return " ".join(_escape(text, encoding).split())
