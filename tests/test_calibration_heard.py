@@ -19,8 +19,8 @@ from reflact.errors import ReplyError, RunFailed
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
 from test_calibrate_cli import configured, flattering, record, reflact
-from test_calibration_forecast import traces
 from test_calibrator import names
+from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,8 @@ from reflact.errors import ProviderDown, ReplyError, RunFailed
 from reflact.pages.calibration import calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
-from test_calibration_forecast import traces
 from test_calibrator import names, recorded
+from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import anyio
+from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from reflact.calibration.contrast import contrast
 from reflact.calibration.counted import Books, total
-from reflact.calibration.course import Course, Result, hash_of, stored
+from reflact.calibration.course import (
+    Course,
+    Given,
+    Result,
+    find_missing,
+    free_events,
+    hash_of,
+    load_pairs,
+    open_course,
+)
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import Round, next_round
+from reflact.calibration.curriculum import KindMeasured, Measured, Round, next_round
+from reflact.calibration.curriculum import measured as kinds_measured
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
 from reflact.calibration.heard import FIRST, HeardJudge, HeardWriter
-from reflact.calibration.holding import GIVEN
+from reflact.calibration.holding import GIVEN, Split
 from reflact.calibration.limited import LimitedCritic, ShownCritic
-from reflact.calibration.made import Drop
-from reflact.calibration.metrics import Scored
-from reflact.calibration.opening import Opening
+from reflact.calibration.made import Drop, Made
+from reflact.calibration.metrics import Measures, Scored, measure_accuracy
 from reflact.calibration.replay import Step, look_through, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
-from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
+from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed, measured
 from reflact.calibration.settings import CalibratorSettings
-from reflact.calibration.tally import Stored, Tally, held, history_of, measures_of, no_batch, put_away
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
-from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
+from reflact.memory import ContrastPair, Promotion
 from reflact.memory_cards import Anchored
-from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
+from reflact.memory_ports import CardStore, Submission, TraceStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.tasks import fan_out
@@ -46,6 +56,35 @@ Tested = Callable[[Promotion | NotEnoughTraces, int, Use], None]
 
 class Memory(CardStore, TraceStore, CalibrationStore, Protocol):
     """A store of cards, traces and calibrations, such as ``MemoryStore``."""
+
+
+class Stored(Made):
+    """What became of a trace's candidates.
+
+    Args:
+        held: Kept pairs that the scan holds back.
+        new: Kept pairs that are new.
+        full: Nothing was made, since the memory has no room for a pair.
+    """
+
+    held: int = 0
+    new: int = 0
+    full: bool = False
+
+
+@dataclass
+class Tally:
+    """What the rounds of one call made."""
+
+    rounds: int = 0
+    pairs: list[ContrastPair] = field(default_factory=list)
+    drops: list[Drop] = field(default_factory=list)
+    held: int = 0
+    archived: int = 0
+    left_out: int = 0
+    tests: list[Promotion] = field(default_factory=list)
+    not_tested: str | None = None
+    by_round: list[Measures] = field(default_factory=list)
 
 
 class Rounds:
@@ -84,7 +123,6 @@ class Rounds:
         self.tested = tested
         self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
         self._sampled = LimitedCritic(self.reviewer.heard, anyio.Semaphore(settings.concurrency))
-        self.opening = Opening(self.reviewer, store, writer=llm.identity, settings=settings, prompts=prompts)
 
     @property
     def first(self) -> Round:
@@ -112,10 +150,6 @@ class Rounds:
         submissions: list[Submission] = []
         anchored = Anchored.of(await self._store.anchors())
 
-        def free(event: ScoreEvent) -> bool:
-            origin = Origin(trace_id=trace.id, step=event.step)
-            return not anchored.holds(trace.purpose, event.transition, origin)
-
         async def report(one: ContrastPair | Drop) -> None:
             if isinstance(one, Drop):
                 return
@@ -125,7 +159,7 @@ class Rounds:
                 await also(one)
 
         made = await contrast(
-            [event for event in trace.events if free(event)],
+            free_events(trace, anchored),
             purpose=trace.purpose,
             trace_id=trace.id,
             plan=plan,
@@ -177,13 +211,29 @@ class Rounds:
                 found.append(result)
         return tuple(found)
 
+    async def open(
+        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
+    ) -> tuple[Course, str | None]:
+        """Return the course of a calibration, and in a sentence what is missing for a test.
+
+        Nothing is asked and nothing is stored.
+        """
+        standing = await self.reviewer.standing()
+        critic, llm = self.reviewer.critic.identity, self._llm.identity
+        given = Given(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
+        identity = await to_thread.run_sync(lambda: given.identity)
+        await look_through([*traces, *(heldout or ())])
+        last = await self._store.calibration(identity)
+        course = await open_course(given, identity, last, standing=standing, store=self._store)
+        return course, await to_thread.run_sync(find_missing, course, given, standing)
+
     async def run(
         self, course: Course, anchors: Sequence[ContrastPair], *, again: bool = False
     ) -> CalibrationReport:
         """Calibrate, round by round, and measure before and after.
 
         Args:
-            course: The calibration, from ``opening``.
+            course: The calibration, see ``open``.
             anchors: Gold pairs that are measured.
             again: Make another one where it is over and nothing has changed since; else its report is
                 returned as it is.
@@ -240,7 +290,7 @@ class Rounds:
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
             by_round=tuple(tally.by_round),
-            outlook=outlook(len(held), before=count_tests(course.before, held)),
+            outlook=outlook(len(held), before=course.tests_before),
             usage=total(consumed),
             consumed=consumed,
         )
@@ -345,7 +395,7 @@ class Rounds:
         self, course: Course, steps: Sequence[Step], pair_ids: Sequence[str], evidence: Promotion
     ) -> Promotion:
         """Score the sides of a test that is over, as it did, and go on from what it decided."""
-        with_ = await stored(self._store, {*pair_ids, *(pair.id for pair in course.promoted)})
+        with_ = await load_pairs(self._store, {*pair_ids, *(pair.id for pair in course.promoted)})
         await self.reviewer.score(steps, course.promoted)
         await self.reviewer.score(steps, with_)
         self.tested(evidence, len(pair_ids), "promote")
@@ -353,3 +403,57 @@ class Rounds:
         if evidence.promoted:
             course.promoted = with_
         return evidence
+
+
+async def measures_of(scored: Sequence[Scored | None]) -> list[Measures]:
+    """Return what scores measure, as a list; empty where nothing was scored."""
+    found = await measured([one for one in scored if one is not None])
+    return [] if found is None else [found]
+
+
+def held(one: Submission) -> bool:
+    """Whether a pair is in no test until somebody has looked at it, or ever."""
+    return one.status == "rejected" or (one.status == "quarantined" and one.reason is not None)
+
+
+async def put_away(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
+    """Return how many of the pairs the memory's bound has archived."""
+    found = await store.pairs([pair.id for pair in pairs])
+    return sum(one.status == "archived" and one.reason == "bound" for one in found)
+
+
+def no_batch(parts: Split, tally: Tally) -> str:
+    """Return in a sentence why there is nothing to test."""
+    if not parts.learn:
+        return (
+            "there was no trace to learn from: all that were given are held out; pass others, or more of them"
+        )
+    if not tally.pairs and tally.left_out:
+        return (
+            f"the memory is full, so that nothing was made of {tally.left_out} traces: reject pairs that are "
+            "not needed, or open it with larger active_cards"
+        )
+    if not tally.pairs:
+        return f"none of {len(tally.drops)} candidates became a pair: the drops say why"
+    if tally.held == len(tally.pairs):
+        return f"the scan holds back all {tally.held} pairs: look at them, and release those that are sound"
+    if tally.archived and tally.held + tally.archived == len(tally.pairs):
+        return (
+            f"the memory is full, and its bound put {tally.archived} of {len(tally.pairs)} pairs away at "
+            "once: reject pairs that are not needed, or open it with larger active_cards"
+        )
+    return "all pairs were tested before, or wait for somebody to look at them"
+
+
+def history_of(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:
+    """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
+
+    Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
+    to how their batches came about.
+    """
+    accuracy = measure_accuracy([one for one in held_out if one is not None])
+    if accuracy is None:
+        return []
+    learned = kinds_measured([one for one in invited if one is not None])
+    kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
+    return [Measured(accuracy=accuracy, kinds=kinds)]

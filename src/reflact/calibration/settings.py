@@ -8,8 +8,9 @@ from pydantic import Field
 
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.made import ContrastSettings
-from reflact.calibration.waiting import WhenFull
 from reflact.roles import Section
+
+WhenFull = Literal["block", "drop_oldest", "reject"]
 
 SlicesBy = Literal["trace", "purpose"]
 """What keeps traces together in one slice."""
@@ -44,8 +45,8 @@ class CalibratorSettings(Section):
     slices: int = Field(
         4,
         ge=2,
-        description="Traces are sorted into so many slices. Two are not learned from, of two slices one: one "
-        "tests, the other gathers traces for its turn.",
+        description="Traces are sorted into so many slices, by a hash. One of them is held out: it tests and "
+        "is never learned from.",
     )
     slices_by: SlicesBy | None = Field(
         None,

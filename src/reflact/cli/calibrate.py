@@ -16,8 +16,8 @@ from reflact.cli.showing import Shown
 
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
+    from reflact.calibration.cost_estimate import CostEstimate
     from reflact.calibration.events import CalibrationEvent
-    from reflact.calibration.forecast import CalibrationForecast
     from reflact.calibration.results import CalibrationReport
     from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
@@ -45,7 +45,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         Path | None, typer.Option(metavar="PATH", help="Write the report as a page as well.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it will take, call nothing and write nothing.")
+        bool, typer.Option("--dry-run", help="Print how many calls it takes; call nothing and write nothing.")
     ] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
@@ -63,7 +63,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     Calls that were paid for are not asked again: stopped and started anew, it goes on where it was.
     """
     if dry_run:
-        foresee_and_show(config, overrides, as_json=as_json)
+        estimate_and_show(config, overrides, as_json=as_json)
     else:
         how = How(anyway=anyway, again=again)
         calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, how=how)
@@ -92,8 +92,8 @@ def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
 # ------------------------------------------------------------------------------------------------ before
 
 
-def foresee_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
-    """Print what a calibration will take; nothing is called and nothing is written.
+def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
+    """Print how many calls a calibration takes; nothing is called and nothing is written.
 
     Raises:
         UsageError: The configuration, a trace or an anchor is wrong.
@@ -102,25 +102,21 @@ def foresee_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bo
     import anyio
     from rich.console import Console
 
-    from reflact.cli.calibrated import print_foreseen
+    from reflact.cli.calibrated import print_estimate
 
-    predicted, spent = anyio.run(_foreseen, configured(path, overrides))
+    estimate, spent = anyio.run(_estimated, configured(path, overrides))
     if as_json:
-        typer.echo(predicted.model_dump_json())
+        typer.echo(estimate.model_dump_json())
     else:
-        print_foreseen(Console(), predicted, spent)
+        print_estimate(Console(), estimate, spent)
 
 
-async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple[Spend, ...]]:
-    from functools import partial
+async def _estimated(config: CalibrateConfig) -> tuple[CostEstimate, tuple[Spend, ...]]:
     from tempfile import TemporaryDirectory
 
-    from reflact.calibration.affording import afforded
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.calibration.forecast import Asking
     from reflact.cli.calibrating import given, pairs_of, spent_before
-    from reflact.llm.prices import usd_of
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_book
 
@@ -132,15 +128,10 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
             traces, heldout = await given(config, memory)
             critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
             calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
-            model = config.models.critic
-            predicted = await calibrator.forecast(
-                traces,
-                heldout=heldout,
-                anchors=() if config.anchors is None else pairs_of(config.anchors),
-                asking=Asking(reasks=model.reasks, cap=model.max_tokens, spent=spent),
-            )
-    predicted = predicted.priced(partial(usd_of, config=model))
-    return predicted.model_copy(update={"budget": afforded(predicted, config.budget, spent)}), spent
+            anchors = () if config.anchors is None else pairs_of(config.anchors)
+            reasks = config.models.critic.reasks
+            estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
+    return estimate, spent
 
 
 # ------------------------------------------------------------------------------------- during and after

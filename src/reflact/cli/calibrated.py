@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from reflact.calibration.cost_estimate import CostEstimate
     from reflact.calibration.events import CalibrationEvent, Tell
-    from reflact.calibration.forecast import CalibrationForecast
     from reflact.calibration.metrics import Measures
     from reflact.calibration.results import CalibrationReport, Change, Consumed
     from reflact.memory import Promotion
@@ -89,43 +89,39 @@ def print_paid(console: Console, before: Sequence[Spend], after: Sequence[Spend]
         console.print(line, highlight=False)
 
 
-def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequence[Spend]) -> None:
-    """Print what a calibration will take, what the numbers rest on, and what can come of it."""
+def print_estimate(console: Console, estimate: CostEstimate, spent: Sequence[Spend]) -> None:
+    """Print how many calls a calibration takes, and what can come of it."""
     from reflact.calibration.words import spent as tests_left
-    from reflact.cli.forecast import estimate_table
 
-    if predicted.over:
+    if estimate.over:
         console.print(
             "Nothing has changed since this calibration was made: the command asks nothing, opens no test "
             "and prints its report. What follows is what --again takes."
         )
-    if predicted.resumed:
+    if estimate.resumed:
         console.print(
             "This calibration was begun and stopped: it goes on from there. What follows is all of it; what "
             "was asked before is not asked again."
         )
-    console.print(
-        f"{predicted.learn} traces to learn from; held out: {predicted.held_out} traces with "
-        f"{predicted.steps} known steps; anchors: {predicted.anchors} steps",
-        highlight=False,
-    )
-    console.print(estimate_table(predicted))
-    for line in predicted.assumptions:
-        console.print(line, highlight=False)
+    lines = [
+        f"{estimate.learn} traces to learn from; held out: {estimate.held_out} traces with {estimate.steps} "
+        f"known steps; anchors: {estimate.anchors} steps",
+        f"It takes {estimate.calls_low:,} to {estimate.calls_high:,} calls, with at most {estimate.rounds:,} "
+        f"rounds and {estimate.candidates:,} candidates. The high count is a bound: each reply is sent back "
+        "as often as may be, and each candidate takes the dearest way.",
+    ]
     paid = sum(one.usage.calls for one in spent)
     if paid:
-        console.print(
-            f"{paid:,} calls are paid for already; those that come again cost nothing", highlight=False
-        )
-    for line in predicted.budget:
-        console.print(f"{line}.", highlight=False)
-    if predicted.missing is None:
-        console.print(f"{predicted.outlook}.", highlight=False)
-        if predicted.tests_before:
-            console.print(f"{tests_left(predicted.tests_before)}.", highlight=False)
+        lines.append(f"{paid:,} calls are paid for already; those that come again cost nothing.")
+    if estimate.missing is None:
+        lines.append(f"{estimate.outlook}.")
+        if estimate.tests_before:
+            lines.append(f"{tests_left(estimate.tests_before)}.")
     else:
-        console.print(f"Nothing can be tested or promoted: {predicted.missing}.", highlight=False)
-        console.print("Without --anyway the command stops there, before it asks anything.", highlight=False)
+        lines.append(f"Nothing can be tested or promoted: {estimate.missing}.")
+        lines.append("Without --anyway the command stops there, before it asks anything.")
+    for line in lines:
+        console.print(line, highlight=False)
 
 
 def _consumed(entries: Sequence[Consumed]) -> Iterator[str]:
