@@ -7,10 +7,10 @@ import anyio
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
 from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.config import CalibratorSettings, PairSettings, SlicesBy
 from reflact.calibration.events import CalibrationEvent, NotTested, TraceTaken
 from reflact.calibration.holding import Slices
 from reflact.calibration.review import used_up
-from reflact.calibration.settings import CalibratorSettings, PairSettings, SlicesBy
 from reflact.calibration.trace import Trace
 from reflact.memory import Evaluation
 from reflact.memory_ports import ListedTrace, StoredTrace

@@ -9,7 +9,7 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator
-from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.memory_cards import level
 from test_calibrate_cli import configured, flattering, one_line, record, reflact
 from test_cost_estimate import traces

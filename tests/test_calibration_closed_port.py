@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.cli.progress import Retries, retelling
+from reflact.cli.calibrated import Retries, retelling
 from reflact.cli.showing import Shown
 from reflact.llm.limits import LimitChange
 from test_calibrate_cli import configured, record, reflact

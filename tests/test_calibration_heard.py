@@ -10,10 +10,10 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, transition
 from reflact import Calibrator, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CalibrationEvent, Stopped
-from reflact.calibration.heard import FIRST
-from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.limited import FIRST
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError, RunFailed
 from reflact.testing import ScriptedLLM

@@ -7,8 +7,8 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.review import used_up
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.errors import DataError
 from reflact.memory import Action, ContrastPair, Evaluation, Provenance, Transition
 from test_cost_estimate import traces

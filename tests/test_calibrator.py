@@ -22,6 +22,7 @@ from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, tr
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.comparing import JudgeReply
+from reflact.calibration.config import CalibratorSettings, PairSettings, WhenFull
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
@@ -37,7 +38,6 @@ from reflact.calibration.events import (
 )
 from reflact.calibration.holding import Slices
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
-from reflact.calibration.settings import CalibratorSettings, PairSettings, WhenFull
 from reflact.calibration.trace import Trace
 from reflact.calls import Message, Rendered, ReplyModel, Sample
 from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError

@@ -13,9 +13,9 @@ import pytest
 from flattered_world import CLAIM, EXAMPLE, PURPOSE, answer, flattered, trace_of, transition
 from reflact import Critic, MemoryStore
 from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition

@@ -11,9 +11,9 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Critic, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.cost_estimate import CostEstimate
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Provenance

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from reflact import Calibrator, CalibratorSettings, MemoryStore, Trace
-from reflact.calibration.config import CalibrateConfig
-from reflact.calibration.settings import PairSettings
+from reflact.calibration.config import CalibrateConfig, PairSettings
 from reflact.loading import load_section
 from reflact.testing import ScriptedLLM
 

@@ -17,8 +17,8 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
+from reflact.calibration.config import DEFAULTS, CalibratorSettings
 from reflact.calibration.cost_estimate import CostEstimate, estimate_cost
-from reflact.calibration.counted import Books, CountedLLM
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
     BatchTested,
@@ -32,12 +32,11 @@ from reflact.calibration.events import (
     TraceTaken,
 )
 from reflact.calibration.given import require, require_memory, require_model, require_traces
-from reflact.calibration.limited import LimitedLLM
+from reflact.calibration.limited import Books, CountedLLM, LimitedLLM
 from reflact.calibration.live import Learning, Offered, Waiting
 from reflact.calibration.results import CalibrationReport
 from reflact.calibration.review import NotEnoughTraces, Use
 from reflact.calibration.rounds import Also, Memory, Rounds
-from reflact.calibration.settings import DEFAULTS, CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
 from reflact.memory import ContrastPair, Promotion

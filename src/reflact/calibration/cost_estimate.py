@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.calibration.choosing import ELSEWHERE_KIND
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import selected
 from reflact.calibration.course import Course, free_events
+from reflact.calibration.making import ELSEWHERE_KIND
 from reflact.calibration.metrics import measure_accuracy
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.review import enough, outlook
-from reflact.calibration.settings import CalibratorSettings
 from reflact.memory import ContrastPair, Evaluation
 from reflact.memory_cards import Anchored, subject_of
 from reflact.types import Frozen

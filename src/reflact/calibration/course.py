@@ -14,13 +14,13 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import selected
 from reflact.calibration.holding import GIVEN, Slices, Split, distinct, known, split, split_given
-from reflact.calibration.made import ContrastSettings
+from reflact.calibration.mistakes import ContrastSettings
 from reflact.calibration.results import CalibrationReport
 from reflact.calibration.review import enough
 from reflact.calibration.reviewing import Standing
-from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import StoredCalibration
 from reflact.memory import ContrastPair, Origin, ScoreEvent

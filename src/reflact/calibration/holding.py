@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from reflact.calibration.config import SlicesBy
 from reflact.calibration.review import slice_of, used_up
-from reflact.calibration.settings import SlicesBy
 from reflact.calibration.trace import Trace
 from reflact.memory import ScoreEvent
 from reflact.memory_cards import LEAST_TRACES

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from anyio import to_thread
 
 from reflact.calibration.critic import CRITIC, Critic
-from reflact.calibration.heard import HeardCritic
 from reflact.calibration.holding import Taught
+from reflact.calibration.limited import HeardCritic
 from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
 from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change

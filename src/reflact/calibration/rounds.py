@@ -10,8 +10,8 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import contrast
-from reflact.calibration.counted import Books, total
 from reflact.calibration.course import (
     Course,
     Given,
@@ -26,16 +26,22 @@ from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import KindMeasured, Measured, Round, next_round
 from reflact.calibration.curriculum import measured as kinds_measured
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
-from reflact.calibration.heard import FIRST, HeardJudge, HeardWriter
 from reflact.calibration.holding import GIVEN, Split
-from reflact.calibration.limited import LimitedCritic, ShownCritic
-from reflact.calibration.made import Drop, Made
+from reflact.calibration.limited import (
+    FIRST,
+    Books,
+    HeardJudge,
+    HeardWriter,
+    LimitedCritic,
+    ShownCritic,
+    total,
+)
 from reflact.calibration.metrics import Measures, Scored, measure_accuracy
+from reflact.calibration.mistakes import Drop, Made
 from reflact.calibration.replay import Step, look_through, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
 from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed, measured
-from reflact.calibration.settings import CalibratorSettings
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
 from reflact.memory import ContrastPair, Promotion

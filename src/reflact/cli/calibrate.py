@@ -172,9 +172,8 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
-    from reflact.cli.calibrated import Done
+    from reflact.cli.calibrated import Done, retelling, telling
     from reflact.cli.interrupts import Interrupts
-    from reflact.cli.progress import retelling, telling
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
     settings = configured(path, overrides)

@@ -134,7 +134,7 @@ def _print_traces(found: Sequence[TraceSummary]) -> None:
 
 
 def _shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
-    from reflact.calibration.tokens import cut
+    from reflact.calibration.showing import cut
     from reflact.report.visible import in_line
 
     yield f"trace {in_line(trace.id)}"
@@ -149,8 +149,7 @@ def _shown(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
 
 def _lines(event: ScoreEvent) -> Iterator[str]:
     from reflact.calibration.changes import show_change
-    from reflact.calibration.showing import show_action
-    from reflact.calibration.tokens import cut
+    from reflact.calibration.showing import cut, show_action
 
     step, said, gold = event.transition, event.evaluation, event.gold
     yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
