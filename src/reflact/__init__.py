@@ -80,7 +80,7 @@ _HOMES = {
     "calibration.calibrator": ("Calibrator",),
     "calibration.critic": ("Critic",),
     "calibration.results": ("CalibrationReport",),
-    "calibration.settings": ("CalibratorSettings",),
+    "calibration.config": ("CalibratorSettings",),
     "calibration.trace": ("Trace",),
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
     "config": ("BudgetConfig", "TrainerConfig"),

@@ -109,7 +109,7 @@ class Critic:
                 "checksum": self._prompts.prompts[PROMPT].checksum[:16],
                 "llm": self._llm.identity,
                 "settings": self._settings.model_dump(mode="json", exclude={"cache"}),
-                "count": f"{self._count.__module__}.{getattr(self._count, '__qualname__', '')}",
+                "count": _name_of(self._count),
                 "snapshot": self.snapshot,
             }
         )
@@ -268,6 +268,12 @@ class Critic:
                 raise
             return last[-1]
         return reply.value.evaluation
+
+
+def _name_of(count: Count) -> str:
+    """Return the name of a counter of tokens; that of the default one does not follow from its module."""
+    own = f"{count.__module__}.{getattr(count, '__qualname__', '')}"
+    return "estimate" if count is estimate else own
 
 
 class _Step(NamedTuple):
