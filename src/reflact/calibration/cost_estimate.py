@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import selected
 from reflact.calibration.course import Course, free_events
-from reflact.calibration.making import ELSEWHERE_KIND
 from reflact.calibration.metrics import measure_accuracy
+from reflact.calibration.mistakes import ELSEWHERE_KIND
 from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.review import enough, outlook
 from reflact.memory import ContrastPair, Evaluation

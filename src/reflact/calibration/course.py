@@ -9,7 +9,7 @@ follows from the traces alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue, ValidationError
@@ -17,19 +17,20 @@ from pydantic import JsonValue, ValidationError
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import selected
 from reflact.calibration.holding import GIVEN, Slices, Split, distinct, known, split, split_given
-from reflact.calibration.mistakes import ContrastSettings
+from reflact.calibration.metrics import Measures
+from reflact.calibration.mistakes import ContrastSettings, Drop, Made
 from reflact.calibration.results import CalibrationReport
 from reflact.calibration.review import enough
 from reflact.calibration.reviewing import Standing
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import StoredCalibration
-from reflact.memory import ContrastPair, Origin, ScoreEvent
+from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import LEAST_TRACES, Anchored
 from reflact.memory_ports import BatchTest, CardStore, count_tests
 from reflact.prompts import PromptBook
 from reflact.types import Frozen, digest
 
-Stored = TypeVar("Stored", bound=Frozen)
+Value = TypeVar("Value", bound=Frozen)
 
 PROMPTS = ("contrast", "judge", "other_purpose")
 """The prompts that a calibration asks with, beside the critic's own."""
@@ -214,12 +215,41 @@ def _contents(traces: Iterable[Trace]) -> str:
     return digest(list[JsonValue](hashes))
 
 
-def _read(kind: type[Stored], text: str) -> Stored | None:
+def _read(kind: type[Value], text: str) -> Value | None:
     """Return a stored value; None if another version wrote it otherwise: then nothing rests on it."""
     try:
         return kind.model_validate_json(text)
     except ValidationError:
         return None
+
+
+class Stored(Made):
+    """What became of a trace's candidates.
+
+    Args:
+        held: Kept pairs that the scan holds back.
+        new: Kept pairs that are new.
+        full: Nothing was made, since the memory has no room for a pair.
+    """
+
+    held: int = 0
+    new: int = 0
+    full: bool = False
+
+
+@dataclass
+class Tally:
+    """What the rounds of one call made."""
+
+    rounds: int = 0
+    pairs: list[ContrastPair] = field(default_factory=list)
+    drops: list[Drop] = field(default_factory=list)
+    held: int = 0
+    archived: int = 0
+    left_out: int = 0
+    tests: list[Promotion] = field(default_factory=list)
+    not_tested: str | None = None
+    by_round: list[Measures] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------- what is missing
@@ -288,3 +318,26 @@ def free_events(trace: Trace, anchored: Anchored) -> list[ScoreEvent]:
 
 def _counted(traces: int) -> str:
     return "1 trace" if traces == 1 else f"{traces} traces"
+
+
+def no_batch(parts: Split, tally: Tally) -> str:
+    """Return in a sentence why there is nothing to test."""
+    if not parts.learn:
+        return (
+            "there was no trace to learn from: all that were given are held out; pass others, or more of them"
+        )
+    if not tally.pairs and tally.left_out:
+        return (
+            f"the memory is full, so that nothing was made of {tally.left_out} traces: reject pairs that are "
+            "not needed, or open it with larger active_cards"
+        )
+    if not tally.pairs:
+        return f"none of {len(tally.drops)} candidates became a pair: the drops say why"
+    if tally.held == len(tally.pairs):
+        return f"the scan holds back all {tally.held} pairs: look at them, and release those that are sound"
+    if tally.archived and tally.held + tally.archived == len(tally.pairs):
+        return (
+            f"the memory is full, and its bound put {tally.archived} of {len(tally.pairs)} pairs away at "
+            "once: reject pairs that are not needed, or open it with larger active_cards"
+        )
+    return "all pairs were tested before, or wait for somebody to look at them"

@@ -8,11 +8,12 @@ from typing import Generic, NamedTuple, TypeVar
 import anyio
 
 from reflact.calibration.config import CalibratorSettings, WhenFull
+from reflact.calibration.course import Stored
 from reflact.calibration.holding import PURPOSES, Slices, known, marks_tested
 from reflact.calibration.replay import look_through, steps_of
 from reflact.calibration.review import NotEnoughTraces, enough
 from reflact.calibration.reviewing import Standing
-from reflact.calibration.rounds import Memory, Rounds, Stored
+from reflact.calibration.rounds import Memory, Rounds
 from reflact.calibration.trace import Trace
 from reflact.memory_cards import Recording, mark_of
 from reflact.memory_ports import count_tests

@@ -6,14 +6,14 @@ is right: that is known before.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.changes import show_state
-from reflact.calibration.constructions import ROUNDING, Band, plain, same_words
+from reflact.calibration.constructions import ROUNDING, Band, Built, Label, plain, same_words
 from reflact.calls import Rendered, ReplyModel
 from reflact.memory import Construction, ContrastPair, Evaluation
 from reflact.prompts import PromptBook, fence
@@ -289,3 +289,81 @@ DEFAULTS = ContrastSettings()
 
 Report: TypeAlias = Callable[[ContrastPair | Drop], Awaitable[None]]
 """Is told of each pair and each drop as it comes about."""
+
+
+ELSEWHERE_KIND = "inflated_score"
+"""The kind of mistake that an evaluation makes which is meant for another purpose."""
+
+
+class Elsewhere(NamedTuple):
+    """Look at the step under another purpose; None: one that a model writes."""
+
+    label: Label
+    purpose: str | None
+
+
+class Asked(NamedTuple):
+    """Ask a model for a mistake of the true step; equal ones differ by their variation."""
+
+    label: Label
+    mistake: Mistake
+    reach: Reach
+    variation: int
+
+
+class Impossible(NamedTuple):
+    """Nothing makes such a mistake of this step, and why."""
+
+    reason: DropReason
+    words: str
+
+
+Ready = TypeVar("Ready", Built, ContrastPair)
+
+Choice: TypeAlias = Ready | Elsewhere | Asked | Impossible
+
+
+def choose(
+    hand: Sequence[str],
+    label: Label,
+    *,
+    ready: Sequence[Ready],
+    elsewhere: Elsewhere | None,
+    band: Band,
+    mistakes: Mapping[str, Mistake],
+) -> tuple[Choice[Ready], ...]:
+    """Return for each kind of mistake in a hand how to make it: each way at most once, the best first.
+
+    Args:
+        hand: The kinds that an event was dealt.
+        label: What is right.
+        ready: Pairs that need no model and are not known yet, the best first.
+        elsewhere: Another purpose to look at the step under, if there is one.
+        band: How far wrong scores may lie from it.
+        mistakes: All kinds, by name.
+    """
+    ways = {kind: _list_ways(mistakes[kind], ready, elsewhere, label, band) for kind in hand}
+    return tuple(next(ways[kind]) for kind in hand)
+
+
+def other_than(purpose: str, others: Sequence[str], *, place: int) -> str | None:
+    """Return the purpose at a place among those that differ from a given one; None where there is none."""
+    different = {plain(other): other for other in sorted(others) if plain(other) not in {plain(purpose), ""}}
+    return dict(enumerate(different.values())).get(place)
+
+
+def _list_ways(
+    mistake: Mistake, ready: Sequence[Ready], elsewhere: Elsewhere | None, label: Label, band: Band
+) -> Iterator[Choice[Ready]]:
+    yield from (one for one in ready if one.mistake == mistake.name)
+    if elsewhere is not None and mistake.name == ELSEWHERE_KIND:
+        yield elsewhere
+    variation = 0
+    while (numbers := reach(mistake, label.right, band=band, variation=variation)) is not None:
+        yield Asked(label, mistake, numbers, variation)
+        variation += 1
+    while True:
+        yield Impossible(
+            "not_applicable",
+            f"no construction makes it, and beside {label.right.phi_after:g} the scale has no room for it",
+        )

@@ -237,65 +237,6 @@ def _shown(estimate: Estimate | None) -> str:
     return "" if estimate is None else f"{number(estimate.value)} {span(estimate)}"
 
 
-class Done:
-    """Counts what a calibration has done, for when it is stopped.
-
-    Args:
-        tell: Is told of each event after it was counted; None: nobody.
-    """
-
-    def __init__(self, tell: Tell | None) -> None:
-        self._tell = tell
-        self._round = 0
-        self._traces = 0
-        self._of = 0
-        self._pairs = 0
-        self._tests: list[Promotion] = []
-
-    def __call__(self, event: CalibrationEvent) -> None:
-        """Count what an event tells."""
-        from reflact.calibration import events
-
-        match event:
-            case events.RoundBegan():
-                self._round, self._traces, self._of = event.number, 0, event.traces
-            case events.PairsMade():
-                self._traces, self._pairs = self._traces + 1, self._pairs + event.kept
-            case events.BatchTested():
-                self._tests.append(event.evidence)
-        if self._tell is not None:
-            self._tell(event)
-
-    @property
-    def began(self) -> bool:
-        """Whether a round had begun."""
-        return self._round > 0
-
-    @property
-    def words(self) -> str:
-        """Where it was, and what it has done until then."""
-        if not self._round:
-            return "before the first round"
-        promoted = sum(len(test.pair_ids) for test in self._tests if test.promoted)
-        found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
-        return (
-            f"in round {self._round}, with {self._traces:,} of its {self._of:,} traces done, {self._pairs:,} "
-            f"pairs made in all, and batches tested: {len(self._tests)}{found}"
-        )
-
-    @property
-    def next_words(self) -> str:
-        """From where the same command goes on."""
-        if not self._round:
-            return "with its first measurement"
-        left = self._of - self._traces
-        if left:
-            return f"with the pairs of {left:,} more traces of round {self._round}"
-        if len(self._tests) < self._round:
-            return f"with the test of round {self._round}"
-        return f"after the test of round {self._round}"
-
-
 LINES = 20
 """Lines about the pairs of one round, at most."""
 

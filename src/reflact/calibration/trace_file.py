@@ -1,0 +1,134 @@
+"""The file of a trace: a header, a line for each event, and a last line once the trace is finished.
+
+A file that ends in the middle of a line, or is damaged somewhere, is read up to there. A line that is whole
+and says something wrong was written so. It is an error that names it: what follows would be lost unseen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from reflact.calibration.given import one_line, wrong
+from reflact.errors import DataError, StoreError
+from reflact.memory import ScoreEvent
+from reflact.types import Frozen
+
+
+class Header(Frozen):
+    """The first line."""
+
+    trace: str
+    purpose: str
+    version: Literal[1] = 1
+
+
+class End(Frozen):
+    """The last line of a finished trace: how many events stand above it."""
+
+    events: int
+
+
+L = TypeVar("L", Header, ScoreEvent, End)
+
+
+class Whole(NamedTuple):
+    """What a file holds up to where it is whole; the bytes that this takes, and those that follow.
+
+    ``open`` says that the last whole line lacks its line break.
+    """
+
+    header: Header
+    events: tuple[ScoreEvent, ...]
+    finished: bool = True
+    length: int = 0
+    lost: int = 0
+    open: bool = False
+
+
+def read_whole(path: Path) -> Whole:
+    """Read a trace's file up to where it is whole.
+
+    Raises:
+        DataError: Not even the header is whole, it has no purpose, or a line that is whole says something
+            wrong; names file, line and field.
+        StoreError: The file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+    lines = content.splitlines(keepends=True)
+    header = _header(path, lines)
+    events: list[ScoreEvent] = []
+    ends: list[End] = []
+    for number, line in enumerate(lines[1:], 2):
+        place = f"{path}, line {number}"
+        try:
+            value = _value(line, place)
+        except _Torn:
+            break
+        if ends:
+            raise DataError(f"{place}, follows the end of the trace; a file holds one trace, so take it out")
+        if isinstance(value, dict) and "events" in value:
+            ends.append(_parsed(value, End, place))
+        else:
+            events.append(_event(value, place, step=len(events)))
+    finished = ends == [End(events=len(events))]
+    length = sum(map(len, lines[: 1 + len(events) + finished]))
+    unbroken = not content[:length].endswith(b"\n")
+    return Whole(header, tuple(events), finished, length, len(content) - length, unbroken)
+
+
+def _header(path: Path, lines: Sequence[bytes]) -> Header:
+    try:
+        value = _value(lines[0] if lines else b"", f"{path}, line 1")
+    except _Torn:
+        raise DataError(
+            f"{path} holds no trace: its first line is not a whole header; a trace is a file that "
+            "Trace(path=...) wrote"
+        ) from None
+    header = _parsed(value, Header, f"{path} holds no trace: line 1")
+    one_line(header.trace, what=f"{path}, line 1, `trace`: the id of a trace")
+    if not header.purpose.strip():
+        raise DataError(
+            f"{path}: the trace has no purpose; write into `purpose` of its first line what the agent was to "
+            "achieve"
+        )
+    return header
+
+
+def _event(value: object, place: str, *, step: int) -> ScoreEvent:
+    if isinstance(value, dict) and "purpose" in value:
+        raise DataError(f"{place}, begins another trace; give each trace a file of its own")
+    event = _parsed(value, ScoreEvent, place)
+    if event.step != step:
+        raise DataError(
+            f"{place}, `step`: it is {event.step}, and the next step is {step}; steps are numbered from 0, "
+            "so a line before it is missing or stands twice"
+        )
+    return event
+
+
+class _Torn(Exception):
+    """A line that is not whole; never leaves this module."""
+
+
+def _value(line: bytes, place: str) -> object:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise _Torn from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}, cannot be read: {error}; take such values out of the states") from None
+
+
+def _parsed(value: object, kind: type[L], place: str) -> L:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise DataError(f"{place}, {wrong(error)}; mend that line") from None
