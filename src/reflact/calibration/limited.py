@@ -1,4 +1,8 @@
-"""Models and critics that together have so many calls in flight at most; a critic that is shown set pairs."""
+"""What stands between a calibration and its models: limits, counts, and giving up who never answers.
+
+What a reply took that was refused counts like what a valid one took. A question that is cancelled before its
+answer is not counted here: what it may have cost is in the books of the model's own store.
+"""
 
 from __future__ import annotations
 
@@ -41,30 +45,19 @@ class LimitedLLM:
 
 
 class LimitedCritic:
-    """A critic whose scores wait for a place."""
+    """A critic whose scores wait for a place.
 
-    def __init__(self, critic: Scorer, places: anyio.Semaphore) -> None:
+    Args:
+        critic: The critic.
+        places: As many scores are under way at most.
+        pairs: Shown if no others are given, whatever is promoted meanwhile; None: the critic chooses.
+    """
+
+    def __init__(
+        self, critic: Scorer, places: anyio.Semaphore, *, pairs: Sequence[ContrastPair] | None = None
+    ) -> None:
         self._critic = critic
         self._places = places
-
-    async def score(
-        self,
-        transition: Transition,
-        *,
-        purpose: str,
-        pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
-    ) -> StateScore:
-        """Ask the critic, once there is a place."""
-        async with self._places:
-            return await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
-
-
-class ShownCritic:
-    """A critic that is shown these pairs, whatever is promoted meanwhile."""
-
-    def __init__(self, critic: Scorer, pairs: Sequence[ContrastPair]) -> None:
-        self._critic = critic
         self._pairs = pairs
 
     async def score(
@@ -75,9 +68,10 @@ class ShownCritic:
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
     ) -> StateScore:
-        """Ask the critic, with its pairs where no others are given."""
+        """Ask the critic, once there is a place."""
         shown = self._pairs if pairs is None else pairs
-        return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)
+        async with self._places:
+            return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)
 
 
 COUNTS = ("questions", "unanswered", "refused")

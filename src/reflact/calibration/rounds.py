@@ -34,7 +34,6 @@ from reflact.calibration.limited import (
     HeardJudge,
     HeardWriter,
     LimitedCritic,
-    ShownCritic,
     total,
 )
 from reflact.calibration.metrics import Measures, Scored
@@ -100,7 +99,7 @@ class Rounds:
         self._books = books
         self.tested = tested
         self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
-        self._sampled = LimitedCritic(self.reviewer.heard, anyio.Semaphore(settings.concurrency))
+        self._places = anyio.Semaphore(settings.concurrency)
 
     @property
     def first(self) -> Round:
@@ -143,7 +142,7 @@ class Rounds:
             plan=plan,
             llm=writer,
             judge=self._judge,
-            critic=self._sampled if shown is None else ShownCritic(self._sampled, shown),
+            critic=LimitedCritic(self.reviewer.heard, self._places, pairs=shown),
             settings=self._settings.contrast,
             prompts=self._prompts,
             known=known_ids,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from reflact.cli.pages import require_writable, write_calibration_page
+from reflact.cli.calibrating import require_writable, write_calibration_page
 from reflact.cli.pipes import unbroken, undisturbed
 from reflact.cli.running import Config, Overrides
 from reflact.cli.showing import Shown

@@ -1,4 +1,4 @@
-"""What a calibration will take, and what it did, as tables and lines."""
+"""What a calibration takes, what it does meanwhile, and what it did: tables and lines."""
 
 from __future__ import annotations
 
