@@ -33,10 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from flattered_world import PURPOSE, answer, flattered, steps
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import Mistake
 from reflact.calibration.review import slice_of
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.memory import Action, Evaluation, Gold, Transition

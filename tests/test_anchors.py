@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import Trace
-from reflact.calibration.anchors import anchors_of
+from reflact.calibration.rollouts import anchors_of
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, GoldSource, Transition
 from reflact.memory_store import MemoryStore
 

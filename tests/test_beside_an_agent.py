@@ -1,23 +1,27 @@
-"""Beside an agent: what is held out, in which turns, and how little of the store is looked at for it."""
+"""Beside an agent: what is held out, and how little of the store is looked at for it."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import anyio
 
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.events import BatchTested, CalibrationEvent, NotTested, TraceTaken
-from reflact.calibration.holding import ROTATE, Slices, Taught, kept
-from reflact.calibration.settings import CalibratorSettings, PairSettings, SlicesBy
+from reflact.calibration.config import CalibratorSettings, PairSettings, SlicesBy
+from reflact.calibration.events import CalibrationEvent, NotTested, TraceTaken
+from reflact.calibration.holding import Slices
+from reflact.calibration.review import used_up
 from reflact.calibration.trace import Trace
 from reflact.memory import Evaluation
-from reflact.memory_cards import level
 from reflact.memory_ports import ListedTrace, StoredTrace
 
 BY_TRACE = Slices(4, "trace")
+
+
+def names(letter: str, *, held_out: bool) -> list[str]:
+    """Return names of traces that are held out, or not."""
+    wanted = (f"{letter}{n}" for n in range(400))
+    return [name for name in wanted if BY_TRACE.holds(name, PURPOSE) is held_out]
 
 
 def settings(batch: int = 4, *, by: SlicesBy | None = None, most: int = 100) -> CalibratorSettings:
@@ -75,60 +79,47 @@ def learned(memory: ListMemory) -> set[str]:
     return {origin.trace_id for one in memory.stored.values() for origin in one.origins}
 
 
-def test_slices_take_turns_on_traces_that_nothing_was_tested_on() -> None:
-    """Two slices test in turns of eight, no test comes after more than seven, and none was learned from."""
-    memory, told = worked_on([recorded(f"t{n}") for n in range(400)], settings())
-    tests = memory.booked
-    names = [test.held_out for test in tests]
-    assert len(set(names)) == 2
-    assert set(Counter(names[:-1][i] for i in range(0, len(names) - 1, ROTATE)).values()) <= {1, 2, 3}
-    assert max(test.before for test in tests) < ROTATE
-    assert min(t.evidence.alpha for t in told if isinstance(t, BatchTested)) >= level(ROTATE - 1)
+def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
+    """One slice is held out, all tests are made on its traces, and the other slices are learned from."""
+    memory, told = worked_on([recorded(f"t{n}") for n in range(200)], settings())
     held = {t.trace_id for t in told if isinstance(t, TraceTaken) and t.use == "hold_out"}
+    assert held == {f"t{n}" for n in range(200) if BY_TRACE.holds(f"t{n}", PURPOSE)}
     assert not held & learned(memory)
-    assert {BY_TRACE.place(name, PURPOSE) for name in held} == set(kept(BY_TRACE, Taught()))
-    marks = {recorded(f"t{n}").recording.mark for n in range(400) if f"t{n}" in held}
-    assert {mark for test in tests for mark in test.traces or ()} <= marks
+    assert memory.booked
+    marks = {recorded(name).recording.mark for name in held}
+    assert {mark for test in memory.booked for mark in test.traces or ()} <= marks
 
 
-def test_pairs_wait_where_no_slice_has_fresh_traces() -> None:
-    """After a turn of each slice pairs wait instead of lowering the level; it is told once, and goes on."""
-    known = [recorded(f"t{n}") for n in range(120)]
-    silent = [recorded(f"s{n}") for n in range(300)]
-    more = [recorded(f"u{n}") for n in range(120)]
-    for trace in silent:
-        trace._events[0] = trace._events[0].model_copy(update={"gold": None})
-    memory, told = worked_on([*known, *silent], settings(1))
+def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> None:
+    """It is told once what is missing, fresh traces end the wait, and traces that only grew are not fresh."""
+    chosen, memory = settings(1, most=20), ListMemory()
+    held = [recorded(name) for name in names("t", held_out=True)[:20]]
+    learn = [recorded(name) for name in names("l", held_out=False)[:30]]
+
+    async def wear_out() -> None:
+        while not used_up(20, len(memory.booked)):
+            await memory.open_test([], held_out="given", traces=[one.recording for one in held])
+
+    anyio.run(wear_out)
     made = len(memory.booked)
-    assert made == 2 * ROTATE
-    waits = [one for one in told if isinstance(one, NotTested)]
-    assert "next turn takes at least 20" in waits[-1].words
-    assert len(waits) <= 3
-    worked_on(more, settings(1), memory)
-    assert len(memory.booked) > made
-    assert max(test.before for test in memory.booked) < ROTATE
-
-
-def test_a_trace_that_grew_is_as_worn_as_it_was() -> None:
-    """Handed over again with a step more, traces that had their turn begin no new one."""
-    chosen = settings(1, most=30)
-    memory, _ = worked_on([recorded(f"t{n}") for n in range(250)], chosen)
-    made = len(memory.booked)
-    grown = [recorded(f"t{n}") for n in range(250) if BY_TRACE.place(f"t{n}", PURPOSE) in {0, 1}]
-    for trace in grown:
-        ((step, gold), *_) = steps(f"{trace.id} later", 1, count=1, claims=[True])
+    _, told = worked_on([*held, *learn[:10]], chosen, memory)
+    waits = [one.words for one in told if isinstance(one, NotTested)]
+    assert len(waits) == 1
+    assert "record at least 20 fresh traces" in waits[0]
+    for trace in held:
+        ((step, gold),) = steps(f"{trace.id} later", 1, count=1, claims=[True])
         trace.record(step, gold=gold)
-    more = [name for n in range(400) if BY_TRACE.place(name := f"u{n}", PURPOSE) not in {0, 1}][:20]
-    worked_on([*grown, *map(recorded, more)], chosen, memory)
-    assert max(test.before for test in memory.booked) < ROTATE
-    assert len(memory.booked) - made <= ROTATE
+    worked_on([*held, *learn[10:20]], chosen, memory)
+    assert len(memory.booked) == made
+    worked_on([*(recorded(name) for name in names("u", held_out=True)[:20]), *learn[20:]], chosen, memory)
+    assert len(memory.booked) > made
+    assert memory.booked[made].before == 0
 
 
 def test_the_newest_held_out_traces_test() -> None:
     """Of more traces than are scored those count that came last, whatever they are called."""
-    names = [f"t{n}" for n in range(400) if BY_TRACE.place(f"t{n}", PURPOSE) == 0][:60]
-    first = [name for n in range(400) if BY_TRACE.place(name := f"l{n}", PURPOSE) not in {0, 1}][:4]
-    order = sorted(names, reverse=True)
+    first = names("l", held_out=False)[:4]
+    order = sorted(names("t", held_out=True)[:60], reverse=True)
     memory, _ = worked_on([recorded(name) for name in (*order, *first)], settings(most=25))
     (test,) = memory.booked
     assert set(test.traces or ()) == {recorded(name).recording.mark for name in order[-25:]}
@@ -136,9 +127,8 @@ def test_the_newest_held_out_traces_test() -> None:
 
 def test_copies_beside_an_agent_are_one_trace() -> None:
     """Thirty recordings of one run are no thirty traces to test on."""
-    names = [f"t{n}" for n in range(400) if BY_TRACE.place(f"t{n}", PURPOSE) == 0][:30]
-    others = [name for n in range(400) if BY_TRACE.place(name := f"l{n}", PURPOSE) not in {0, 1}][:8]
-    traces = [*(recorded(name, content="one run") for name in names), *map(recorded, others)]
+    held, others = names("t", held_out=True)[:30], names("l", held_out=False)[:8]
+    traces = [*(recorded(name, content="one run") for name in held), *map(recorded, others)]
     memory, told = worked_on(traces, settings())
     assert memory.booked == []
     assert [one.traces for one in told if isinstance(one, NotTested)] == [1]
@@ -176,7 +166,7 @@ def test_a_large_store_is_not_loaded_to_begin() -> None:
     assert memory.loaded == []
     assert len(memory.pages) <= 3
     memory.pages.clear()
-    names = [name for n in range(400) if BY_TRACE.place(name := f"l{n}", PURPOSE) not in {0, 1}][:4]
-    worked_on([recorded(name) for name in names], settings(4, most=30), memory)
+    learn = names("l", held_out=False)[:4]
+    worked_on([recorded(name) for name in learn], settings(4, most=30), memory)
     assert len(memory.loaded) == 30
     assert max(memory.pages) <= 200

@@ -9,10 +9,10 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator
-from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.memory_cards import level
 from test_calibrate_cli import configured, flattering, one_line, record, reflact
-from test_calibration_forecast import traces
+from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 
@@ -27,9 +27,9 @@ async def test_nothing_is_asked_made_or_tested_while_nothing_has_changed() -> No
     assert first.tests_so_far is not None
     calls, pairs = len(llm.calls), len(memory.stored)
     calibrator = Calibrator(llm, memory, settings=SETTINGS)
-    foreseen = await calibrator.forecast(learn, heldout=held_out)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     second = await calibrator.calibrate(learn, heldout=held_out)
-    assert (foreseen.over, foreseen.tests_before) == (True, first.tests_so_far)
+    assert (estimate.over, estimate.tests_before) == (True, first.tests_so_far)
     assert second == first.model_copy(update={"earlier": True})
     assert (len(llm.calls), len(memory.stored), len(memory.booked)) == (calls, pairs, first.tests_so_far)
 
@@ -77,14 +77,14 @@ def test_the_command_says_so_before_and_after(tmp_path: Path) -> None:
         fresh = one_line(reflact(path, "--dry-run").stdout)
         first = one_line(reflact(path).stdout)
         paid = len(asked)
-        foreseen = one_line(reflact(path, "--dry-run").stdout)
+        estimate = one_line(reflact(path, "--dry-run").stdout)
         second = reflact(path)
         assert len(asked) == paid
     left = f"1 batch was tested on these held-out traces: another one passes at p of at most {level(1):.2g}"
     assert left not in fresh
     assert left in first
-    assert left in foreseen
-    assert "the command asks nothing, opens no test" in foreseen
+    assert left in estimate
+    assert "the command asks nothing, opens no test" in estimate
     assert second.exit_code == 0
     assert one_line(second.stdout).startswith("Nothing has changed since this calibration was made")
     assert "--again makes further pairs" in one_line(second.stdout)

@@ -11,6 +11,7 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
 from reflact import Calibrator, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT,
     BatchTested,
@@ -23,7 +24,6 @@ from reflact.calibration.events import (
     figures_of,
 )
 from reflact.calibration.metrics import Scored
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.memory import Evaluation, Gold
 
 pytestmark = pytest.mark.anyio

@@ -10,17 +10,17 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, transition
 from reflact import Calibrator, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CalibrationEvent, Stopped
-from reflact.calibration.heard import FIRST
-from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.limited import FIRST
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError, RunFailed
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
 from test_calibrate_cli import configured, flattering, record, reflact
-from test_calibration_forecast import traces
 from test_calibrator import names
+from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 

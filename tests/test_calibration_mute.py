@@ -12,19 +12,19 @@ from rich.console import Console
 from calibration_memory import ListMemory
 from flattered_world import answer
 from reflact import Calibrator
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, Stopped
-from reflact.calibration.heard import FIRST
+from reflact.calibration.limited import FIRST
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.cli.calibrated import print_calibration
 from reflact.errors import ProviderDown, ReplyError, RunFailed
 from reflact.pages.calibration import calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Answer
-from test_calibration_forecast import traces
 from test_calibrator import names, recorded
+from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calibration_reports import NOTHING, everything, evidence, hostile, measures
 from html_page import Node, read, tables
-from reflact.calibration.made import DropReason
+from reflact.calibration.mistakes import DropReason
 from reflact.calibration.results import CalibrationReport, Change, DropCount, PairCount
 from reflact.calibration.review import Outcome
 from reflact.calibration.words import OUTCOMES

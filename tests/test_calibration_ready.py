@@ -7,10 +7,11 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator, Trace
-from reflact.calibration.settings import CalibratorSettings, PairSettings
+from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.review import used_up
 from reflact.errors import DataError
 from reflact.memory import Action, ContrastPair, Evaluation, Provenance, Transition
-from test_calibration_forecast import traces
+from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 
@@ -51,19 +52,31 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
     with pytest.raises(DataError, match=words):
         await calibrator.calibrate(traces("learn", learn), heldout=held_out)
     assert (llm.calls, told) == ([], [])
-    foreseen = await calibrator.forecast(traces("learn", learn), heldout=held_out)
-    assert foreseen.missing is not None
+    estimate = await calibrator.estimate_cost(traces("learn", learn), heldout=held_out)
+    assert estimate.missing is not None
 
 
-async def test_another_number_of_slices_is_named_where_it_would_do() -> None:
-    """Where a larger slice of the same traces is enough, that is the remedy; else how many to record."""
+async def test_it_is_said_how_many_more_traces_the_rule_takes() -> None:
+    """If one slice of the traces is too small, the error names how many to label or record."""
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings())
-    with pytest.raises(DataError, match=r"set calibrator.slices to 3, which holds out 22 of them"):
-        await calibrator.calibrate(traces("any", 60))
     with pytest.raises(DataError, match=r"of 8 traces 8 have gold .* record about \d+ more with gold"):
         await calibrator.calibrate(traces("any", 8))
     with pytest.raises(DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 have gold"):
         await calibrator.calibrate(traces("any", 60, gold=False))
+
+
+async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:
+    """If 20 traces cannot reach the level of the next test, nothing is asked; fresh ones can."""
+    memory, held_out = ListMemory(), traces("h", 20)
+    while not used_up(20, len(memory.booked)):
+        await memory.open_test([], held_out="given", traces=[one.recording for one in held_out])
+    llm = flattered()
+    calibrator = Calibrator(llm, memory, settings=settings())
+    with pytest.raises(DataError, match=r"of the 20 held-out traces is used up: 126 batches .* fresh traces"):
+        await calibrator.calibrate(traces("learn", 4), heldout=held_out)
+    assert llm.calls == []
+    report = await calibrator.calibrate(traces("learn", 4), heldout=traces("fresh", 20))
+    assert report.tests[0].batches_before == 0
 
 
 async def test_steps_that_teach_nothing_are_told() -> None:

@@ -22,6 +22,7 @@ from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, tr
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.comparing import JudgeReply
+from reflact.calibration.config import CalibratorSettings, PairSettings, WhenFull
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
@@ -35,12 +36,9 @@ from reflact.calibration.events import (
     TraceLeftOut,
     TraceTaken,
 )
-from reflact.calibration.holding import Slices, Taught, kept
+from reflact.calibration.holding import Slices
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
-from reflact.calibration.review import slice_of
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
-from reflact.calibration.waiting import WhenFull
 from reflact.calls import Message, Rendered, ReplyModel, Sample
 from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError
 from reflact.memory import Evaluation
@@ -80,10 +78,9 @@ def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1)
 
 def names(use: str, number: int, *, slices: int = 4) -> list[str]:
     """Return names of traces that are all held out, or all learned from, while nothing was tested."""
-    sides = kept(Slices(slices, "trace"), Taught())
-    places = range(1) if use == "hold_out" else [n for n in range(slices) if n not in sides]
     wanted = (f"trace {n}" for n in range(10_000))
-    return [n for n in wanted if slice_of(n, slices=slices) in places][:number]
+    rule, held_out = Slices(slices, "trace"), use == "hold_out"
+    return [name for name in wanted if rule.holds(name, PURPOSE) is held_out][:number]
 
 
 def slow(seconds: float) -> ScriptedLLM:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.calibration.changes import NOTHING, changes, show_change, show_state
-from reflact.calibration.tokens import cut, estimate
+from reflact.calibration.showing import cut, estimate
 
 VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "b\nc", "\ud800"]),

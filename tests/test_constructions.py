@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from contrast_world import PURPOSE, evaluation, event
 from reflact.calibration.constructions import HIDDEN, Band, Built, built, kind_of_error, label_of, quotes
-from reflact.calibration.evidence import Grounds
+from reflact.calibration.guards import Grounds
 from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, reach
 from reflact.memory import MISTAKES, Action, Evaluation, Gold, ScoreEvent, Transition
 

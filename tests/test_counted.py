@@ -15,10 +15,10 @@ from flattered_world import PURPOSE, answer, steps
 from reflact import Critic
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.comparing import JudgeReply
-from reflact.calibration.counted import Books, CountedLLM, total
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
+from reflact.calibration.limited import Books, CountedLLM, total
 from reflact.calibration.results import Consumed
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ContextOverflow, ReplyError

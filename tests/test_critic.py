@@ -15,7 +15,7 @@ from critic_worlds import pair, store_of
 from doubles import Endpoint, completion, config, connected
 from reflact import Critic
 from reflact.calibration.critic import CRITIC, CriticReply
-from reflact.calibration.tokens import estimate
+from reflact.calibration.showing import estimate
 from reflact.critic_config import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
 from reflact.memory import Action, Evaluation, Scope, Transition

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from flattered_world import flattered, trace_of
 from reflact import Critic, Item, Score, Skill, Trainer
-from reflact.calibration.answers import nothing_said
-from reflact.calibration.grading import CriticGrader, input_of, measure_critic
+from reflact.calibration.grading import CriticGrader, input_of, measure_critic, nothing_said
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment

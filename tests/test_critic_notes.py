@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reflact import Critic, Item, Rollout, Trainer
-from reflact.calibration.notes import CriticNotes
+from reflact.calibration.grading import CriticNotes
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import ConfigError, ContextOverflow, ProviderDown, ReflactError
 from reflact.memory import Action, ContrastPair, Evaluation, Transition

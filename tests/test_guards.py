@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.evidence import Grounds
-from reflact.calibration.guards import GUARDS, Case, Limits, guarded, objection
+from reflact.calibration.guards import GUARDS, Case, Grounds, Limits, guarded, objection
 from reflact.memory import Action, Evaluation, Transition
 
 LIMITS = Limits(jump=4, jump_confidence=0.5, unsupported_confidence=0.2)

@@ -152,16 +152,16 @@ def letters(run: int, *, outcome_only: bool) -> Trace:
 
 
 async def test_a_check_of_the_last_state_alone_is_enough_to_test(tmp_path: Path) -> None:
-    """Held-out runs with an outcome and nothing else promote what helps; the forecast says that they can."""
+    """Held-out runs with an outcome and nothing else promote what helps; the estimate says that they can."""
     learn = [letters(n, outcome_only=False) for n in range(12)]
     held_out = [letters(n, outcome_only=True) for n in range(100, 125)]
     async with MemoryStore(tmp_path / "memory.db") as memory:
         calibrator = Calibrator(ScriptedLLM(flattered), memory, judges=0)
-        foreseen = await calibrator.forecast(learn, heldout=held_out)
+        estimate = await calibrator.estimate_cost(learn, heldout=held_out)
         report = await calibrator.calibrate(learn, heldout=held_out)
     before, after = report.held_out.before, report.held_out.after
     assert before is not None
     assert after is not None
     assert (before.traces, before.error.value, after.error.value) == (25, 6, 0)
     assert report.promoted > 0
-    assert foreseen.testable
+    assert estimate.missing is None

@@ -1,8 +1,7 @@
-"""Which traces are held out: by their ids or purposes, in turns, never one that was learned from."""
+"""Which traces are held out: by their ids or purposes, never one that was learned from."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from hypothesis import given
@@ -10,18 +9,17 @@ from hypothesis import strategies as st
 
 from calibration_memory import NOW
 from reflact.calibration.holding import (
-    ROTATE,
     Slices,
     Split,
     Taught,
     distinct,
-    kept,
     known,
+    marks_tested,
     split,
     split_given,
-    worn,
 )
 from reflact.calibration.replay import steps_of
+from reflact.calibration.review import used_up
 from reflact.calibration.trace import Trace
 from reflact.memory import Action, Evaluation, Gold, GoldSource, Transition
 from reflact.memory_cards import LEAST_TRACES
@@ -42,7 +40,7 @@ def trace(name: str, *sources: GoldSource | None, purpose: str = "Wait.") -> Tra
 
 NAMES = [f"t{n}" for n in range(200)]
 BY_TRACE = Slices(SLICES, "trace")
-BY_SLICE = [[name for name in NAMES if BY_TRACE.place(name, "p") == number] for number in range(SLICES)]
+LEARNED = {name for name in NAMES if not BY_TRACE.holds(name, "p")}
 
 
 def test_only_gold_from_outside_counts() -> None:
@@ -100,24 +98,14 @@ def test_a_trace_keeps_its_part_while_others_come() -> None:
     more = dealt([trace(n) for n in NAMES], learned)
     assert {t.id for t in few.held_out} <= {t.id for t in more.held_out}
     assert learned <= {t.id for t in more.learn}
-    assert {t.id for t in more.learn} == {*BY_SLICE[2], *BY_SLICE[3]}
-
-
-@given(st.sets(st.sampled_from(NAMES), min_size=1))
-def test_kept_slices_stay_the_same_while_the_others_are_learned_from(learned: set[str]) -> None:
-    """Two slices are not learned from, those of which least was; learning from the others changes nothing."""
-    first = kept(BY_TRACE, Taught(frozenset(learned)))
-    assert len(first) == 2
-    more = {n for n in NAMES if BY_TRACE.place(n, "p") not in first}
-    assert kept(BY_TRACE, Taught(frozenset(learned | more))) == first
-    assert kept(Slices(2, "trace"), Taught()) == (0,)
+    assert {t.id for t in more.learn} == LEARNED
 
 
 def test_at_most_so_many_are_scored() -> None:
     """The others of the slice are not learned from instead."""
     parts = dealt([trace(n) for n in NAMES], most=7)
     assert len(parts.held_out) == 7
-    assert {t.id for t in parts.learn} == {*BY_SLICE[2], *BY_SLICE[3]}
+    assert {t.id for t in parts.learn} == LEARNED
 
 
 def test_copies_of_a_recording_are_on_one_side() -> None:
@@ -173,7 +161,7 @@ def test_one_purpose_is_dealt_by_traces() -> None:
     assert Slices.of(99, total=SLICES, by="trace") == BY_TRACE
 
 
-# -------------------------------------------------------------------------------------------- turns
+# ------------------------------------------------------------------------------------- fresh traces
 
 
 def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ()) -> BatchTest:
@@ -188,43 +176,30 @@ def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ())
     )
 
 
-def test_no_test_of_a_turn_has_more_than_the_others_of_it_before_it() -> None:
-    """While traces come, slices take turns, and each turn takes traces that nothing was tested on before."""
+def use_up(traces: Sequence[Trace]) -> list[BatchTest]:
+    """Return tests on traces, as many as use up their error probability."""
     tests: list[BatchTest] = []
-    traces: list[Trace] = []
-    for number in range(60):
-        traces += [trace(f"{number} {n}") for n in range(20)]
-        parts = dealt(traces, tests=tests)
-        if len(parts.held_out) >= LEAST_TRACES:
-            tests.append(a_test(parts.held_out, parts.name, tests))
-    assert Counter(test.held_out for test in tests) == {
-        BY_TRACE.name(0): len(tests) - len(tests) // (2 * ROTATE) * ROTATE - max(0, len(tests) % 16 - 8),
-        BY_TRACE.name(1): len(tests) // (2 * ROTATE) * ROTATE + max(0, len(tests) % 16 - 8),
-    }
-    assert max(test.before for test in tests) < ROTATE
+    while not used_up(len(traces), len(tests)):
+        tests.append(a_test(traces, BY_TRACE.name, tests))
+    return tests
 
 
-def test_without_further_traces_the_same_are_tested_on_again() -> None:
-    """Both slices had their turn: what there is counts on, at lower and lower levels."""
-    tests: list[BatchTest] = []
-    traces = [trace(name) for name in NAMES]
-    for _ in range(20):
-        parts = dealt(traces, tests=tests)
-        tests.append(a_test(parts.held_out, parts.name, tests))
-    assert [test.held_out for test in tests[:16]] == [BY_TRACE.name(n) for n in (0, 1) for _ in range(ROTATE)]
-    assert [test.before for test in tests] == [*range(8), *range(8), *range(8, 12)]
+def test_the_same_traces_test_until_their_error_probability_is_used_up() -> None:
+    """After that fresh traces test, if there are enough of them."""
+    traces = [trace(name) for name in NAMES[:100]]
+    first = dealt(traces, most=20).held_out
+    assert len(first) == LEAST_TRACES
+    tests = use_up(first)
+    assert dealt(traces, most=20, tests=tests[:-1]).held_out == first
+    assert dealt(traces[:100], most=20, tests=tests).held_out == first
+    fresh = dealt([*traces, *(trace(f"f{n}") for n in range(200))], most=20, tests=tests).held_out
+    assert len(fresh) == LEAST_TRACES
+    assert {t.id for t in fresh}.isdisjoint(t.id for t in first)
 
 
-def test_measuring_again_wears_nothing_out() -> None:
-    """A test that can only take back does not end a turn."""
+def test_measuring_again_leaves_traces_fresh() -> None:
+    """A test that can only take back does not count."""
     traces = [trace(name) for name in NAMES]
     again = a_test(traces, "given").model_copy(update={"use": "demote"})
-    assert worn(BY_TRACE.name(0), [again]) == frozenset()
-    assert worn(BY_TRACE.name(0), [a_test(traces[:1], "given")]) == {traces[0].recording.mark}
-
-
-def test_a_slice_that_was_learned_from_is_passed_over() -> None:
-    """Where a kept slice has too few unspoilt traces the other one tests, out of its turn."""
-    taught = [*BY_SLICE[0][:-3], *BY_SLICE[2], *BY_SLICE[3]]
-    assert kept(BY_TRACE, Taught(frozenset(taught))) == (0, 1)
-    assert dealt([trace(n) for n in NAMES], taught).name == BY_TRACE.name(1)
+    assert marks_tested([again]) == frozenset()
+    assert marks_tested([a_test(traces[:1], "given")]) == {traces[0].recording.mark}

@@ -8,8 +8,8 @@ import pytest
 
 from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Evaluation, MemoryStore, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.memory import Promotion
 from reflact.testing import ScriptedLLM
 

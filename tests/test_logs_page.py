@@ -7,15 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from reflact import Calibrator, CalibratorSettings, MemoryStore, Trace
 from reflact.calibration.config import CalibrateConfig
-from reflact.calibration.settings import PairSettings
 from reflact.loading import load_section
-from reflact.testing import ScriptedLLM
-
-pytestmark = pytest.mark.anyio
 
 PAGE = (Path(__file__).parent.parent / "docs" / "logs.md").read_text(encoding="utf-8")
 PROGRAM, HALF_GOLD = re.findall(r"^```python runnable\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -58,29 +51,3 @@ def test_the_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
     config = load_section(CalibrateConfig, tmp_path / "calibrate.yaml")
     assert (config.calibrator.contrast.judges, config.calibrator.contrast.judged) == (15, "unproven")
     assert config.budget.max_calls == 20_000
-
-
-async def test_the_page_says_what_judges_cost(tmp_path: Path) -> None:
-    """The table is the forecast of the page's own runs, to a tenth."""
-    printed(PROGRAM, tmp_path)
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        stored = [await memory.trace(name) for name in await memory.trace_ids()]
-    traces = [Trace.of(one) for one in stored if one is not None]
-    rows = re.findall(r"^\| (\d+).*?\| ?(.*?) \| about ([\d,]+), ([\d,]+|none) \|$", PAGE, re.MULTILINE)
-    assert len(rows) == 4
-    for number, (judges, judged, calls, compared) in enumerate(rows):
-        told = {"judges": int(judges), **({"judged": judged.strip("`")} if judged.strip() else {})}
-        if told == {"judges": 15, "judged": "unproven"}:
-            told["agreement"] = 0.8
-        settings = CalibratorSettings(contrast=PairSettings.model_validate(told))
-        async with MemoryStore(tmp_path / f"{number}.db") as memory:
-            calibrator = Calibrator(ScriptedLLM(lambda *_: None), memory, settings=settings)
-            foreseen = await calibrator.forecast(traces)
-        comparisons = sum(row.calls.expected for row in foreseen.rows if row.purpose == "comparisons")
-        assert sum(row.calls.expected for row in foreseen.rows) == pytest.approx(numeral(calls), rel=0.1)
-        assert comparisons == pytest.approx(numeral(compared), rel=0.1)
-
-
-def numeral(text: str) -> int:
-    """Return a number as the page writes it."""
-    return 0 if text == "none" else int(text.replace(",", ""))

@@ -14,7 +14,7 @@ from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.aside import SHORT
 from reflact.calibration.contrast import ContrastSettings, contrast
-from reflact.calibration.made import Made
+from reflact.calibration.mistakes import Made
 from reflact.memory import ContrastPair, ScoreEvent, Transition
 from reflact.memory_cards import Finding, subject, subject_of
 from reflact.testing import ScriptedLLM

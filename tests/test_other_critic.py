@@ -8,9 +8,9 @@ import pytest
 
 from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Evaluation, MemoryStore, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

@@ -15,10 +15,10 @@ from html_page import read
 from memory_pairs import HELD_OUT, evidence_for, make_pair, set_utility
 from reflact import MemoryStore, Trace
 from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, PairsMade
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.settings import CalibratorSettings, PairSettings
 from reflact.memory import Evaluation
 from reflact.memory_cards import new_card
 from reflact.pages.calibration import calibration_page

@@ -24,7 +24,7 @@ import pure_server
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from pure_world import differences, left_by, rows, settings, write_world
 from reflact import Critic, MemoryStore, Trainer
-from reflact.calibration.notes import CriticNotes
+from reflact.calibration.grading import CriticNotes
 from reflact.cli.app import app
 from reflact.config import BudgetConfig
 from reflact.environments.dataset import from_config

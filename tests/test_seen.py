@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.changes import show_change, show_state
-from reflact.calibration.seen import Seen, seen
+from reflact.calibration.changes import Seen, seen, show_change, show_state
 from reflact.memory import Action, Transition
 from reflact.memory_cards import subject_of
 

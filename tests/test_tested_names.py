@@ -10,7 +10,7 @@ import pytest
 
 from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
-from reflact.calibration.holding import worn
+from reflact.calibration.holding import marks_tested
 from reflact.memory import Action, Transition
 from reflact.memory_ports import count_tests
 
@@ -55,4 +55,4 @@ async def test_a_recording_that_lost_its_end_is_the_same_trace(memory: MemorySto
     assert await before(memory, *(told(f"log {n}", "0", f"{n}", f"{n}!") for n in ROUND)) == 0
     shorter = told("log 1", "0", "1")
     assert await before(memory, shorter) == 1
-    assert not shorter.recording.marks.isdisjoint(worn("slice 0 of 4", await memory.tests()))
+    assert not shorter.recording.marks.isdisjoint(marks_tested(await memory.tests()))

@@ -15,8 +15,8 @@ from reflact import Calibrator, Trace
 from reflact.calibration.constructions import Band, built, label_of
 from reflact.calibration.contrast import ContrastSettings, contrast, selected
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.made import Made
 from reflact.calibration.meta_judge import meta_judge
+from reflact.calibration.mistakes import Made
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.errors import DataError
 from reflact.memory import Action, Gold, ScoreEvent, Transition

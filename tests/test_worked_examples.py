@@ -18,8 +18,7 @@ from memory_pairs import promote
 from reflact.calibration.critic import CRITIC, Critic
 from reflact.calibration.memo import Kept
 from reflact.calibration.selection import Reader, ranked
-from reflact.calibration.showing import ABOVE, TRIED, Renderer, show_examples
-from reflact.calibration.tokens import estimate
+from reflact.calibration.showing import ABOVE, TRIED, Renderer, estimate, show_examples
 from reflact.critic_config import CriticSettings
 from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Scope, Transition
 from reflact.memory_cards import visible_to

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reflact.calibration.calibrator import Calibrator
+    from reflact.calibration.config import CalibratorSettings
     from reflact.calibration.critic import Critic
     from reflact.calibration.results import CalibrationReport
-    from reflact.calibration.settings import CalibratorSettings
     from reflact.calibration.trace import Trace
     from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
     from reflact.config import BudgetConfig, TrainerConfig
@@ -83,7 +83,7 @@ _HOMES = {
     "calibration.calibrator": ("Calibrator",),
     "calibration.critic": ("Critic",),
     "calibration.results": ("CalibrationReport",),
-    "calibration.settings": ("CalibratorSettings",),
+    "calibration.config": ("CalibratorSettings",),
     "calibration.trace": ("Trace",),
     "calls": ("Message", "Rendered", "Reply", "ReplyModel", "Sample"),
     "config": ("BudgetConfig", "TrainerConfig"),

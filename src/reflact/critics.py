@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from pydantic import TypeAdapter
 
 from reflact.calibration.critic import Critic
-from reflact.calibration.grading import CriticGrader, measure_on, used
-from reflact.calibration.notes import CriticNotes
+from reflact.calibration.grading import CriticGrader, CriticNotes, measure_on, used
 from reflact.calibration.replay import steps_in
 from reflact.critic_config import CriticConfig
 from reflact.errors import ConfigError

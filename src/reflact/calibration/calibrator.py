@@ -17,7 +17,8 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
-from reflact.calibration.counted import Books, CountedLLM
+from reflact.calibration.config import DEFAULTS, CalibratorSettings
+from reflact.calibration.cost_estimate import CostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
     BatchTested,
@@ -30,16 +31,13 @@ from reflact.calibration.events import (
     TraceLeftOut,
     TraceTaken,
 )
-from reflact.calibration.forecast import UNKNOWN, Asking, CalibrationForecast, foreseen
 from reflact.calibration.given import require, require_memory, require_model, require_traces
-from reflact.calibration.limited import LimitedLLM
-from reflact.calibration.live import Learning
+from reflact.calibration.limited import Books, CountedLLM, LimitedLLM
+from reflact.calibration.live import Learning, Offered, Waiting
 from reflact.calibration.results import CalibrationReport
 from reflact.calibration.review import NotEnoughTraces, Use
 from reflact.calibration.rounds import Also, Memory, Rounds
-from reflact.calibration.settings import DEFAULTS, CalibratorSettings
 from reflact.calibration.trace import Trace
-from reflact.calibration.waiting import Offered, Waiting
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
 from reflact.memory import ContrastPair, Promotion
 from reflact.ports import LLM
@@ -120,7 +118,7 @@ class Calibrator:
             tell=self._say,
             books=self._books,
         )
-        self._store, self._settings, self._prompts = store, settings, prompts
+        self._store, self._settings = store, settings
         self._learning = Learning(store, self._rounds, settings=settings)
         self._queue: Waiting[Trace] = Waiting(settings.queue, settings.when_full)
         self._listener = tell
@@ -243,52 +241,43 @@ class Calibrator:
         require_traces(traces, Trace, what="what is learned from")
         if heldout is not None:
             require_traces(heldout, Trace, what="what is held out")
-        opening, anchors = self._rounds.opening, await self._store.anchors()
-        standing = await self._rounds.reviewer.standing()
-        course = await opening.course(traces, heldout, anchors, standing=standing)
-        missing = None
-        if not anyway and (course.report is None or again):
-            missing = await opening.lacking(course, traces, heldout, anchors, standing=standing)
-        if missing is not None:
+        anchors = await self._store.anchors()
+        course, missing = await self._rounds.open(traces, heldout, anchors)
+        if missing is not None and not anyway and (course.report is None or again):
             raise DataError(f"nothing could be tested, so nothing was asked: {missing}")
         report = await self._rounds.run(course, anchors, again=again)
         self._say(Calibrated(report=report))
         return report
 
-    async def forecast(
+    async def estimate_cost(
         self,
         traces: Sequence[Trace],
         *,
         heldout: Sequence[Trace] | None = None,
         anchors: Sequence[ContrastPair] = (),
-        asking: Asking = UNKNOWN,
-    ) -> CalibrationForecast:
-        """Return how many calls ``calibrate`` would take of the same traces; none is made.
+        reasks: int = 2,
+    ) -> CostEstimate:
+        """Return how many calls ``calibrate`` takes of the same traces at least and at most; none is made.
 
         Args:
             traces: As for ``calibrate``.
             heldout: As for ``calibrate``.
             anchors: Gold pairs that are to be measured beside those that the store has.
-            asking: What is known of the model: how often it is asked again, how long its replies may be.
+            reasks: How often the model is asked again after an invalid reply, at most.
 
         Raises:
-            ConfigError: A kind of mistake is asked for that nobody described.
             StoreError: The store cannot be read.
         """
-        standing = await self._rounds.reviewer.standing()
         by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
-        kept = tuple(by_id.values())
-        course = await self._rounds.opening.course(traces, heldout, kept, standing=standing)
+        course, missing = await self._rounds.open(traces, heldout, tuple(by_id.values()))
         work = partial(
-            foreseen,
+            estimate_cost,
             course,
-            missing=await self._rounds.opening.lacking(course, traces, heldout, kept, standing=standing),
-            anchors=kept,
-            waiting=bool(standing.testable(course.parts.held_out)),
+            missing=missing,
+            anchors=tuple(by_id.values()),
             settings=self._settings,
-            critic=self._critic.settings,
-            prompts=self._prompts,
-            asking=asking,
+            samples=self._critic.settings.samples,
+            reasks=reasks,
         )
         return await to_thread.run_sync(work)
 

@@ -3,13 +3,73 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
-from reflact.calibration.settings import CalibratorSettings
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.mistakes import ContrastSettings
 from reflact.config import BudgetConfig, PromptsConfig, ReplayConfig
 from reflact.critic_config import CriticSettings
 from reflact.roles import ModelConfig, Section
+
+WhenFull = Literal["block", "drop_oldest", "reject"]
+
+SlicesBy = Literal["trace", "purpose"]
+"""What keeps traces together in one slice."""
+
+
+class PairSettings(ContrastSettings):
+    """How a calibrator makes contrast pairs: judged, and with calls bounded for all traces together."""
+
+    judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    concurrency: int = Field(
+        32,
+        ge=1,
+        description="Of one trace: steps that pairs are made of at a time, and questions that are sent or "
+        "wait to be, each at most. More than `calibrator.concurrency`, which says how many are in flight, so "
+        "that calls go out while pairs are stored.",
+    )
+
+
+class CalibratorSettings(Section):
+    """How a calibrator works."""
+
+    contrast: PairSettings = Field(default_factory=PairSettings, description="How contrast pairs are made.")
+    curriculum: CurriculumSettings = Field(
+        default_factory=CurriculumSettings, description="What rounds of contrast pairs ask for."
+    )
+    queue: int = Field(64, ge=1, description="Traces that wait beside an agent at most.")
+    when_full: WhenFull = Field(
+        "drop_oldest",
+        description="What happens to a trace when the queue is full: `drop_oldest` drops the one that waits "
+        "longest, `reject` the new one; `block` lets `hand_over` wait and rejects what is submitted.",
+    )
+    slices: int = Field(
+        4,
+        ge=2,
+        description="Traces are sorted into so many slices, by a hash. One of them is held out: it tests and "
+        "is never learned from.",
+    )
+    slices_by: SlicesBy | None = Field(
+        None,
+        description="What a trace's slice follows from: its id (`trace`), or its `purpose`, so that all "
+        "traces of a purpose are on one side; null: its purpose where there are twice as many as slices.",
+    )
+    most_held_out: int = Field(100, ge=1, description="Held-out traces that are scored at most.")
+    batch: int = Field(
+        16, ge=1, description="Beside an agent: pairs that have to be there before they are tested together."
+    )
+    concurrency: int = Field(
+        8,
+        ge=1,
+        description="Questions in flight at most, over all traces: those of critic, writer and judges "
+        "together. Also how many traces are worked on at a time. The endpoint has its own limit beside it, "
+        "`models.critic.concurrency`.",
+    )
+
+
+DEFAULTS = CalibratorSettings()
 
 
 class CriticModels(Section):

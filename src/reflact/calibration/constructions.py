@@ -25,7 +25,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from reflact.calibration.changes import changes, show_state
-from reflact.calibration.evidence import Grounds
+from reflact.calibration.guards import Grounds
 from reflact.memory import Action, Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
 from reflact.types import Frozen
 from reflact.values import alike

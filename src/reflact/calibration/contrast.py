@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 
 from reflact.aside import aside
-from reflact.calibration.agreement import Scorer
+from reflact.calibration.critic import Scorer
 from reflact.calibration.curriculum import Round, deal
-from reflact.calibration.made import DEFAULTS, ContrastSettings, Drop, DropReason, Made, Report
 from reflact.calibration.making import Job, Maker, duplicate
+from reflact.calibration.mistakes import DEFAULTS, ContrastSettings, Drop, DropReason, Made, Report
 from reflact.errors import ConfigError
 from reflact.memory import ContrastPair, ScoreEvent
 from reflact.ports import LLM

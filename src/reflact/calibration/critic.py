@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pydantic import Field, field_validator
 
 from reflact.aside import aside
+from reflact.calibration.changes import Seen
 from reflact.calibration.given import require, require_memory, require_model
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
-from reflact.calibration.seen import Seen
 from reflact.calibration.selection import Reader, ranked
-from reflact.calibration.showing import Renderer, Shown, show_examples, show_transition
-from reflact.calibration.tokens import Count, estimate
+from reflact.calibration.showing import Count, Renderer, Shown, estimate, show_examples, show_transition
 from reflact.calls import Rendered, ReplyModel, Sample
 from reflact.critic_config import CriticSettings
-from reflact.errors import ReplyError
+from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
 from reflact.memory_cards import visible_to
 from reflact.memory_ports import CardStore
@@ -73,7 +72,7 @@ class Critic:
         memory: Where promoted pairs are; None: no worked examples.
         settings: What is shown and how replies are taken.
         prompts: Where its prompt is; None: the newest versions that are packaged.
-        count: Counts the tokens of a text; see ``tokens.estimate``.
+        count: Counts the tokens of a text; see ``estimate``.
 
     Raises:
         ConfigError: The model is not connected, or the memory is none.
@@ -110,7 +109,7 @@ class Critic:
                 "checksum": self._prompts.prompts[PROMPT].checksum[:16],
                 "llm": self._llm.identity,
                 "settings": self._settings.model_dump(mode="json", exclude={"cache"}),
-                "count": f"{self._count.__module__}.{getattr(self._count, '__qualname__', '')}",
+                "count": _name_of(self._count),
                 "snapshot": self.snapshot,
             }
         )
@@ -271,6 +270,12 @@ class Critic:
         return reply.value.evaluation
 
 
+def _name_of(count: Count) -> str:
+    """Return the name of a counter of tokens; that of the default one does not follow from its module."""
+    own = f"{count.__module__}.{getattr(count, '__qualname__', '')}"
+    return "estimate" if count is estimate else own
+
+
 class _Step(NamedTuple):
     """What is scored, as ``Critic.score`` was given it."""
 
@@ -302,3 +307,70 @@ def _together(said: Sequence[Evaluation], case: Case, pair_ids: tuple[str, ...])
         spread=spread,
         pair_ids=pair_ids,
     )
+
+
+FIRST_TRIAL = 1
+"""Trial 0 is the score that the agent's own loop asked for; samples are independent of it."""
+
+
+class Scorer(Protocol):
+    """A critic, as far as contrasts need one."""
+
+    async def score(
+        self,
+        transition: Transition,
+        *,
+        purpose: str,
+        pairs: Sequence[ContrastPair] | None = None,
+        trial: int = 0,
+    ) -> StateScore:
+        """Evaluate a transition; another trial is an independent sample."""
+        ...
+
+
+async def agreed(
+    critic: Scorer, transition: Transition, *, purpose: str, samples: int, max_spread: float
+) -> Evaluation | str:
+    """Return the middle one of so many samples, or in words why they do not agree.
+
+    They agree where their phi before and their phi after each lie within ``max_spread``. A sample from which
+    a guard took credit for a change is no opinion, and neither is a missing one. One sample follows the
+    other, and asking ends as soon as they cannot agree any more, so that none is paid for in vain.
+
+    Raises:
+        ProviderError: The endpoint refused, failed or could not be reached.
+        BudgetSpent: The budget has no room for a call.
+    """
+
+    async def one(trial: int) -> Evaluation | str:
+        try:
+            score = await critic.score(transition, purpose=purpose, trial=trial)
+        except (ReplyError, ContextOverflow) as error:
+            return f"a sample gave no score: {error}"
+        if transition.changed and score.raw.phi_after != score.evaluation.phi_after:
+            return "a sample rests on no evidence"
+        return score.evaluation
+
+    found: list[Evaluation] = []
+    for trial in range(FIRST_TRIAL, FIRST_TRIAL + samples):
+        said = await one(trial)
+        if isinstance(said, str):
+            return said
+        found.append(said)
+        apart = _dissent(found, max_spread)
+        if apart is not None:
+            return apart
+    return middle(found)
+
+
+def middle(samples: Sequence[Evaluation]) -> Evaluation:
+    """Return the middle sample by phi after, then phi before; of an even number the lower of the two."""
+    ordered = sorted(samples, key=lambda one: (one.phi_after, one.phi_before, one.reasoning))
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _dissent(scores: Sequence[Evaluation], max_spread: float) -> str | None:
+    for phis in ([one.phi_before for one in scores], [one.phi_after for one in scores]):
+        if max(phis) - min(phis) > max_spread:
+            return f"samples lie {max(phis) - min(phis):g} apart, more than {max_spread:g}"
+    return None

@@ -183,3 +183,17 @@ def _shares(mistakes: Sequence[str], last: Measured | None) -> tuple[KindShare, 
 
 def _weakness(kind: KindMeasured) -> float:
     return interval(kind.steps - kind.right, kind.steps)[0]
+
+
+def history_of(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:
+    """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
+
+    Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
+    to how their batches came about.
+    """
+    accuracy = measure_accuracy([one for one in held_out if one is not None])
+    if accuracy is None:
+        return []
+    learned = measured([one for one in invited if one is not None])
+    kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
+    return [Measured(accuracy=accuracy, kinds=kinds)]

@@ -3,19 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from pydantic import JsonValue
 
-from reflact.calibration.answers import nothing_said
 from reflact.calibration.critic import Critic
+from reflact.calibration.guards import words_of
 from reflact.calibration.metrics import Measures, measure
 from reflact.calibration.replay import Step, score_steps, steps_of
-from reflact.calibration.rollouts import REPLY
+from reflact.calibration.rollouts import REPLY, last_heard, transitions_of
 from reflact.calibration.trace import Trace
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.memory import Action, StateScore, Transition
 from reflact.results import CriticAccuracy, CriticUsed
-from reflact.types import Graded, Item, Score, canonical
+from reflact.tasks import fan_out
+from reflact.types import Graded, Item, Rollout, Score, Turn, canonical
+
+NOT_KNOWING: Final = (
+    "do not know",
+    "don't know",
+    "I do not know",
+    "I don't know",
+    "I do not know the answer",
+    "I don't know the answer",
+    "sorry, I do not know",
+    "sorry, I don't know",
+    "I'm sorry, I don't know",
+    "no idea",
+    "I have no idea",
+    "not sure",
+    "I am not sure",
+    "I'm not sure",
+    "I cannot answer",
+    "I can't answer",
+    "I cannot answer this question",
+    "I can't answer this question",
+    "I am unable to answer",
+    "I'm unable to answer",
+)
+"""What is said instead of an answer; spelling of capitals and signs aside, and nothing else beside it."""
+
+
+def nothing_said(answer: str, *, question: str, purpose: str) -> str | None:
+    """Return in words why an answer says nothing, or None where it says something.
+
+    It is empty, or the question again, or says only that it does not know, unless the question or the purpose
+    has these words, as one that asks for them where nothing is known. Where the purpose is the question,
+    capitals and spaces make no other text of it.
+
+    Args:
+        answer: The answer.
+        question: What was asked.
+        purpose: What an answer is to achieve.
+    """
+    if not answer.strip():
+        return "the answer is empty"
+    repeated = purpose == question and _plain(answer) == _plain(question)
+    if repeated or answer.strip() == question.strip():
+        return "the answer is the question again"
+    said, asked = words_of(answer), words_of(question)
+    if said in map(words_of, NOT_KNOWING) and not (_hold(asked, said) or _hold(words_of(purpose), said)):
+        return "the answer says that it does not know"
+    return None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _hold(words: list[str], others: list[str]) -> bool:
+    """Whether words stand among others, side by side."""
+    places = range(len(words) - len(others) + 1)
+    return any(words[at : at + len(others)] == others for at in places)
+
 
 MOST = 10.0
 """The largest phi."""
@@ -38,7 +98,7 @@ class CriticGrader:
     An answer is a transition from the item's input to the answer. The input counts 0 whatever the critic
     makes of it, since nothing is answered yet; so where a guard takes credit away, nothing is left. Soft is
     phi after the answer over ten; hard is 1 where that phi reaches ``passes_at``. What the critic says of an
-    answer without full marks is the feedback. An answer that says nothing (see ``answers.nothing_said``) is
+    answer without full marks is the feedback. An answer that says nothing (see ``nothing_said``) is
     worth 0, and the critic is not asked. An item's reference is not looked at.
 
     Args:
@@ -188,3 +248,68 @@ def _accuracy(measured: Measures) -> CriticAccuracy:
         error=measured.error,
         accuracy=measured.accuracy,
     )
+
+
+class CriticNotes:
+    """Notes phi before and after each reply of a trajectory; pass it to ``Trainer(annotate=...)``.
+
+    Args:
+        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
+        purpose: Says what an item asks for; a function or a method, by whose name it is known in the run's
+            identity.
+        state: Renders the state from the turns so far (see ``transitions_of``); known by its name as well.
+        measured: What the critic's scores are worth, for the summary; None: it was not measured.
+
+    Raises:
+        ConfigError: The critic is not pinned, or a function has no name.
+    """
+
+    def __init__(
+        self,
+        critic: Critic,
+        *,
+        purpose: Callable[[Item], str] = input_of,
+        state: Callable[[Sequence[Turn]], JsonValue] = last_heard,
+        measured: Measures | None = None,
+    ) -> None:
+        self._critic = critic
+        self._purpose = purpose
+        self._state = state
+        self._used = used(critic, measured)
+        self._identity = canonical(
+            {
+                "notes": "critic",
+                "critic": critic.identity,
+                "purpose": name_of(purpose),
+                "state": name_of(state),
+            }
+        )
+
+    @property
+    def identity(self) -> str:
+        """The critic with its snapshot and the functions' names, as canonical JSON."""
+        return self._identity
+
+    @property
+    def scored_by(self) -> CriticUsed:
+        """The critic, as a run's summary names it."""
+        return self._used
+
+    async def annotate(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
+        """Return a line on each reply; one that the critic gave no valid score of is named as such.
+
+        Raises:
+            ProviderError, BudgetSpent: The critic's endpoint or budget failed.
+        """
+        purpose = self._purpose(item)
+
+        async def line(numbered: tuple[int, Transition]) -> str:
+            number, transition = numbered
+            try:
+                said = (await self._critic.score(transition, purpose=purpose)).evaluation
+            except (ReplyError, ContextOverflow):
+                return f"reply {number}: a critic gave no score"
+            phi = f"{said.phi_before:g} before and {said.phi_after:g} after"
+            return f"reply {number}: a critic gave {phi}, of {MOST:g}: {said.reasoning}"
+
+        return await fan_out(line, tuple(enumerate(transitions_of(rollout, state=self._state), 1)))

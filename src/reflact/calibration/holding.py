@@ -1,31 +1,21 @@
 """Which traces are held out: they test batches and are never learned from. Pure.
 
-A trace's slice follows from its id or its purpose alone, so it is the same in every process and stays so
-while traces come and go. Two slices, those of which least was ever learned, are kept from being learned from
-for good: one tests, the other gathers traces until it is its turn. A turn is ``ROTATE`` tests, and in it only
-traces count on which nothing was tested before it, so that no test of a turn has more than the others of its
-turn before it. Batches that were tested on a trace share one error probability, whatever the held-out set was
-called.
+Whether a trace is held out follows from its id or its purpose alone, so it is the same in every process and
+stays so while traces come and go. Batches that were tested on any of the same traces share one error
+probability. When it is used up, only traces count on which nothing was tested yet.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from reflact.calibration.review import slice_of
-from reflact.calibration.settings import SlicesBy
+from reflact.calibration.config import SlicesBy
+from reflact.calibration.review import slice_of, used_up
 from reflact.calibration.trace import Trace
 from reflact.memory import ScoreEvent
 from reflact.memory_cards import LEAST_TRACES
-from reflact.memory_ports import BatchTest
-
-ROTATE = 8
-"""Batches that are tested on a slice before it is another one's turn."""
-
-KEPT = 2
-"""Slices that are not learned from."""
+from reflact.memory_ports import BatchTest, count_tests
 
 PURPOSES = 2
 """As many purposes there have to be for each slice before whole purposes are sorted into slices."""
@@ -105,13 +95,14 @@ class Slices(NamedTuple):
         """
         return cls(total, by or ("purpose" if purposes >= PURPOSES * total else "trace"))
 
-    def place(self, trace_id: str, purpose: str) -> int:
-        """Return the slice of a trace."""
-        return slice_of(purpose if self.by == "purpose" else trace_id, slices=self.total)
+    def holds(self, trace_id: str, purpose: str) -> bool:
+        """Whether a trace is held out."""
+        return slice_of(purpose if self.by == "purpose" else trace_id, slices=self.total) == 0
 
-    def name(self, number: int) -> str:
-        """Return what the traces of a slice are called, by which tests on it are counted for its turn."""
-        return f"slice {number} of {self.total}{', by purpose' if self.by == 'purpose' else ''}"
+    @property
+    def name(self) -> str:
+        """What the held-out traces are called."""
+        return f"1 slice of {self.total}{', by purpose' if self.by == 'purpose' else ''}"
 
 
 class Taught(NamedTuple):
@@ -125,35 +116,25 @@ class Taught(NamedTuple):
         return trace_id in self.traces or (slices.by == "purpose" and purpose in self.purposes)
 
 
-def kept(slices: Slices, taught: Taught) -> tuple[int, ...]:
-    """Return the slices that are not learned from: two, one of two.
+def choose_tested(usable: Sequence[Trace], tests: Sequence[BatchTest], *, most: int) -> tuple[Trace, ...]:
+    """Return the traces that test next: all that may; once their error probability is used up, fresh ones.
 
-    They are those of which least was learned, the first of equal ones; since the others are learned from
-    they stay these.
+    Args:
+        usable: Traces that may test, those that come first first.
+        tests: All tests that were made.
+        most: At most so many.
     """
-    learned = Counter(
-        slice_of(one, slices=slices.total)
-        for one in (taught.purposes if slices.by == "purpose" else taught.traces)
-    )
-    order = sorted(range(slices.total), key=lambda number: (learned[number], number))
-    return tuple(sorted(order[: min(KEPT, slices.total - 1)]))
+    chosen = tuple(usable[:most])
+    if used_up(len(chosen), count_tests(tests, (trace.recording for trace in chosen))):
+        marks = marks_tested(tests)
+        fresh = tuple(trace for trace in usable if trace.recording.marks.isdisjoint(marks))
+        chosen = fresh[:most] if len(fresh) >= LEAST_TRACES else chosen
+    return chosen
 
 
-def in_turn(numbers: Iterable[int], slices: Slices, tests: Sequence[BatchTest]) -> list[int]:
-    """Return slices in the order of their turns: the one that had the fewest is first, then the lower one."""
-    made = Counter(test.held_out for test in tests if test.use == "promote")
-    return sorted(numbers, key=lambda number: (made[slices.name(number)] // ROTATE, number))
-
-
-def worn(name: str, tests: Sequence[BatchTest]) -> frozenset[str]:
-    """Return the marks of traces on which something was tested before the present turn of a slice.
-
-    To measure again what is promoted wears nothing out: it can only take back.
-    """
-    promoting = [test for test in tests if test.use == "promote"]
-    own = [test.number for test in promoting if test.held_out == name]
-    turn = frozenset(own[len(own) // ROTATE * ROTATE :])
-    return frozenset(mark for test in promoting if test.number not in turn for mark in test.marks)
+def marks_tested(tests: Iterable[BatchTest]) -> frozenset[str]:
+    """Return the marks of all traces on which something was tested to be promoted."""
+    return frozenset(mark for test in tests if test.use == "promote" for mark in test.marks)
 
 
 def split(
@@ -161,39 +142,21 @@ def split(
 ) -> Split:
     """Deal traces into those to learn from and those held out, of which at most ``most`` are used.
 
-    Of slices with enough traces that are not worn the one whose turn it is tests; where there is none, worn
-    ones count too, at a lower level. What else is in kept slices is in neither part. Copies of one recording
-    are on one side.
+    Copies of one recording are on one side.
     """
     own = Taught(taught.traces, taught.purposes | {t.purpose for t in traces if t.id in taught.traces})
     dealt = _dealt_by(traces)
-    sides: dict[int, list[Trace]] = {number: [] for number in kept(slices, own)}
-    learn: list[Trace] = []
-    for trace in traces:
-        sides.get(slices.place(dealt[trace.id], trace.purpose), learn).append(trace)
+    held = {trace.id for trace in traces if slices.holds(dealt[trace.id], trace.purpose)}
     seen = Contents.of(trace for trace in traces if trace.id in own.traces)
-    usable = {
-        number: [
-            trace
-            for trace in distinct(here)
-            if not own.spoils(slices, trace.id, trace.purpose) and not seen.holds(trace)
-        ]
-        for number, here in sides.items()
-    }
-    fresh = {
-        number: [t for t in here if t.recording.marks.isdisjoint(worn(slices.name(number), tests))]
-        for number, here in usable.items()
-    }
-    order = in_turn(sides, slices, tests)
-    choices = [(number, part[number]) for part in (fresh, usable) for number in order]
-    most_of_all = max(order, key=lambda number: len(usable[number]))
-    number, held_out = next(
-        (one for one in choices if len(one[1]) >= LEAST_TRACES), (most_of_all, usable[most_of_all])
-    )
+    usable = [
+        trace
+        for trace in distinct(trace for trace in traces if trace.id in held)
+        if not own.spoils(slices, trace.id, trace.purpose) and not seen.holds(trace)
+    ]
     return Split(
-        learn=tuple(learn),
-        held_out=tuple(sorted(held_out, key=lambda trace: trace.id)[:most]),
-        name=slices.name(number),
+        learn=tuple(trace for trace in traces if trace.id not in held),
+        held_out=choose_tested(sorted(usable, key=lambda trace: trace.id), tests, most=most),
+        name=slices.name,
     )
 
 

@@ -1,15 +1,22 @@
-"""Models and critics that together have so many calls in flight at most; a critic that is shown set pairs."""
+"""What stands between a calibration and its models: limits, counts, and giving up who never answers.
+
+What a reply took that was refused counts like what a valid one took. A question that is cancelled before its
+answer is not counted here: what it may have cost is in the books of the model's own store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 
-from reflact.calibration.agreement import Scorer
+from reflact.calibration.critic import Scorer
+from reflact.calibration.results import Consumed
 from reflact.calls import Rendered, Reply, Sample
+from reflact.errors import ContextOverflow, ModelError, ReplyError, RunFailed
 from reflact.memory import ContrastPair, StateScore, Transition
 from reflact.ports import LLM, R
+from reflact.results import Usage
 
 
 class LimitedLLM:
@@ -38,30 +45,19 @@ class LimitedLLM:
 
 
 class LimitedCritic:
-    """A critic whose scores wait for a place."""
+    """A critic whose scores wait for a place.
 
-    def __init__(self, critic: Scorer, places: anyio.Semaphore) -> None:
+    Args:
+        critic: The critic.
+        places: As many scores are under way at most.
+        pairs: Shown if no others are given, whatever is promoted meanwhile; None: the critic chooses.
+    """
+
+    def __init__(
+        self, critic: Scorer, places: anyio.Semaphore, *, pairs: Sequence[ContrastPair] | None = None
+    ) -> None:
         self._critic = critic
         self._places = places
-
-    async def score(
-        self,
-        transition: Transition,
-        *,
-        purpose: str,
-        pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
-    ) -> StateScore:
-        """Ask the critic, once there is a place."""
-        async with self._places:
-            return await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
-
-
-class ShownCritic:
-    """A critic that is shown these pairs, whatever is promoted meanwhile."""
-
-    def __init__(self, critic: Scorer, pairs: Sequence[ContrastPair]) -> None:
-        self._critic = critic
         self._pairs = pairs
 
     async def score(
@@ -72,6 +68,247 @@ class ShownCritic:
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
     ) -> StateScore:
-        """Ask the critic, with its pairs where no others are given."""
+        """Ask the critic, once there is a place."""
         shown = self._pairs if pairs is None else pairs
-        return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)
+        async with self._places:
+            return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)
+
+
+COUNTS = ("questions", "unanswered", "refused")
+
+
+class Books:
+    """Sums up what was consumed, by role and purpose."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], Consumed] = {}
+
+    @property
+    def entries(self) -> tuple[Consumed, ...]:
+        """All that was booked, sorted by role and purpose."""
+        return tuple(self._entries[key] for key in sorted(self._entries))
+
+    @property
+    def usage(self) -> Usage:
+        """What all of it took."""
+        return total(self.entries)
+
+    def since(self, earlier: Iterable[Consumed]) -> tuple[Consumed, ...]:
+        """Return what was booked beyond earlier entries of these books."""
+        before = {(one.role, one.purpose): one for one in earlier}
+        found = [_beyond(one, before.get((one.role, one.purpose))) for one in self.entries]
+        return tuple(one for one in found if one.questions)
+
+    def book(self, one: Consumed) -> None:
+        """Add what a question took."""
+        key = (one.role, one.purpose)
+        sofar = self._entries.get(key)
+        self._entries[key] = one if sofar is None else _summed(sofar, one)
+
+
+class CountedLLM:
+    """Implements ``ports.LLM`` by another one and books what its calls consume, also where they fail."""
+
+    def __init__(self, llm: LLM, books: Books) -> None:
+        self._llm = llm
+        self._books = books
+
+    @property
+    def identity(self) -> str:
+        """The other model's identity."""
+        return self._llm.identity
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the other model; see ``ports.LLM.ask``."""
+        one = Consumed(role=sample.role, purpose=sample.purpose, questions=1)
+        try:
+            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+        except ModelError as error:
+            refused = error.usage.calls
+            self._books.book(
+                one.model_copy(update={"usage": error.usage, "refused": refused, "unanswered": 1})
+            )
+            raise
+        self._books.book(one.model_copy(update={"usage": reply.usage, "refused": reply.attempts - 1}))
+        return reply
+
+
+def total(entries: Iterable[Consumed]) -> Usage:
+    """Return what several entries took together."""
+    return sum((one.usage for one in entries), Usage())
+
+
+def _summed(one: Consumed, other: Consumed) -> Consumed:
+    counts = {name: getattr(one, name) + getattr(other, name) for name in COUNTS}
+    return one.model_copy(update={**counts, "usage": one.usage + other.usage})
+
+
+def _beyond(later: Consumed, earlier: Consumed | None) -> Consumed:
+    if earlier is None:
+        return later
+    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNTS}
+    return later.model_copy(update={**counts, "usage": difference(later.usage, earlier.usage)})
+
+
+def difference(later: Usage, earlier: Usage) -> Usage:
+    """Return what was consumed between two looks at the same books."""
+    usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
+    names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
+    return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})
+
+
+FIRST = 10
+"""Questions that may stay without a valid reply before there is any."""
+
+
+class HeardCritic:
+    """A critic that must give one valid score among its first ones.
+
+    Args:
+        critic: The critic.
+    """
+
+    def __init__(self, critic: Scorer) -> None:
+        self._critic = critic
+        self._scored = False
+        self._lost = 0
+
+    async def score(
+        self,
+        transition: Transition,
+        *,
+        purpose: str,
+        pairs: Sequence[ContrastPair] | None = None,
+        trial: int = 0,
+    ) -> StateScore:
+        """Ask the critic.
+
+        Raises:
+            RunFailed: None of the first questions has a valid answer.
+            ModelError: This one has none.
+        """
+        try:
+            score = await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
+        except (ReplyError, ContextOverflow) as error:
+            self._count(error)
+            raise
+        self._scored = True
+        return score
+
+    def _count(self, error: ModelError) -> None:
+        self._lost += 1
+        if not self._scored and self._lost >= FIRST:
+            raise RunFailed(
+                f"the critic gave no valid score of any of the first {FIRST} questions, so nothing more is "
+                f"asked; the last reply was refused: {error}. Look at the model and its address "
+                "(models.critic.model, base_url), at `mode` and at `max_tokens`; what was paid for is stored"
+            ) from error
+
+
+class HeardJudge:
+    """A judge that must give one valid reply to its first comparisons: without any it keeps no pair.
+
+    Args:
+        llm: The judge.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._heard = False
+        self._lost = 0
+
+    @property
+    def identity(self) -> str:
+        """The judge's identity."""
+        return self._llm.identity
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the judge; see ``reflact.ports.LLM.ask``.
+
+        Raises:
+            RunFailed: None of the first comparisons has a valid reply.
+            ModelError: This one has none.
+        """
+        try:
+            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+        except ReplyError as error:
+            self._lost += 1
+            if not self._heard and self._lost >= FIRST:
+                raise RunFailed(
+                    f"the judge gave no valid reply to any of the first {FIRST} comparisons, without which "
+                    "none of their pairs is kept, so nothing more is asked; the last reply was refused: "
+                    f"{error}. Look at the model (models.critic.model), at `mode` and at `max_tokens`, or do "
+                    "without comparisons (contrast.judges: 0); what was paid for is stored"
+                ) from error
+            raise
+        self._heard = True
+        return reply
+
+
+class HeardWriter:
+    """A writer that is asked no more where none of its first questions got a valid reply.
+
+    That is decided by ``settle`` alone, between groups of questions that are all over, so that it follows
+    from what was said and not from when.
+
+    Args:
+        llm: The writer.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._refused: dict[str, str] = {}
+        self.heard = False
+        self.given_up: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """The writer's identity."""
+        return self._llm.identity
+
+    async def ask(
+        self,
+        prompt: Rendered,
+        reply_type: type[R],
+        *,
+        sample: Sample,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the writer; see ``reflact.ports.LLM.ask``.
+
+        Raises:
+            ReplyError: The writer was given up, or its replies were not valid.
+            ModelError: It gave no reply.
+        """
+        if self.given_up is not None:
+            raise ReplyError(self.given_up)
+        try:
+            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+        except ReplyError as error:
+            self._refused[sample.label] = str(error)
+            raise
+        self.heard = True
+        return reply
+
+    def settle(self) -> None:
+        """Give the writer up if enough different questions were asked and none got a valid reply."""
+        if not self.heard and self.given_up is None and len(self._refused) >= FIRST:
+            self.given_up = (
+                f"the writer gave no valid reply to any of its first {len(self._refused)} questions, so it "
+                "was asked no more, and candidates that it was to write were dropped as bad_reply; the last "
+                f"one: {self._refused[max(self._refused)]}"
+            )

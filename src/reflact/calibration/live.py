@@ -2,76 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from typing import Generic, NamedTuple, TypeVar
 
-from reflact.calibration.holding import PURPOSES, Slices, in_turn, kept, known, worn
+import anyio
+
+from reflact.calibration.config import CalibratorSettings, WhenFull
+from reflact.calibration.course import Stored
+from reflact.calibration.holding import PURPOSES, Slices, known, marks_tested
 from reflact.calibration.replay import look_through, steps_of
-from reflact.calibration.review import NotEnoughTraces
+from reflact.calibration.review import NotEnoughTraces, enough
 from reflact.calibration.reviewing import Standing
 from reflact.calibration.rounds import Memory, Rounds
-from reflact.calibration.settings import CalibratorSettings
-from reflact.calibration.tally import Stored
 from reflact.calibration.trace import Trace
-from reflact.memory_cards import LEAST_TRACES, mark_of
+from reflact.memory_cards import Recording, mark_of
+from reflact.memory_ports import count_tests
+
+T = TypeVar("T")
 
 PAGE = 200
 """Stored traces that are looked at together, without their steps."""
 
 
-class Gathered:
-    """Traces that can test in this turn of each kept slice: the newest, by what they hold, and their ids.
+class Offered(NamedTuple, Generic[T]):
+    """What became of an offer: whether it was queued, and what had to leave for it."""
+
+    taken: bool
+    dropped: T | None = None
+
+
+class Waiting(Generic[T]):
+    """What waits to be taken, first come, first served.
 
     Args:
-        slices: How traces are sorted.
-        standing: What was learned from, and what was tested.
-        most: Traces of each slice that are enough.
+        size: Elements at most.
+        when_full: ``drop_oldest`` makes room by dropping what waited longest; ``reject`` and ``block`` refuse
+            an offer, and ``block`` means that ``put`` waits for room instead.
     """
 
-    def __init__(self, slices: Slices, standing: Standing, *, most: int) -> None:
+    def __init__(self, size: int, when_full: WhenFull) -> None:
+        self._size = size
+        self._when_full = when_full
+        self._elements: deque[T] = deque()
+        self._changed = anyio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def offer(self, element: T) -> Offered[T]:
+        """Queue an element if that is possible at once."""
+        if self._closed:
+            return Offered(taken=False)
+        dropped = None
+        if len(self._elements) >= self._size:
+            if self._when_full != "drop_oldest":
+                return Offered(taken=False)
+            dropped = self._elements.popleft()
+        self._elements.append(element)
+        self._change()
+        return Offered(taken=True, dropped=dropped)
+
+    async def put(self, element: T) -> Offered[T]:
+        """Queue an element; waits for room where the policy is ``block``."""
+        while self._when_full == "block" and len(self._elements) >= self._size and not self._closed:
+            await self._changed.wait()
+        return self.offer(element)
+
+    async def take(self) -> T:
+        """Return what waited longest, once there is something."""
+        while not self._elements:
+            await self._changed.wait()
+        element = self._elements.popleft()
+        self._change()
+        return element
+
+    def close(self) -> None:
+        """Refuse everything from now on, also what waits for room."""
+        self._closed = True
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+class Gathered:
+    """Held-out traces that can test now: the newest, by what they hold, and their ids.
+
+    Args:
+        slices: Which traces are held out.
+        standing: What was learned from, and what was tested.
+        most: Traces that are enough.
+        fresh: Whether only traces count on which nothing was tested.
+    """
+
+    def __init__(self, slices: Slices, standing: Standing, *, most: int, fresh: bool = False) -> None:
         self.slices = slices
         self._most = most
         self._taught = standing.taught
-        numbers = kept(slices, standing.taught)
-        self._order = in_turn(numbers, slices, standing.tests)
-        self._worn = {number: worn(slices.name(number), standing.tests) for number in numbers}
-        self._found: dict[int, dict[str, str]] = {number: {} for number in numbers}
+        self._tests = standing.tests
+        self._left_out = marks_tested(standing.tests) if fresh else frozenset[str]()
+        self._found: dict[str, str] = {}
 
     @property
     def full(self) -> bool:
-        """Whether no slice needs more."""
-        return all(len(found) >= self._most for found in self._found.values())
-
-    def holds(self, trace_id: str, purpose: str) -> bool:
-        """Whether a trace is in a kept slice."""
-        return self.slices.place(trace_id, purpose) in self._found
+        """Whether there are enough."""
+        return len(self._found) >= self._most
 
     def take(self, trace_id: str, purpose: str, content: str) -> None:
-        """Take up a trace with known steps, if it is in a kept slice, unspoilt, and not worn."""
-        number = self.slices.place(trace_id, purpose)
-        if number not in self._found or self._taught.spoils(self.slices, trace_id, purpose):
+        """Take up a trace with known steps, if it is held out and may test."""
+        if not self.slices.holds(trace_id, purpose) or self._taught.spoils(self.slices, trace_id, purpose):
             return
-        found = self._found[number]
-        if len(found) < self._most and self._worn[number].isdisjoint({mark_of(trace_id), mark_of(content)}):
-            found.setdefault(content, trace_id)
+        if not self.full and self._left_out.isdisjoint({mark_of(trace_id), mark_of(content)}):
+            self._found.setdefault(content, trace_id)
 
     @property
-    def turn(self) -> int | None:
-        """The slice that tests now: that whose turn it is, or the other where only that has enough traces."""
-        return next((n for n in self._order if len(self._found[n]) >= LEAST_TRACES), None)
+    def few(self) -> NotEnoughTraces | None:
+        """What is missing for a test; None if nothing is."""
+        traces = [Recording(trace_id, (content,)) for content, trace_id in self._found.items()]
+        return enough(traces, before=count_tests(self._tests, traces))
 
     @property
-    def few(self) -> NotEnoughTraces:
-        """What is missing where no slice has enough traces."""
-        most = max(len(found) for found in self._found.values())
-        return NotEnoughTraces(traces=most, worn=any(self._worn.values()))
-
-    def rested(self, number: int, traces: Iterable[Trace]) -> list[Trace]:
-        """Return loaded traces without those that were worn before they grew to what they hold now."""
-        return [trace for trace in traces if self._worn[number].isdisjoint(trace.recording.marks)]
-
-    def ids(self, number: int) -> tuple[str, ...]:
-        """Return the traces of a slice, the newest first."""
-        return tuple(self._found[number].values())
+    def ids(self) -> tuple[str, ...]:
+        """The traces, the newest first."""
+        return tuple(self._found.values())
 
 
 class Learning:
@@ -104,10 +159,11 @@ class Learning:
         """Store a trace and say whether it is held out."""
         await trace.keep(self._store)
         gathered = await self._current(trace.purpose)
-        if known(trace) and gathered.holds(trace.id, trace.purpose):
+        held_out = gathered.slices.holds(trace.id, trace.purpose)
+        if held_out and known(trace):
             await look_through([trace])
             gathered.take(trace.id, trace.purpose, trace.recording.contents[-1])
-        return gathered.holds(trace.id, trace.purpose)
+        return held_out
 
     async def learn(self, trace: Trace) -> Stored:
         """Make the pairs of a trace."""
@@ -126,21 +182,18 @@ class Learning:
         if self._waiting < self._due or self._gathered is None:
             return
         standing = await self._rounds.reviewer.standing()
-        gathered = self._gathered
-        if gathered.turn is not None:
-            gathered = await self._look(standing)
-        if gathered.turn is None:
+        gathered = await self._look(standing) if self._gathered.few is None else self._gathered
+        if gathered.few is not None:
             if not self._told:
                 self._rounds.tested(gathered.few, self._waiting, "promote")
             self._told = True
             return
         self._told = False
-        loaded = await self._loaded(gathered.ids(gathered.turn))
-        traces = gathered.rested(gathered.turn, loaded)
+        traces = await self._loaded(gathered.ids)
         batch = standing.testable(traces)
         self._due = self._settings.batch
         if batch:
-            name = gathered.slices.name(gathered.turn)
+            name = gathered.slices.name
             result = await self._rounds.test(batch, steps_of(traces), standing=standing, name=name)
             standing = await self._rounds.reviewer.standing()
             if isinstance(result, NotEnoughTraces):
@@ -163,18 +216,23 @@ class Learning:
         return Slices.of(len(self._purposes), total=settings.slices, by=settings.slices_by)
 
     async def _look(self, standing: Standing) -> Gathered:
-        gathered = Gathered(self._slices, standing, most=self._settings.most_held_out)
-        before: int | None = None
-        while page := await self._store.testable(before=before, most=PAGE):
-            for one in page:
-                if not one.taught:
-                    gathered.take(one.id, one.purpose, one.content)
-            if gathered.full:
-                break
-            before = page[-1].number
+        gathered = await self._gather(standing)
+        if gathered.few is not None and gathered.few.tested:
+            fresh = await self._gather(standing, fresh=True)
+            gathered = fresh if fresh.few is None else gathered
         self._gathered = gathered
         self._known = standing.known
         self._waiting = len(standing.waiting)
+        return gathered
+
+    async def _gather(self, standing: Standing, *, fresh: bool = False) -> Gathered:
+        gathered = Gathered(self._slices, standing, most=self._settings.most_held_out, fresh=fresh)
+        before: int | None = None
+        while not gathered.full and (page := await self._store.testable(before=before, most=PAGE)):
+            for one in page:
+                if not one.taught:
+                    gathered.take(one.id, one.purpose, one.content)
+            before = page[-1].number
         return gathered
 
     async def _loaded(self, ids: tuple[str, ...]) -> list[Trace]:

@@ -10,21 +10,29 @@ import anyio
 from pydantic import JsonValue
 
 from reflact.aside import aside
-from reflact.calibration.agreement import Scorer, agreed
-from reflact.calibration.choosing import Asked, Choice, Elsewhere, Impossible, choose, other_than
 from reflact.calibration.comparing import compare, sides
 from reflact.calibration.constructions import Band, Built, Label, built, label_of, under
+from reflact.calibration.critic import Scorer, agreed
 from reflact.calibration.curriculum import Round
 from reflact.calibration.limited import LimitedCritic, LimitedLLM
-from reflact.calibration.made import ContrastSettings, Drop, DropReason, Report
 from reflact.calibration.mistakes import (
     KNOWN_MISTAKES,
+    Asked,
+    Choice,
+    ContrastSettings,
+    Drop,
+    DropReason,
+    Elsewhere,
+    Impossible,
     Mistake,
     PurposeReply,
+    Report,
     ask_mistake,
     ask_purpose,
+    choose,
     mistaken,
     mistaken_check,
+    other_than,
     purpose_check,
 )
 from reflact.calibration.showing import show_transition

@@ -6,17 +6,18 @@ is right: that is known before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.changes import show_state
-from reflact.calibration.constructions import ROUNDING, Band, plain, same_words
+from reflact.calibration.constructions import ROUNDING, Band, Built, Label, plain, same_words
 from reflact.calls import Rendered, ReplyModel
-from reflact.memory import Evaluation
+from reflact.memory import Construction, ContrastPair, Evaluation
 from reflact.prompts import PromptBook, fence
+from reflact.roles import Section
 from reflact.types import Frozen
 
 Direction = Literal["too_high", "too_low", "either", "against_progress"]
@@ -178,3 +179,191 @@ def ask_mistake(
 def ask_purpose(prompts: PromptBook, *, purpose: str) -> Rendered:
     """Return the prompt for another purpose, close to the given one."""
     return prompts.render("other_purpose", {"purpose": fence("purpose", show_state(purpose))})
+
+
+DropReason = Literal[
+    "unverified",
+    "disagreement",
+    "not_applicable",
+    "not_confirmed",
+    "bad_reply",
+    "too_long",
+    "known",
+    "duplicate",
+    "judged_wrong",
+    "decided_by_position",
+]
+"""Why a candidate became no pair.
+
+``unverified``: there is neither gold nor a critic to agree with itself. ``disagreement``: its samples lie too
+far apart, or one gave nothing that counts. ``not_applicable``: no construction makes this mistake of this
+step within the round's distances. ``not_confirmed``: the samples for another purpose do not bear out that
+the evaluation is wrong for it. ``bad_reply``: no reply was valid. ``too_long``: the prompt exceeds the
+model's context. ``known``: the pair was there before. ``duplicate``: an earlier candidate of this round gave
+the same pair, or speaks of an equal step. ``judged_wrong``: too few comparisons found the right side.
+``decided_by_position``: in one order fewer than half found it.
+"""
+
+
+class Drop(Frozen):
+    """Why a candidate became no pair.
+
+    Args:
+        reason: The kind of reason.
+        words: The reason in words.
+        step: The event's step in its trace.
+        mistake: The kind of mistake that was wanted.
+        construction: How the wrong side was to come about; None where it did not come to that.
+    """
+
+    reason: DropReason
+    words: str
+    step: int
+    mistake: str
+    construction: Construction | None = None
+
+
+class Made(Frozen):
+    """What became of a round's candidates over one trace, in the order of events, whatever finished first.
+
+    Args:
+        pairs: Kept pairs; no two have one id.
+        drops: What the other candidates failed at.
+        candidates: How many there were: ``len(pairs) + len(drops)``.
+        skipped: Events that were not selected: they moved, but by less than ``min_delta``.
+    """
+
+    pairs: tuple[ContrastPair, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    candidates: int = Field(default=0, ge=0)
+    skipped: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.candidates != len(self.pairs) + len(self.drops):
+            raise ValueError(
+                f"{self.candidates} candidates, but {len(self.pairs)} pairs and {len(self.drops)} drops"
+            )
+        return self
+
+
+class ContrastSettings(Section):
+    """How contrast pairs are made."""
+
+    min_delta: float = Field(0.5, ge=0, le=10, description="Least |delta phi| of the events to learn from.")
+    include_no_change: bool = Field(True, description="Learn from events without any change as well.")
+    per_event: int = Field(4, ge=1, description="Candidates for each event.")
+    samples: int = Field(3, ge=2, description="Critic samples that have to agree where there is no gold.")
+    max_spread: float = Field(1.0, ge=0, le=10, description="How far apart they may lie.")
+    judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    judged: Literal["all", "unproven"] = Field(
+        "all",
+        description="Which pairs are compared: `all`, or those that are `unproven`, where a model wrote the "
+        "mistake or the other purpose, or samples had to agree on what is right. What follows from gold and "
+        "construction needs no judge to be right; it then has no difficulty either.",
+    )
+    agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
+    concurrency: int = Field(
+        8,
+        ge=1,
+        description="Of one trace: steps that pairs are made of at a time, and questions in flight, each at "
+        "most.",
+    )
+    state_tokens: int = Field(
+        2000,
+        ge=32,
+        description="Room for each of: purpose, state before, action, state after, change; in tokens.",
+    )
+    near_misses: bool = Field(True, description="Let a model write another purpose where no trace has one.")
+    mistakes: tuple[Mistake, ...] = Field((), description="Kinds of mistakes of one's own, described.")
+    seed: int = Field(0, description="Seed of the balance of sides and of which event gets which kind.")
+
+    @model_validator(mode="after")
+    def _both_orders(self) -> Self:
+        if self.judges == 1:
+            raise ValueError("one comparison shows one order only; judges is 0 or at least 2")
+        return self
+
+
+DEFAULTS = ContrastSettings()
+
+Report: TypeAlias = Callable[[ContrastPair | Drop], Awaitable[None]]
+"""Is told of each pair and each drop as it comes about."""
+
+
+ELSEWHERE_KIND = "inflated_score"
+"""The kind of mistake that an evaluation makes which is meant for another purpose."""
+
+
+class Elsewhere(NamedTuple):
+    """Look at the step under another purpose; None: one that a model writes."""
+
+    label: Label
+    purpose: str | None
+
+
+class Asked(NamedTuple):
+    """Ask a model for a mistake of the true step; equal ones differ by their variation."""
+
+    label: Label
+    mistake: Mistake
+    reach: Reach
+    variation: int
+
+
+class Impossible(NamedTuple):
+    """Nothing makes such a mistake of this step, and why."""
+
+    reason: DropReason
+    words: str
+
+
+Ready = TypeVar("Ready", Built, ContrastPair)
+
+Choice: TypeAlias = Ready | Elsewhere | Asked | Impossible
+
+
+def choose(
+    hand: Sequence[str],
+    label: Label,
+    *,
+    ready: Sequence[Ready],
+    elsewhere: Elsewhere | None,
+    band: Band,
+    mistakes: Mapping[str, Mistake],
+) -> tuple[Choice[Ready], ...]:
+    """Return for each kind of mistake in a hand how to make it: each way at most once, the best first.
+
+    Args:
+        hand: The kinds that an event was dealt.
+        label: What is right.
+        ready: Pairs that need no model and are not known yet, the best first.
+        elsewhere: Another purpose to look at the step under, if there is one.
+        band: How far wrong scores may lie from it.
+        mistakes: All kinds, by name.
+    """
+    ways = {kind: _list_ways(mistakes[kind], ready, elsewhere, label, band) for kind in hand}
+    return tuple(next(ways[kind]) for kind in hand)
+
+
+def other_than(purpose: str, others: Sequence[str], *, place: int) -> str | None:
+    """Return the purpose at a place among those that differ from a given one; None where there is none."""
+    different = {plain(other): other for other in sorted(others) if plain(other) not in {plain(purpose), ""}}
+    return dict(enumerate(different.values())).get(place)
+
+
+def _list_ways(
+    mistake: Mistake, ready: Sequence[Ready], elsewhere: Elsewhere | None, label: Label, band: Band
+) -> Iterator[Choice[Ready]]:
+    yield from (one for one in ready if one.mistake == mistake.name)
+    if elsewhere is not None and mistake.name == ELSEWHERE_KIND:
+        yield elsewhere
+    variation = 0
+    while (numbers := reach(mistake, label.right, band=band, variation=variation)) is not None:
+        yield Asked(label, mistake, numbers, variation)
+        variation += 1
+    while True:
+        yield Impossible(
+            "not_applicable",
+            f"no construction makes it, and beside {label.right.phi_after:g} the scale has no room for it",
+        )

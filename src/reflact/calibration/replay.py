@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from reflact.aside import aside
-from reflact.calibration.agreement import Scorer
+from reflact.calibration.critic import Scorer
 from reflact.calibration.holding import distinct, known
 from reflact.calibration.metrics import Scored
 from reflact.calibration.trace import Trace

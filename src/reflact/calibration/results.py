@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from reflact.brief import Brief
-from reflact.calibration.contrast import Drop
 from reflact.calibration.metrics import Measures
+from reflact.calibration.mistakes import Drop
 from reflact.memory import ContrastPair, Promotion
 from reflact.results import Estimate, Usage
 from reflact.types import Frozen

@@ -100,7 +100,7 @@ class NotEnoughTraces(Frozen):
         needed: Traces that a test takes.
         steps: Steps with a gold score in them, where too few of these could be scored.
         unscored: Those of which the model gave no valid score without the batch.
-        worn: Whether there are others, on which batches were tested in an earlier turn.
+        tested: Batches that were tested on these traces, if their error probability is used up.
         overtaken: Whether a part of the batch was tested, edited or retired by another process, or came from
             a held-out trace as well, while it was scored.
     """
@@ -109,7 +109,7 @@ class NotEnoughTraces(Frozen):
     needed: int = LEAST_TRACES
     steps: int = 0
     unscored: int = 0
-    worn: bool = False
+    tested: int = 0
     overtaken: bool = False
 
     @property
@@ -126,11 +126,12 @@ class NotEnoughTraces(Frozen):
                 f"held-out steps, on {self.traces} traces; a batch is tested where nine in ten are scored: "
                 "take a model that keeps to the form of a reply, or give it more room or attempts"
             )
-        if self.worn:
+        if self.tested:
             return (
-                f"the held-out traces had their turn, and of those on which nothing was tested {self.traces} "
-                f"have steps with a gold score; the next turn takes at least "
-                f"{self.needed}: record more traces; pairs wait for them and are then tested together"
+                f"the error probability of the {self.traces} held-out traces is used up: {self.tested} "
+                f"batches were tested on them, and no result on so few traces reaches the p of "
+                f"{level(self.tested):.2g} that the next one needs; record at least {self.needed} fresh "
+                "traces with a gold score"
             )
         return (
             f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "
@@ -138,9 +139,20 @@ class NotEnoughTraces(Frozen):
         )
 
 
-def enough(traces: Collection[object]) -> NotEnoughTraces | None:
-    """Return what is missing where there are too few traces to test on."""
-    return None if len(traces) >= LEAST_TRACES else NotEnoughTraces(traces=len(traces))
+def enough(traces: Collection[object], *, before: int = 0) -> NotEnoughTraces | None:
+    """Return what is missing if traces are too few to test on, after so many tests on them; else None."""
+    few = len(traces) < LEAST_TRACES
+    if few or used_up(len(traces), before):
+        return NotEnoughTraces(traces=len(traces), tested=0 if few else before)
+    return None
+
+
+def used_up(traces: int, before: int) -> bool:
+    """Whether no result on so many traces reaches the level of a test that has so many before it.
+
+    The smallest p-value of a sign-flip test is that of one way among ``2 ** traces``.
+    """
+    return level(before) < 0.5**traces
 
 
 def silent_effect(gold: Gold, without: Scored | None, with_: Scored | None) -> float:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from anyio import to_thread
 
 from reflact.calibration.critic import CRITIC, Critic
-from reflact.calibration.heard import HeardCritic
 from reflact.calibration.holding import Taught
+from reflact.calibration.limited import HeardCritic
 from reflact.calibration.metrics import Measures, Scored, interval_of_mean, measure
 from reflact.calibration.replay import Step, compared, score_steps
 from reflact.calibration.results import Change
@@ -30,7 +30,7 @@ from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, Promotion
 from reflact.memory_cards import Recording, visible_to
-from reflact.memory_ports import BatchTest, CardStore, StoredPair
+from reflact.memory_ports import BatchTest, CardStore, StoredPair, count_tests
 
 
 class Standing(NamedTuple):
@@ -149,7 +149,9 @@ class Reviewer:
         use: Use,
     ) -> Promotion | NotEnoughTraces:
         traces = {step.trace for step in steps}
-        few = enough(traces)
+        ids = tuple(sorted(pair.id for pair in batch))
+        booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
+        few = enough(traces, before=count_tests(booked, traces))
         if few is not None:
             return few
         before = await self.score(steps, without)
@@ -157,7 +159,6 @@ class Reviewer:
         if use == "promote" and len(steps) - unscored < COVERAGE * len(steps):
             return NotEnoughTraces(traces=len(traces), steps=len(steps), unscored=unscored)
         after = await self.score(steps, with_)
-        ids = tuple(sorted(pair.id for pair in batch))
         try:
             test = await self._left_open(ids, traces, name=name, use=use) or await self._store.open_test(
                 ids, held_out=name, traces=traces, use=use

@@ -6,31 +6,47 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, Protocol
 
 import anyio
+from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import contrast
-from reflact.calibration.counted import Books, total
-from reflact.calibration.course import Course, Result, hash_of, stored
+from reflact.calibration.course import (
+    Course,
+    Given,
+    Result,
+    Stored,
+    Tally,
+    find_missing,
+    free_events,
+    hash_of,
+    load_pairs,
+    no_batch,
+    open_course,
+)
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import Round, next_round
+from reflact.calibration.curriculum import Round, history_of, next_round
 from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
-from reflact.calibration.heard import FIRST, HeardJudge, HeardWriter
 from reflact.calibration.holding import GIVEN
-from reflact.calibration.limited import LimitedCritic, ShownCritic
-from reflact.calibration.made import Drop
-from reflact.calibration.metrics import Scored
-from reflact.calibration.opening import Opening
+from reflact.calibration.limited import (
+    FIRST,
+    Books,
+    HeardJudge,
+    HeardWriter,
+    LimitedCritic,
+    total,
+)
+from reflact.calibration.metrics import Measures, Scored
+from reflact.calibration.mistakes import Drop
 from reflact.calibration.replay import Step, look_through, steps_in, steps_of
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.review import NotEnoughTraces, Use, outlook
-from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed
-from reflact.calibration.settings import CalibratorSettings
-from reflact.calibration.tally import Stored, Tally, held, history_of, measures_of, no_batch, put_away
+from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed, measured
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
-from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
+from reflact.memory import ContrastPair, Promotion
 from reflact.memory_cards import Anchored
-from reflact.memory_ports import CardStore, Submission, TraceStore, count_tests
+from reflact.memory_ports import CardStore, Submission, TraceStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.tasks import fan_out
@@ -83,8 +99,7 @@ class Rounds:
         self._books = books
         self.tested = tested
         self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
-        self._sampled = LimitedCritic(self.reviewer.heard, anyio.Semaphore(settings.concurrency))
-        self.opening = Opening(self.reviewer, store, writer=llm.identity, settings=settings, prompts=prompts)
+        self._places = anyio.Semaphore(settings.concurrency)
 
     @property
     def first(self) -> Round:
@@ -112,10 +127,6 @@ class Rounds:
         submissions: list[Submission] = []
         anchored = Anchored.of(await self._store.anchors())
 
-        def free(event: ScoreEvent) -> bool:
-            origin = Origin(trace_id=trace.id, step=event.step)
-            return not anchored.holds(trace.purpose, event.transition, origin)
-
         async def report(one: ContrastPair | Drop) -> None:
             if isinstance(one, Drop):
                 return
@@ -125,13 +136,13 @@ class Rounds:
                 await also(one)
 
         made = await contrast(
-            [event for event in trace.events if free(event)],
+            free_events(trace, anchored),
             purpose=trace.purpose,
             trace_id=trace.id,
             plan=plan,
             llm=writer,
             judge=self._judge,
-            critic=self._sampled if shown is None else ShownCritic(self._sampled, shown),
+            critic=LimitedCritic(self.reviewer.heard, self._places, pairs=shown),
             settings=self._settings.contrast,
             prompts=self._prompts,
             known=known_ids,
@@ -177,13 +188,29 @@ class Rounds:
                 found.append(result)
         return tuple(found)
 
+    async def open(
+        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
+    ) -> tuple[Course, str | None]:
+        """Return the course of a calibration, and in a sentence what is missing for a test.
+
+        Nothing is asked and nothing is stored.
+        """
+        standing = await self.reviewer.standing()
+        critic, llm = self.reviewer.critic.identity, self._llm.identity
+        given = Given(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
+        identity = await to_thread.run_sync(lambda: given.identity)
+        await look_through([*traces, *(heldout or ())])
+        last = await self._store.calibration(identity)
+        course = await open_course(given, identity, last, standing=standing, store=self._store)
+        return course, await to_thread.run_sync(find_missing, course, given, standing)
+
     async def run(
         self, course: Course, anchors: Sequence[ContrastPair], *, again: bool = False
     ) -> CalibrationReport:
         """Calibrate, round by round, and measure before and after.
 
         Args:
-            course: The calibration, from ``opening``.
+            course: The calibration, see ``open``.
             anchors: Gold pairs that are measured.
             again: Make another one where it is over and nothing has changed since; else its report is
                 returned as it is.
@@ -240,7 +267,7 @@ class Rounds:
             held_out=await changed(before, after),
             anchors=await changed(anchors_before, anchors_after),
             by_round=tuple(tally.by_round),
-            outlook=outlook(len(held), before=count_tests(course.before, held)),
+            outlook=outlook(len(held), before=course.tests_before),
             usage=total(consumed),
             consumed=consumed,
         )
@@ -345,7 +372,7 @@ class Rounds:
         self, course: Course, steps: Sequence[Step], pair_ids: Sequence[str], evidence: Promotion
     ) -> Promotion:
         """Score the sides of a test that is over, as it did, and go on from what it decided."""
-        with_ = await stored(self._store, {*pair_ids, *(pair.id for pair in course.promoted)})
+        with_ = await load_pairs(self._store, {*pair_ids, *(pair.id for pair in course.promoted)})
         await self.reviewer.score(steps, course.promoted)
         await self.reviewer.score(steps, with_)
         self.tested(evidence, len(pair_ids), "promote")
@@ -353,3 +380,20 @@ class Rounds:
         if evidence.promoted:
             course.promoted = with_
         return evidence
+
+
+async def measures_of(scored: Sequence[Scored | None]) -> list[Measures]:
+    """Return what scores measure, as a list; empty where nothing was scored."""
+    found = await measured([one for one in scored if one is not None])
+    return [] if found is None else [found]
+
+
+def held(one: Submission) -> bool:
+    """Whether a pair is in no test until somebody has looked at it, or ever."""
+    return one.status == "rejected" or (one.status == "quarantined" and one.reason is not None)
+
+
+async def put_away(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
+    """Return how many of the pairs the memory's bound has archived."""
+    found = await store.pairs([pair.id for pair in pairs])
+    return sum(one.status == "archived" and one.reason == "bound" for one in found)

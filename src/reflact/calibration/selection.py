@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from reflact.calibration.changes import Seen, seen
 from reflact.calibration.memo import Kept
-from reflact.calibration.seen import Seen, seen
 from reflact.calibration.showing import show_action
 from reflact.memory import ContrastPair, Transition
 

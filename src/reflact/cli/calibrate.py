@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from reflact.cli.pages import require_writable, write_calibration_page
+from reflact.cli.calibrating import require_writable, write_calibration_page
 from reflact.cli.pipes import unbroken, undisturbed
 from reflact.cli.running import Config, Overrides
 from reflact.cli.showing import Shown
 
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
-    from reflact.calibration.events import CalibrationEvent
-    from reflact.calibration.forecast import CalibrationForecast
+    from reflact.calibration.cost_estimate import CostEstimate
+    from reflact.calibration.events import CalibrationEvent, Tell
     from reflact.calibration.results import CalibrationReport
-    from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
     from reflact.llm.limits import LimitChange
+    from reflact.memory import Promotion
     from reflact.results import Spend
 
 GRACE_SECONDS = 10.0
@@ -45,7 +45,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         Path | None, typer.Option(metavar="PATH", help="Write the report as a page as well.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it will take, call nothing and write nothing.")
+        bool, typer.Option("--dry-run", help="Print how many calls it takes; call nothing and write nothing.")
     ] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Make pairs also where nothing can be tested yet.")
@@ -63,7 +63,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     Calls that were paid for are not asked again: stopped and started anew, it goes on where it was.
     """
     if dry_run:
-        foresee_and_show(config, overrides, as_json=as_json)
+        estimate_and_show(config, overrides, as_json=as_json)
     else:
         how = How(anyway=anyway, again=again)
         calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, how=how)
@@ -92,8 +92,8 @@ def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
 # ------------------------------------------------------------------------------------------------ before
 
 
-def foresee_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
-    """Print what a calibration will take; nothing is called and nothing is written.
+def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
+    """Print how many calls a calibration takes; nothing is called and nothing is written.
 
     Raises:
         UsageError: The configuration, a trace or an anchor is wrong.
@@ -102,25 +102,21 @@ def foresee_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bo
     import anyio
     from rich.console import Console
 
-    from reflact.cli.calibrated import print_foreseen
+    from reflact.cli.calibrated import print_estimate
 
-    predicted, spent = anyio.run(_foreseen, configured(path, overrides))
+    estimate, spent = anyio.run(_estimated, configured(path, overrides))
     if as_json:
-        typer.echo(predicted.model_dump_json())
+        typer.echo(estimate.model_dump_json())
     else:
-        print_foreseen(Console(), predicted, spent)
+        print_estimate(Console(), estimate, spent)
 
 
-async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple[Spend, ...]]:
-    from functools import partial
+async def _estimated(config: CalibrateConfig) -> tuple[CostEstimate, tuple[Spend, ...]]:
     from tempfile import TemporaryDirectory
 
-    from reflact.calibration.affording import afforded
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.calibration.forecast import Asking
     from reflact.cli.calibrating import given, pairs_of, spent_before
-    from reflact.llm.prices import usd_of
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_book
 
@@ -132,15 +128,10 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
             traces, heldout = await given(config, memory)
             critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
             calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
-            model = config.models.critic
-            predicted = await calibrator.forecast(
-                traces,
-                heldout=heldout,
-                anchors=() if config.anchors is None else pairs_of(config.anchors),
-                asking=Asking(reasks=model.reasks, cap=model.max_tokens, spent=spent),
-            )
-    predicted = predicted.priced(partial(usd_of, config=model))
-    return predicted.model_copy(update={"budget": afforded(predicted, config.budget, spent)}), spent
+            anchors = () if config.anchors is None else pairs_of(config.anchors)
+            reasks = config.models.critic.reasks
+            estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
+    return estimate, spent
 
 
 # ------------------------------------------------------------------------------------- during and after
@@ -181,7 +172,6 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
-    from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
     from reflact.cli.progress import choose_event_printer, choose_pause_printer
     from reflact.errors import BudgetSpent, ModelError, RunFailed
@@ -297,3 +287,62 @@ def _tell_stopped(config: CalibrateConfig, done: Done) -> None:
             "and pays for none of them again",
             err=True,
         )
+
+
+class Done:
+    """Counts what a calibration has done, for when it is stopped.
+
+    Args:
+        tell: Is told of each event after it was counted; None: nobody.
+    """
+
+    def __init__(self, tell: Tell | None) -> None:
+        self._tell = tell
+        self._round = 0
+        self._traces = 0
+        self._of = 0
+        self._pairs = 0
+        self._tests: list[Promotion] = []
+
+    def __call__(self, event: CalibrationEvent) -> None:
+        """Count what an event tells."""
+        from reflact.calibration import events
+
+        match event:
+            case events.RoundBegan():
+                self._round, self._traces, self._of = event.number, 0, event.traces
+            case events.PairsMade():
+                self._traces, self._pairs = self._traces + 1, self._pairs + event.kept
+            case events.BatchTested():
+                self._tests.append(event.evidence)
+        if self._tell is not None:
+            self._tell(event)
+
+    @property
+    def began(self) -> bool:
+        """Whether a round had begun."""
+        return self._round > 0
+
+    @property
+    def words(self) -> str:
+        """Where it was, and what it has done until then."""
+        if not self._round:
+            return "before the first round"
+        promoted = sum(len(test.pair_ids) for test in self._tests if test.promoted)
+        found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
+        return (
+            f"in round {self._round}, with {self._traces:,} of its {self._of:,} traces done, {self._pairs:,} "
+            f"pairs made in all, and batches tested: {len(self._tests)}{found}"
+        )
+
+    @property
+    def next_words(self) -> str:
+        """From where the same command goes on."""
+        if not self._round:
+            return "with its first measurement"
+        left = self._of - self._traces
+        if left:
+            return f"with the pairs of {left:,} more traces of round {self._round}"
+        if len(self._tests) < self._round:
+            return f"with the test of round {self._round}"
+        return f"after the test of round {self._round}"

@@ -1,4 +1,4 @@
-"""What a calibration will take, and what it did, as tables and lines."""
+"""What a calibration takes, what it does meanwhile, and what it did: tables and lines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from reflact.calibration.events import CalibrationEvent, Tell
-    from reflact.calibration.forecast import CalibrationForecast
+    from reflact.calibration.cost_estimate import CostEstimate
     from reflact.calibration.metrics import Measures
     from reflact.calibration.results import CalibrationReport, Change, Consumed
     from reflact.memory import Promotion
     from reflact.results import Estimate, Spend, Usage
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reflact.results import Usage
 
 
 FEW = 10
@@ -89,48 +92,44 @@ def print_paid(console: Console, before: Sequence[Spend], after: Sequence[Spend]
         console.print(line, highlight=False)
 
 
-def print_foreseen(console: Console, predicted: CalibrationForecast, spent: Sequence[Spend]) -> None:
-    """Print what a calibration will take, what the numbers rest on, and what can come of it."""
+def print_estimate(console: Console, estimate: CostEstimate, spent: Sequence[Spend]) -> None:
+    """Print how many calls a calibration takes, and what can come of it."""
     from reflact.calibration.words import spent as tests_left
-    from reflact.cli.forecast import estimate_table
 
-    if predicted.over:
+    if estimate.over:
         console.print(
             "Nothing has changed since this calibration was made: the command asks nothing, opens no test "
             "and prints its report. What follows is what --again takes."
         )
-    if predicted.resumed:
+    if estimate.resumed:
         console.print(
             "This calibration was begun and stopped: it goes on from there. What follows is all of it; what "
             "was asked before is not asked again."
         )
-    console.print(
-        f"{predicted.learn} traces to learn from; held out: {predicted.held_out} traces with "
-        f"{predicted.steps} known steps; anchors: {predicted.anchors} steps",
-        highlight=False,
-    )
-    console.print(estimate_table(predicted))
-    for line in predicted.assumptions:
-        console.print(line, highlight=False)
+    lines = [
+        f"{estimate.learn} traces to learn from; held out: {estimate.held_out} traces with {estimate.steps} "
+        f"known steps; anchors: {estimate.anchors} steps",
+        f"It takes {estimate.calls_low:,} to {estimate.calls_high:,} calls, with at most {estimate.rounds:,} "
+        f"rounds and {estimate.candidates:,} candidates. The high count is a bound: each reply is sent back "
+        "as often as may be, and each candidate takes the dearest way.",
+    ]
     paid = sum(one.usage.calls for one in spent)
     if paid:
-        console.print(
-            f"{paid:,} calls are paid for already; those that come again cost nothing", highlight=False
-        )
-    for line in predicted.budget:
-        console.print(f"{line}.", highlight=False)
-    if predicted.missing is None:
-        console.print(f"{predicted.outlook}.", highlight=False)
-        if predicted.tests_before:
-            console.print(f"{tests_left(predicted.tests_before)}.", highlight=False)
+        lines.append(f"{paid:,} calls are paid for already; those that come again cost nothing.")
+    if estimate.missing is None:
+        lines.append(f"{estimate.outlook}.")
+        if estimate.tests_before:
+            lines.append(f"{tests_left(estimate.tests_before)}.")
     else:
-        console.print(f"Nothing can be tested or promoted: {predicted.missing}.", highlight=False)
-        console.print("Without --anyway the command stops there, before it asks anything.", highlight=False)
+        lines.append(f"Nothing can be tested or promoted: {estimate.missing}.")
+        lines.append("Without --anyway the command stops there, before it asks anything.")
+    for line in lines:
+        console.print(line, highlight=False)
 
 
 def _consumed(entries: Sequence[Consumed]) -> Iterator[str]:
     """Yield what questions took, in all and by purpose."""
-    from reflact.calibration.counted import total
+    from reflact.calibration.limited import total
 
     questions, lost = sum(one.questions for one in entries), sum(one.unanswered for one in entries)
     refused = sum(one.refused for one in entries)
@@ -160,7 +159,7 @@ def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend
 
     Calls that another process had in flight at the earlier look are settled by now: they leave nothing open.
     """
-    from reflact.calibration.counted import difference
+    from reflact.calibration.limited import difference
     from reflact.results import Spend, Usage
 
     def between(part: str) -> Usage:
@@ -227,62 +226,3 @@ def _shown(estimate: Estimate | None) -> str:
     from reflact.calibration.words import number, span
 
     return "" if estimate is None else f"{number(estimate.value)} {span(estimate)}"
-
-
-class Done:
-    """Counts what a calibration has done, for when it is stopped.
-
-    Args:
-        tell: Is told of each event after it was counted; None: nobody.
-    """
-
-    def __init__(self, tell: Tell | None) -> None:
-        self._tell = tell
-        self._round = 0
-        self._traces = 0
-        self._of = 0
-        self._pairs = 0
-        self._tests: list[Promotion] = []
-
-    def __call__(self, event: CalibrationEvent) -> None:
-        """Count what an event tells."""
-        from reflact.calibration import events
-
-        match event:
-            case events.RoundBegan():
-                self._round, self._traces, self._of = event.number, 0, event.traces
-            case events.PairsMade():
-                self._traces, self._pairs = self._traces + 1, self._pairs + event.kept
-            case events.BatchTested():
-                self._tests.append(event.evidence)
-        if self._tell is not None:
-            self._tell(event)
-
-    @property
-    def began(self) -> bool:
-        """Whether a round had begun."""
-        return self._round > 0
-
-    @property
-    def words(self) -> str:
-        """Where it was, and what it has done until then."""
-        if not self._round:
-            return "before the first round"
-        promoted = sum(len(test.pair_ids) for test in self._tests if test.promoted)
-        found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
-        return (
-            f"in round {self._round}, with {self._traces:,} of its {self._of:,} traces done, {self._pairs:,} "
-            f"pairs made in all, and batches tested: {len(self._tests)}{found}"
-        )
-
-    @property
-    def next_words(self) -> str:
-        """From where the same command goes on."""
-        if not self._round:
-            return "with its first measurement"
-        left = self._of - self._traces
-        if left:
-            return f"with the pairs of {left:,} more traces of round {self._round}"
-        if len(self._tests) < self._round:
-            return f"with the test of round {self._round}"
-        return f"after the test of round {self._round}"

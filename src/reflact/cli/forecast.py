@@ -1,4 +1,4 @@
-"""``reflact train --dry-run``, and the table that ``reflact calibrate --dry-run`` shares with it."""
+"""``reflact train --dry-run``."""
 
 from __future__ import annotations
 

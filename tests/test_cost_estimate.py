@@ -1,0 +1,182 @@
+"""How many calls a calibration takes at least and at most, said before anything is asked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from calibration_memory import ListMemory
+from flattered_world import PURPOSE, answer, steps
+from reflact import Calibrator, Critic, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.cost_estimate import CostEstimate
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.errors import ReplyError
+from reflact.memory import ContrastPair, Evaluation, Provenance
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Answer, Call, Script
+
+pytestmark = pytest.mark.anyio
+
+CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
+
+
+def trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
+    """Return a trace of two steps whose critic was flattered wherever it claims success."""
+    claims = CLAIMS[2 * number : 2 * number + 2]
+    made = Trace(purpose, id=f"{name} {number}")
+    for place, (step, right) in enumerate(steps(made.id, number, count=2, claims=claims)):
+        said = Evaluation(
+            phi_before=right.phi_before,
+            phi_after=min(10.0, right.phi_after + 3 * claims[place]),
+            reasoning="The agent says that all is finished.",
+            evidence=("filed",),
+        )
+        made.record(step, said, gold=right if gold else None)
+    return made
+
+
+def traces(name: str, number: int, *, gold: bool = True) -> list[Trace]:
+    """Return several of them."""
+    return [trace(name, n, gold=gold) for n in range(number)]
+
+
+def settings(
+    *, judges: int = 0, rounds: int = 1, patience: int = 1, per_event: int = 2
+) -> CalibratorSettings:
+    """Return settings of a calibration."""
+    return CalibratorSettings(
+        contrast=PairSettings(judges=judges, per_event=per_event),
+        curriculum=CurriculumSettings(rounds=rounds, patience=patience),
+    )
+
+
+def obliging(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    """Play the flattered model."""
+    return answer(prompt, reply_type)
+
+
+def different(calls: list[Call]) -> Counter[str]:
+    """Return what a store of calls would pay for, by purpose."""
+    asked = {json.dumps([c.sample.purpose, c.sample.label, str(c.prompt.messages)]) for c in calls}
+    return Counter(json.loads(one)[0] for one in asked)
+
+
+async def taken(
+    how: CalibratorSettings, learn: list[Trace], held_out: list[Trace], script: Script = obliging
+) -> tuple[CostEstimate, list[Call]]:
+    """Return the estimate for a calibration, and what it asked."""
+    llm = ScriptedLLM(script)
+    calibrator = Calibrator(llm, ListMemory(), settings=how)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
+    assert llm.calls == []
+    await calibrator.calibrate(learn, heldout=held_out, anyway=True)
+    return estimate, llm.calls
+
+
+@pytest.mark.parametrize("judges", [0, 5])
+@pytest.mark.parametrize("gold", [True, False], ids=["gold", "agreement"])
+@pytest.mark.parametrize(("rounds", "patience"), [(1, 1), (3, 1), (3, 3)])
+async def test_a_calibration_stays_between_its_bounds(
+    judges: int, gold: bool, rounds: int, patience: int
+) -> None:
+    """What a store of calls pays for is at least the low count; all that is asked is at most the high one."""
+    how = settings(judges=judges, rounds=rounds, patience=patience)
+    estimate, calls = await taken(how, traces("learn", 8, gold=gold), traces("held out", 20))
+    assert estimate.calls_low <= different(calls).total()
+    assert len(calls) <= estimate.calls_high
+
+
+def stubborn(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    """Give a valid reply at the last attempt alone."""
+    return answer(prompt, reply_type) if sample.attempt == 2 else "?"
+
+
+def unwritten(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    """Give scores and comparisons, and write nothing."""
+    return ReplyError("nothing") if sample.role == "contrast" else answer(prompt, reply_type)
+
+
+def first_always(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    """Judge by position."""
+    if sample.role == "judge":
+        return {"reasoning": "It stands first.", "better": "first"}
+    return answer(prompt, reply_type)
+
+
+@pytest.mark.parametrize("script", [stubborn, unwritten, first_always])
+@pytest.mark.parametrize("gold", [True, False], ids=["gold", "agreement"])
+async def test_the_most_is_a_bound(script: Callable[..., Answer], gold: bool) -> None:
+    """However often replies are refused, samples fail and judges err: calls do not exceed the bound."""
+    how = settings(judges=4, rounds=2, patience=2, per_event=4)
+    estimate, calls = await taken(how, traces("learn", 5, gold=gold), traces("held out", 20), script)
+    assert estimate.calls_low <= len(calls) <= estimate.calls_high
+
+
+async def test_too_few_held_out_traces_are_said_beforehand() -> None:
+    """With nineteen of them there is one round, and the words say what is missing."""
+    estimate, calls = await taken(settings(rounds=3), traces("learn", 4), traces("held out", 19))
+    assert estimate.missing is not None
+    assert "19 held-out traces" in estimate.outlook
+    assert estimate.rounds == 1
+    assert estimate.calls_low <= len(calls) <= estimate.calls_high
+
+
+async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
+    """Traces without gold are held out in vain, and that is said before they are paid for."""
+    held_out = traces("held out", 30, gold=False)
+    estimate = await Calibrator(ScriptedLLM(obliging), ListMemory()).estimate_cost([], heldout=held_out)
+    assert (estimate.held_out, estimate.steps, estimate.calls_high) == (0, 0, 0)
+    assert estimate.missing is not None
+
+
+async def test_anchors_are_measured_and_never_learned_from() -> None:
+    """An anchor that is to be kept counts like one that is; its trace has no candidates."""
+    learn = traces("learn", 3)
+    event = learn[0].events[0]
+    assert event.evaluation is not None
+    anchor = ContrastPair(
+        purpose=PURPOSE,
+        transition=event.transition,
+        right=event.evaluation,
+        wrong=event.evaluation.model_copy(update={"phi_after": 10}),
+        why="Too high.",
+        mistake="inflated_score",
+        construction="written",
+        label="human",
+        provenance=Provenance(trace_id=learn[0].id, step=event.step),
+    )
+    llm, memory = ScriptedLLM(obliging), ListMemory()
+    calibrator = Calibrator(llm, memory, settings=settings())
+    plain = await calibrator.estimate_cost(learn, heldout=traces("held out", 20))
+    given = await calibrator.estimate_cost(learn, heldout=traces("held out", 20), anchors=[anchor])
+    memory.kept = (anchor,)
+    assert await calibrator.estimate_cost(learn, heldout=traces("held out", 20), anchors=[anchor]) == given
+    assert (plain.anchors, given.anchors) == (0, 1)
+    assert plain.candidates - given.candidates == 4
+
+
+async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
+    """Where nothing is passed to test on, the rule's slice of the traces is counted as held out."""
+    given = traces("any", 90)
+    calibrator = Calibrator(ScriptedLLM(obliging), ListMemory(), settings=settings())
+    estimate = await calibrator.estimate_cost(given)
+    report = await calibrator.calibrate(given)
+    assert report.held_out.before is not None
+    assert (estimate.learn, estimate.held_out) == (report.learned_from, report.held_out.before.traces)
+
+
+async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
+    """Its samples multiply all scores."""
+    learn, held_out = traces("learn", 2), traces("held out", 20)
+    llm = ScriptedLLM(obliging)
+    alone = await Calibrator(llm, ListMemory(), settings=settings()).estimate_cost(learn, heldout=held_out)
+    critic = Critic(llm, settings=Critic(llm).settings.model_copy(update={"samples": 3}))
+    calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings())
+    three = await calibrator.estimate_cost(learn, heldout=held_out)
+    assert three.calls_low == 3 * alone.calls_low
+    assert three.calls_high > 2 * alone.calls_high
