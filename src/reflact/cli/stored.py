@@ -240,7 +240,7 @@ def _facts(card: MemoryCard) -> list[tuple[str, str]]:
 
 def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
     """Yield the lines that show a trace step by step."""
-    from reflact.calibration.tokens import cut
+    from reflact.calibration.showing import cut
     from reflact.reporting.lines import escape_line
 
     yield f"trace {escape_line(trace.id)}"
@@ -256,7 +256,7 @@ def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
 def _event_shown(event: ScoreEvent) -> Iterator[str]:
     from reflact.calibration.changes import show_change
     from reflact.calibration.showing import show_action
-    from reflact.calibration.tokens import cut
+    from reflact.calibration.showing import cut
 
     step, said, gold = event.transition, event.evaluation, event.gold
     yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
