@@ -255,8 +255,7 @@ def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
 
 def _event_shown(event: ScoreEvent) -> Iterator[str]:
     from reflact.calibration.changes import show_change
-    from reflact.calibration.showing import show_action
-    from reflact.calibration.showing import cut
+    from reflact.calibration.showing import cut, show_action
 
     step, said, gold = event.transition, event.evaluation, event.gold
     yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
