@@ -25,11 +25,12 @@ demo: $(VENV)/.installed
 	$(BIN)/reflact demo --out $(OUT)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile $(PYTEST)
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py
 
+check: PYTEST = --thorough
 check: lint types wheel-test test
 
 lint: $(VENV)/.installed-dev

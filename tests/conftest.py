@@ -1,12 +1,36 @@
-"""Fixtures that every test may use."""
+"""Options and fixtures that every test may use."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+SLACK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+settings.register_profile(
+    "dev", max_examples=25, deadline=None, derandomize=True, suppress_health_check=SLACK
+)
+settings.register_profile("thorough", max_examples=300, deadline=None, suppress_health_check=SLACK)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the thorough tests, and the number of random kills, be chosen."""
+    parser.addoption("--thorough", action="store_true", help="run slow tests too, and more cases of others")
+    parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kill_storm.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples property tests try."""
+    settings.load_profile("thorough" if config.getoption("--thorough") else "dev")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out, unless they are asked for."""
+    if config.getoption("--thorough"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
 
 
 @pytest.fixture
@@ -15,13 +39,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the number of random kills be chosen."""
-    parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kill_storm.py)")
-
-
 @pytest.fixture
 def kills(request: pytest.FixtureRequest) -> int:
     """How many times processes are killed at random moments."""
     number: int = request.config.getoption("--kills")
     return number
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether all cases are asked for, or a selection of them."""
+    return bool(request.config.getoption("--thorough"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
@@ -134,6 +135,7 @@ def test_copies_beside_an_agent_are_one_trace() -> None:
     assert [one.traces for one in told if isinstance(one, NotTested)] == [1]
 
 
+@pytest.mark.slow
 def test_purposes_stay_on_their_side_beside_an_agent() -> None:
     """By purpose none that is learned from is held out; with enough of them that is what happens unasked."""
     runs = [(f"t{n}", f"Purpose {n % 40}.") for n in range(400)]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration_memory import NOW
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
+from profiles import cases
 from reflact import MemoryStore
 from reflact.calibration.holding import Slices
 from reflact.calibration.trace import Trace
@@ -57,7 +58,7 @@ async def test_sets_of_one_name_that_share_no_trace_pay_nothing_for_each_other(m
     assert await before(memory, ["e"]) == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@cases(60, 10)
 @given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), min_size=1, max_size=8))
 async def test_on_no_trace_is_more_than_the_level_spent(
     tmp_path_factory: pytest.TempPathFactory, sets: Sequence[set[str]]

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import virtual_time
+from profiles import cases
 from reflact.config import BudgetConfig
 from reflact.errors import BudgetSpent
 from reflact.llm.budget import Amount, Budget, amount_of, lacking, overrun
@@ -365,7 +366,7 @@ class World:
             assert self.taken + self.in_flight <= limit
 
 
-@settings(deadline=None, max_examples=60)
+@cases(60, 10)
 @given(seed=st.integers(0, 10**6), limit=st.integers(0, 4000))
 def test_no_limit_is_exceeded_and_none_is_left_unused(seed: int, limit: int) -> None:
     """64 calls at once: never too much, always an end, and a refusal only when nothing is under way."""

@@ -15,7 +15,10 @@ from typer.testing import CliRunner, Result
 from reflact.cli.app import app
 from served import HANGS, Endpoint, reflact_process, world
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals"),
+]
 
 
 class Busy(NamedTuple):

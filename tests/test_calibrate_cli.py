@@ -293,6 +293,7 @@ def test_refused_replies_are_printed(folder: Path) -> None:
     assert f"paid by this start: {len(asked)} calls" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code: int) -> None:

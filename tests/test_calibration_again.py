@@ -48,6 +48,7 @@ async def test_again_opens_another_test_at_the_level_that_is_left() -> None:
     assert (await calibrator.calibrate(learn, heldout=held_out)).tests == second.tests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["traces", "held out", "settings", "memory"])
 async def test_what_has_changed_is_calibrated(change: str) -> None:
     """Another trace, another setting, or a promoted pair that was taken back make it another calibration."""

@@ -146,6 +146,7 @@ async def test_a_writer_that_was_heard_once_is_asked_on() -> None:
     assert len(asked(llm, writing)) > len(asked(mute, writing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [1, 3, 16])
 async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> None:
     """That a writer is given up follows from what was said, not from when."""
@@ -156,6 +157,7 @@ async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> 
     assert together == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [60, 110, 150])
 async def test_cut_off_it_gives_the_writer_up_at_the_same_place(stops: int) -> None:
     """The report of a calibration that went on is that of one that was never stopped."""

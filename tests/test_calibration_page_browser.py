@@ -14,7 +14,7 @@ from chromium import asked, needs_chromium, opened
 from reflact.calibration.results import CalibrationReport
 from reflact.pages.calibration import calibration_page
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 OWNED = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>" + "w" * 400
 REPORTS = {"everything": everything(), "nothing": NOTHING, "hostile": hostile(OWNED)}

@@ -12,7 +12,10 @@ from reflact.calibration.results import CalibrationReport
 from served import HANGS, MAIN
 from test_calibrate_cli import configured, flattering, record, reflact
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there"),
+]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from reflact.calibration.events import CALIBRATION_EVENT, BatchTested, Began, Ca
 from served import HANGS, reflact_process
 from test_calibrate_cli import flattering, record, reflact
 
+pytestmark = pytest.mark.slow
+
 PLACES = 2
 CONFIG = """
 memory: {memory}

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
 CERTAIN = ("malformed", "reset", "timeout", "truncated")
 """The kinds that come in each 20 requests, whatever the mock provider's own chance does."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
@@ -236,7 +236,6 @@ async def test_equal_replies_are_one_pair() -> None:
     each=st.integers(1, 5),
     mute=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
 def test_candidates_add_up_and_pairs_are_contrasts(
     moves: list[tuple[int, int, int]], each: int, mute: bool
 ) -> None:

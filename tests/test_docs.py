@@ -95,6 +95,7 @@ def test_the_readme_has_a_short_example_that_runs() -> None:
     assert max(lengths) <= 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "code"), blocks(), ids=lambda value: value if "\n" not in value else "")
 def test_runnable_blocks_run(page: str, code: str, tmp_path: Path) -> None:
     """A block marked as runnable ends without an error in an empty folder."""
@@ -103,6 +104,7 @@ def test_runnable_blocks_run(page: str, code: str, tmp_path: Path) -> None:
     assert done.stdout.strip(), f"{page}: the example shows nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run(example: Path, tmp_path: Path) -> None:
     """Each example ends without an error in an empty folder and shows something."""

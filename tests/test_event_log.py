@@ -149,6 +149,7 @@ def durable(lines: Sequence[str]) -> list[Event]:
     return [event for event in told if event.durable]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_the_demo_tells_the_same_at_any_concurrency_and_after_kills(tmp_path: Path) -> None:
     """One call at a time, or 32 at a time in processes that are killed: the log is the same bytes."""

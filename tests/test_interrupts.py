@@ -20,7 +20,10 @@ from reflact import Trainer
 from reflact.events import EVENT, Finished
 from served import HANGS, Endpoint, configured, reflact_process, world
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear"),
+]
 
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 

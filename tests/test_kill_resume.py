@@ -22,7 +22,10 @@ from pure_world import TWINS, Ended, differences, left_by, rows, settings, write
 from reflact.records import StepRecord
 from training_process import train
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL"),
+]
 
 RUNS = 4
 KILLS_EACH = 4

@@ -21,7 +21,10 @@ import pytest
 from pure_world import differences, left_by, rows, settings, write_world
 from training_process import train
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL"),
+]
 
 SEED = 4100
 IN_FLIGHT = 32

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.llm.limits import PATIENCE_SECONDS, Endpoint, Lease, LimitChange, Refused, endpoint_for
@@ -106,7 +106,6 @@ def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
     assert run(main) == [60, 90, 10, 20, 30]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
     """Wherever calls are cancelled, waiting or in flight, all slots are free in the end."""
@@ -138,7 +137,6 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
 
 
 @given(st.integers(1, 700))
-@settings(max_examples=30, deadline=None)
 def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
     """Counted over any sixty seconds, with calls always waiting."""
 
@@ -155,7 +153,6 @@ def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 120)), min_size=1, max_size=60))
-@settings(max_examples=60, deadline=None)
 def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) -> None:
     """No call goes while its estimate does not fit beside what the last sixty seconds took."""
 
@@ -404,6 +401,7 @@ CASES = [(50, server, says) for server in SERVERS for says in SAYS]
 CASES += [(200, "sliding", "nothing"), (200, "fixed", "seconds"), (200, "bucket", "seconds")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "server", "says"), CASES)
 def test_the_sustainable_rate_is_found(rate: int, server: str, says: str) -> None:
     """Nine tenths of what a server allows, and at most one call in twenty refused, from second 30 on."""
@@ -412,6 +410,7 @@ def test_the_sustainable_rate_is_found(rate: int, server: str, says: str) -> Non
     assert refused <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [8, 64])
 def test_refusals_by_chance_do_not_stop_an_endpoint(slots: int) -> None:
     """Where a call in a hundred is refused at any rate, most of what goes without adaptation still goes."""

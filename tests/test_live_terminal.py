@@ -16,7 +16,10 @@ import pytest
 from emulator import Terminal
 from served import HANGS, MAIN, Endpoint, world
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals"),
+]
 
 Watch = Callable[[subprocess.Popen[bytes], Terminal], None]
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from reflact.calibration.config import CalibrateConfig
 from reflact.loading import load_section
 
@@ -23,6 +25,7 @@ def printed(program: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_program_prints_what_the_page_says_and_can_be_run_again(tmp_path: Path) -> None:
     """A second start finds its runs and anchors in the memory, and says the same of them."""
     said = re.search(r"^This prints\n\n((?: {4}.*\n)+)", PAGE, re.MULTILINE)

@@ -17,7 +17,7 @@ from memory_pairs import CRITIC, make_pair
 from reflact import MemoryStore
 from reflact.memory_ports import Query
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 WRITERS = 6
 PROCESSES = 4

@@ -11,10 +11,11 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair, recorded, set_utility
+from profiles import cases
 from reflact import MemoryStore
 from reflact.errors import DataError
 from reflact.memory import (
@@ -333,7 +334,7 @@ async def test_any_text_may_be_asked_for(memory: MemoryStore, text: str) -> None
     assert len(await memory.find(EVERYTHING)) == 2
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@cases(60, 10)
 @given(text=st.text(), start=st.integers(0, 20), length=st.integers(2, 6))
 async def test_what_is_stored_is_found_by_its_words(
     tmp_path_factory: pytest.TempPathFactory, text: str, start: int, length: int

@@ -6,9 +6,10 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles import cases
 from reflact.calibration.metrics import (
     LEAST_DIFFERENCE,
     Scored,
@@ -98,7 +99,7 @@ def test_pairwise_accuracy_counts_ties_half_and_forgets_equal_states() -> None:
     assert wrong.accuracy.value == 0
 
 
-@settings(deadline=None, max_examples=200)
+@cases(200, 10)
 @given(
     st.lists(
         st.tuples(PHI | st.sampled_from([0.0, 0.5, 1.0, 4.0]), PHI | st.sampled_from([1.0, 2.0])), max_size=9
@@ -202,7 +203,7 @@ def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
     assert 180 <= hits <= 199
 
 
-@settings(deadline=None, max_examples=40)
+@cases(60, 10)
 @given(STEPS)
 def test_measures_are_in_range_and_deterministic(steps: list[Scored]) -> None:
     """Every number lies in its range and its interval in the same; equal steps give equal measures."""

@@ -307,6 +307,7 @@ print(json.dumps([run.info.status, run.data.tags["reflact.run_id"], run.data.par
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED, reason="MLflow is not installed")
 def test_the_real_client_keeps_both_starts_of_a_run_in_one_record(tmp_path: Path) -> None:
     """Through ``telemetry.mlflow``, into MLflow's own store; nothing is printed on the way."""

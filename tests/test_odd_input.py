@@ -8,12 +8,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 from typer.testing import CliRunner
 
 from memory_pairs import make_pair
+from profiles import cases
 from reflact import MemoryStore
 from reflact.cli.app import app
 from reflact.errors import DataError
@@ -55,7 +56,7 @@ def exactly(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@cases(60, 10)
 @given(VALUES)
 async def test_what_is_stored_comes_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, value: JsonValue

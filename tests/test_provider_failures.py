@@ -159,6 +159,7 @@ def test_a_provider_that_never_answers_fails_the_run(world: Path, server: Server
     server.ask("mend")
 
 
+@pytest.mark.slow
 def test_a_provider_that_dies_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
     """A provider that dies ends a run as failed; once it is back, the command goes on to the unbroken end."""
     server.ask("break/optimizer/merge/step=2")

@@ -109,6 +109,7 @@ def held(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [closed, killed])
 @pytest.mark.parametrize("mode", [0o444, 0o644])
 def test_commands_that_read_need_no_permission_to_write(

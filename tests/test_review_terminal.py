@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from reflact.cli.app import app
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals"),
+]
 
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"
 MAIN = "from reflact.cli import main; main()"

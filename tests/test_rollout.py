@@ -10,7 +10,7 @@ from typing import TypeVar
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
@@ -245,7 +245,6 @@ async def test_phases_share_nothing_with_each_other() -> None:
     limit=st.integers(1, 5),
     waits=st.integers(0, 10**6),
 )
-@settings(max_examples=50, deadline=None)
 def test_rollouts_end_at_the_shortest_prefix_that_is_enough(
     scores: list[float], wanted: int, limit: int, waits: int
 ) -> None:
@@ -345,7 +344,6 @@ SIDE = st.tuples(st.sampled_from([0.0, 0.0, 1.0]), st.sampled_from([0, 0, 0, 0, 
     limit=st.integers(1, 7),
     waits=st.integers(0, 10**6),
 )
-@settings(max_examples=150, deadline=None)
 def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
     sides: list[tuple[tuple[float, int], tuple[float, int]]], wanted: int, limit: int, waits: int
 ) -> None:

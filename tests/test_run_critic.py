@@ -272,6 +272,7 @@ def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(wo
     assert differences(left_by(world.parent / "run"), unbroken) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize("call", [1, 4, 6])
 def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> None:

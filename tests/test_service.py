@@ -33,7 +33,10 @@ from service_process import PATIENCE, SERVICE, Provider, configured, seconds_unt
 HELD = "optimizer/analyst_failure/step=2/"
 LOG = "SELECT id FROM events ORDER BY sequence"
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="waits for a lock of the folder with flock")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="waits for a lock of the folder with flock"),
+]
 
 
 def _example() -> ModuleType:

@@ -18,7 +18,7 @@ from service_process import PATIENCE, Provider, configured, seconds_until_free, 
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 @pytest.fixture

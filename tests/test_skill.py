@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from profiles import cases
 from reflact import skill as skills
 from reflact.errors import SkillError
 from reflact.types import Candidate, Edit, EditKind, Operation, Skill
@@ -53,7 +54,7 @@ def _refusal(text: str, op: EditKind, target: str = "", content: str = "") -> st
 # ------------------------------------------------------------------------------- properties (10,000 cases)
 
 
-@settings(max_examples=2500, deadline=None)
+@cases(2500)
 @given(edited(wild))
 def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]) -> None:
     """Applying is total, keeps the edits' order, and leaves a reason exactly where an edit was rejected."""
@@ -64,7 +65,7 @@ def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]
     assert protected(candidate.skill.text) == protected(text)
 
 
-@settings(max_examples=2000, deadline=None)
+@cases(2000)
 @given(edited(documents()))
 def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]]) -> None:
     """Whatever is applied to a well-formed document, it stays one and its regions keep every byte."""
@@ -75,7 +76,7 @@ def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]])
     assert all((region in after) == (region in text) for region in (SLOW, NOTES))
 
 
-@settings(max_examples=1500, deadline=None)
+@cases(1500)
 @given(edited(documents()))
 def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
     """A list of edits gives what its edits give one after the other, and the rejected ones leave no trace."""
@@ -90,7 +91,7 @@ def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
     assert skills.apply(Skill(text=text), applied).skill == candidate.skill
 
 
-@settings(max_examples=1000, deadline=None)
+@cases(1000)
 @given(st.data())
 def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject) -> None:
     """An edit is applied only if its anchor stands once, overlaps counted, outside the protected regions."""
@@ -106,14 +107,14 @@ def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject) -> None:
     assert result.status == "rejected" or count == 1
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(wild)
 def test_no_edits_give_the_same_document(text: str) -> None:
     """Applying nothing changes nothing."""
     assert skills.apply(Skill(text=text), []) == Candidate(skill=Skill(text=text))
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(documents(), anchored, st.text("xyzXYZ-", min_size=1))
 def test_a_missing_anchor_is_rejected(text: str, op: Operation, target: str) -> None:
     """An anchor that is nowhere in the document is never applied elsewhere instead."""
@@ -121,7 +122,7 @@ def test_a_missing_anchor_is_rejected(text: str, op: Operation, target: str) -> 
     assert _refusal(text, op, target, "new") == "the target does not occur in the document"
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(documents(), anchored, st.sampled_from(("twice.", "on\ntwo lines", "##")), plain)
 def test_an_ambiguous_anchor_is_rejected(text: str, op: Operation, target: str, between: str) -> None:
     """An anchor that occurs twice is refused, not applied to the first place."""
@@ -130,7 +131,7 @@ def test_an_ambiguous_anchor_is_rejected(text: str, op: Operation, target: str, 
     assert "more than once" in _refusal(text, op, target, "new")
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(anchored, st.text("abcäß", min_size=2, max_size=8), st.integers(1, 7), st.booleans(), plain)
 def test_a_partial_word_anchor_is_rejected(
     op: Operation, word: str, cut: int, head: bool, before: str
@@ -143,14 +144,13 @@ def test_a_partial_word_anchor_is_rejected(
     assert "middle of a word" in _refusal(text, op, target, "new")
 
 
-@settings(max_examples=250, deadline=None)
 @given(documents(), anchored, st.text(" \t\r\n"))
 def test_an_empty_anchor_is_rejected(text: str, op: Operation, target: str) -> None:
     """White space alone is no anchor."""
     assert _refusal(text, op, target, "new") == "the target is empty"
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(documents(), operations, st.tuples(plain, st.sampled_from(MARKERS), plain).map("".join), st.booleans())
 def test_a_marker_bearing_edit_is_rejected(text: str, op: Operation, bearing: str, in_target: bool) -> None:
     """Neither target nor content may hold a marker of a protected region."""
@@ -159,7 +159,7 @@ def test_a_marker_bearing_edit_is_rejected(text: str, op: Operation, bearing: st
     assert "marker of a protected region" in _refusal(text, op, target, content)
 
 
-@settings(max_examples=750, deadline=None)
+@cases(750)
 @given(st.data(), anchored)
 def test_a_region_spanning_anchor_is_rejected(data: st.DataObject, op: Operation) -> None:
     """An anchor that lies in a protected region or crosses into one is refused and changes nothing."""
@@ -172,7 +172,7 @@ def test_a_region_spanning_anchor_is_rejected(data: st.DataObject, op: Operation
     assert "lies in a protected region" in reason or "marker" in reason
 
 
-@settings(max_examples=1000, deadline=None)
+@cases(1000)
 @given(documents(), plain)
 def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) -> None:
     """A rewrite leaves the regions, in order, and the new text alone; a second one changes nothing."""

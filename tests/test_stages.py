@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from anyio import run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import RUN, opened
@@ -79,7 +79,6 @@ async def merged(reports: Sequence[Report], llm: ScriptedLLM, size: int = 2) -> 
 
 
 @given(st.data(), st.integers(0, 6), st.integers(0, 6), st.integers(2, 4))
-@settings(max_examples=60, deadline=None)
 def test_a_merge_does_not_depend_on_the_order_of_reports(
     data: st.DataObject, failures: int, successes: int, size: int
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from reflact.store.runs import open_store
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 KILLS = 20
 WRITERS = 12

@@ -30,7 +30,10 @@ from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from served import HANGS, MAIN, Endpoint, reflact_process, world
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits and mounts of Unix")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="limits and mounts of Unix"),
+]
 
 Rows = Mapping[str, frozenset[Any]]
 

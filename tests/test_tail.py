@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles import cases
 from reflact import tail
 from reflact.errors import SkillError
 from reflact.skill import apply, regions
@@ -47,7 +48,7 @@ def _others(text: str, name: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------- properties
 
 
-@settings(max_examples=1000, deadline=None)
+@cases(1000)
 @given(writable, words)
 def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
     """Written guidance is read again, and writing it a second time changes nothing."""
@@ -57,7 +58,7 @@ def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
     assert tail.reserved(after) == after
 
 
-@settings(max_examples=1000, deadline=None)
+@cases(1000)
 @given(writable, some_notes)
 def test_notes_are_read_as_they_were_written(text: str, new: list[str]) -> None:
     """Written notes are read again, one line each, and writing them a second time changes nothing."""
@@ -66,7 +67,7 @@ def test_notes_are_read_as_they_were_written(text: str, new: list[str]) -> None:
     assert tail.with_notes(after, new) == after
 
 
-@settings(max_examples=1000, deadline=None)
+@cases(1000)
 @given(writable, words, some_notes, st.sampled_from(("slow_update", "appendix")))
 def test_writing_keeps_every_byte_outside_its_region(
     text: str, new: str, new_notes: list[str], name: str
@@ -92,7 +93,7 @@ def test_writing_keeps_every_byte_outside_its_region(
         assert before[place:].strip("\r\n") == ""
 
 
-@settings(max_examples=1000, deadline=None)
+@cases(1000)
 @given(writable, words, some_notes, plain, st.booleans())
 def test_an_update_of_either_mode_keeps_the_tail(
     text: str, new: str, new_notes: list[str], content: str, whole: bool
@@ -105,7 +106,7 @@ def test_an_update_of_either_mode_keeps_the_tail(
     assert tail.notes(after.text) == tail.notes(skill.text)
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(wild)
 def test_any_text_can_be_read(text: str) -> None:
     """Reading is total: malformed documents have guidance and notes too, and their notes are lines."""
@@ -113,7 +114,7 @@ def test_any_text_can_be_read(text: str) -> None:
     assert all(note == _flat(note) and note for note in tail.notes(text))
 
 
-@settings(max_examples=500, deadline=None)
+@cases(500)
 @given(some_notes, some_notes)
 def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> None:
     """All notes are there in some spelling, none twice, the old ones first, and adding again adds nothing."""
@@ -125,7 +126,6 @@ def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> 
     assert tail.added(every, new) == every
 
 
-@settings(max_examples=300, deadline=None)
 @given(writable, st.tuples(plain, st.sampled_from((*MARKERS, SPLIT_MARKER)), plain).map("".join))
 def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
     """Neither guidance nor a note may hold a marker, be it one that only stands on two lines."""
@@ -137,7 +137,6 @@ def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
         tail.with_notes(Skill(text=text), ["sound", bearing])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.tuples(documents(), st.sampled_from(MARKERS)).map("".join))
 def test_a_malformed_document_is_refused(text: str) -> None:
     """Nothing is written into a document whose regions are malformed."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.prompts import fence
@@ -88,7 +88,6 @@ def test_a_cut_text_fits_and_says_what_is_missing(text: str, room: int) -> None:
     assert len(head) + missing + len(tail) == len(text)
 
 
-@settings(deadline=None)
 @given(talks.filter(bool), st.integers(1000, 9000))
 def test_a_conversation_fits_and_accounts_for_every_character(turns: list[Turn], room: int) -> None:
     """Shown and missing characters add up, left-out turns are counted, and the room is kept."""
@@ -104,7 +103,6 @@ def test_a_conversation_fits_and_accounts_for_every_character(turns: list[Turn],
     assert kept + sum(sizes(after)) == sum(map(len, lines))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(talks, texts, texts), min_size=1, max_size=6), st.booleans())
 def test_cases_that_fit_are_shown_whole(cases: list[tuple[list[Turn], str, str]], failed: bool) -> None:
     """With room for all of it, nothing is cut; one byte less and something is."""
@@ -117,7 +115,6 @@ def test_cases_that_fit_are_shown_whole(cases: list[tuple[list[Turn], str, str]]
     assert shown(rollouts, tokens=-(-needed // BYTES_PER_TOKEN), failed=failed) == whole
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(talks, texts), min_size=1, max_size=6), st.integers(500, 3000))
 def test_a_minibatch_keeps_its_budget(cases: list[tuple[list[Turn], str]], each: int) -> None:
     """The cases of a minibatch, without the tags around them, take no more than its tokens."""

@@ -18,6 +18,8 @@ from typer.testing import CliRunner, Result
 from reflact.cli.app import app
 from served import asked_of, configured, send, serving
 
+pytestmark = pytest.mark.slow
+
 CONCURRENCY = 3
 
 
