@@ -17,15 +17,14 @@ from draft_example import PROMPT as LONG_PROMPT
 from reflact.calls import Draft, Reply, ReplyModel, Text
 from reflact.errors import ProviderDown, ReplyError
 from reflact.events import Drafted, DraftReset, Event, ModelCalled
-from reflact.llm.cassette import Interaction, ReplayTransport, read_cassette
+from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
-from reflact.llm.drafting import Dropped, Sketch
-from reflact.llm.streamed import chunk_of, events_of
+from reflact.llm.drafts import DraftStream, Reset, extends
+from reflact.llm.sse import chunk_of, events_of
 from reflact.ports import Drafter
 from reflact.tasks import group
 from reflact.types import Frozen
 from sse import Body, Kept, Streaming, chunk, stream
-from test_partial import grows
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +72,7 @@ class Told(list[Event]):
 
 def only_grow(drafts: list[Any]) -> bool:
     """Whether each draft is a beginning of the next one."""
-    return all(grows(before, after) for before, after in pairwise(drafts))
+    return all(extends(after, before) for before, after in pairwise(drafts))
 
 
 def test_a_client_shows_drafts() -> None:
@@ -214,17 +213,17 @@ async def test_drafts_cost_in_proportion_to_the_reply() -> None:
     per_character = []
     for scale in (1, 32):
         value = {"text": "abcd " * 100 * scale, "words": ["efgh"] * 100 * scale}
-        sketch, shown = Sketch(Words), [0]
+        drafts, shown = DraftStream(Words), [0]
 
-        async def count(news: Draft[Words] | Dropped, shown: list[int] = shown) -> None:
+        async def count(news: Draft[Words] | Reset, shown: list[int] = shown) -> None:
             assert isinstance(news, Draft)
             shown[0] += len(json.dumps(news.value))
 
-        sketch.began(())
+        drafts.begin(())
         for piece in stream(json.dumps(value)):
-            sketch.heard(piece)
-        sketch.close()
-        await sketch.tell(count)
+            drafts.feed(piece)
+        drafts.close()
+        await drafts.send(count)
         per_character.append(shown[0] / len(json.dumps(value)))
     assert 1 < per_character[1] < 80
 

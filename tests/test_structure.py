@@ -57,7 +57,7 @@ ADAPTERS = RANKS[3]
 
 THIRD_PARTY = {
     "openai": ("llm/", "targets/"),
-    "instructor": ("llm/client.py",),
+    "instructor": ("llm/structured.py",),
     "pydantic_ai": ("targets/",),
     "httpx": ("llm/", "testing/"),
     "httpx2": ("llm/",),
@@ -66,7 +66,7 @@ THIRD_PARTY = {
     "rich": ("report/", "cli/"),
     "typer": ("cli/",),
     "sqlite_utils": ("store/database.py", "store/migrations.py"),
-    "genai_prices": ("llm/prices.py",),
+    "genai_prices": ("llm/pricing.py",),
     "opentelemetry": ("conventions.py", "telemetry.py"),
     "mlflow": ("report/mlflow.py",),
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reflact.calibration.results import CalibrationReport
     from reflact.cli.calibrated import Done
     from reflact.cli.interrupts import Interrupts
-    from reflact.llm.limits import LimitChange
+    from reflact.llm.rate_limit import LimitChange
     from reflact.results import Spend
 
 GRACE_SECONDS = 10.0
@@ -120,7 +120,7 @@ async def _foreseen(config: CalibrateConfig) -> tuple[CalibrationForecast, tuple
     from reflact.calibration.critic import Critic
     from reflact.calibration.forecast import Asking
     from reflact.cli.calibrating import given, pairs_of, spent_before
-    from reflact.llm.prices import usd_of
+    from reflact.llm.pricing import usd_of
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_book
 
