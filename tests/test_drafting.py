@@ -10,6 +10,9 @@ from typing import Any, cast
 import anyio
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ConfigDict
 
 from doubles import PROMPT, RUN, completion, config, connected, opened, sample
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
@@ -19,7 +22,7 @@ from reflact.errors import ProviderDown, ReplyError
 from reflact.events import Drafted, DraftReset, Event, ModelCalled
 from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
-from reflact.llm.drafts import DraftStream, Reset, extends
+from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
 from reflact.llm.sse import chunk_of, events_of
 from reflact.ports import Drafter
 from reflact.tasks import group
@@ -199,6 +202,82 @@ async def test_garbage_is_not_drafted() -> None:
         reply = await client.ask(PROMPT, Plan, sample=sample())
     assert (reply.attempts, len(told.attempts)) == (2, 1)
     assert told.attempts[0][-1] == VALUE.model_dump(mode="json")
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3))
+OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=4)
+
+
+class Anything(ReplyModel):
+    """A reply that may hold anything."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+@given(OBJECTS, st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}]), st.booleans())
+def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) -> None:
+    """However a text is spaced and escaped, nothing of it is taken back, and in the end all is seen."""
+    text = json.dumps(value, ensure_ascii=ascii_only, **spacing)
+    seen = [read_partial(text[:end], Anything) for end in range(len(text) + 1)]
+    shown = [draft for draft in seen if draft is not None]
+    assert only_grow(shown)
+    assert seen[-1] == json.loads(text)
+
+
+@given(OBJECTS, st.data())
+def test_nothing_is_raised_whatever_is_written(value: Any, data: Any) -> None:
+    """A text that was damaged in one place is seen or not, and raises nothing."""
+    text = json.dumps(value)
+    at = data.draw(st.integers(0, len(text) - 1))
+    damage = data.draw(st.sampled_from(['"', "\\", "{", "}", "[", "]", ",", ":", "x", "\n", "\ud800", ""]))
+    for end in (at + 1, len(text)):
+        seen = read_partial((text[:at] + damage + text[at + 1 :])[:end], Anything)
+        assert seen is None or isinstance(seen, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"a": "x", "n": 12', {"a": "x"}),
+        ('{"a": "x", "n": 12,', {"a": "x", "n": 12}),
+        ('{"a": "x\\ud83d', {"a": "x"}),
+        ('{"a": ["x", "y', {"a": ["x"]}),
+        ('{"a": [{"b": 1}', {"a": [{"b": 1}]}),
+        ('{"a": [{"b": 1}, {"b": 2', {"a": [{"b": 1}]}),
+        ('{"a": {"b": [1, [2, 3], 4', {"a": {"b": [1, [2, 3]]}}),
+        ('{"a": [', {}),
+        ('{"a": NaN, "b": 1', None),
+        ('{"a": "x\ny"', None),
+        ('["a", "b"', None),
+        ('```json\n{"a": 1', None),
+        ("", None),
+        ('{"a": ' * 100_000, None),
+    ],
+)
+def test_texts_grow_and_elements_come_whole(text: str, kept: Any) -> None:
+    """A text is seen letter by letter; an element of a list, a number and a word once they have closed."""
+    assert read_partial(text, Anything) == kept
+
+
+async def test_what_was_shown_is_never_taken_back() -> None:
+    """A member that is named twice stops the drafts of its attempt."""
+    shown: list[Any] = []
+
+    async def keep(item: Draft[Anything] | Reset) -> None:
+        assert isinstance(item, Draft)
+        shown.append(item.value)
+
+    drafts = DraftStream(Anything)
+    drafts.begin(())
+    for piece in stream('{"a": "' + "x " * 50 + '", "a": {"b": "' + "y " * 100 + '"}}'):
+        drafts.feed(piece)
+    drafts.close()
+    await drafts.send(keep)
+    assert shown
+    assert only_grow(shown)
+    assert all(set(draft["a"]) <= set("x ") for draft in shown)
 
 
 async def test_drafts_cost_in_proportion_to_the_reply() -> None:

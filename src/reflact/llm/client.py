@@ -1,8 +1,8 @@
 """One client for each role: typed calls over the openai client, over a stack of HTTP transports.
 
 Each attempt of a call is one request through the stack; ``reflact.llm.cache`` says why. An attempt that
-gives nothing valid (malformed, refused, cut off, or not fitting the data at hand) is sent back with the reason,
-in one conversation that grows; ``reflact.llm.structured`` has what instructor does for it.
+gives nothing valid (malformed, refused, cut off, or not fitting the data) is sent back with the reason,
+in one conversation that grows. ``reflact.llm.structured`` shows what instructor does for it.
 """
 
 from __future__ import annotations

@@ -34,11 +34,16 @@ TEXT_SHARE, CLOSED_SHARE = 8, 64
 So the number of drafts grows with the logarithm of the length, and what all of them cost with the length.
 """
 
-NUMBER_AT_END = re.compile(r"[-+.0-9eE]+\Z")
-"""A number that may go on."""
+WORD_AT_END = re.compile(r"[-+.0-9A-Za-z]+\Z")
+"""A number or a word that may go on."""
+
+NAME_AT_END = re.compile(r',\s*"(?:[^"\\]|\\.)*\\?"?\s*:?\s*\Z')
+"""The name of a member whose value has not begun."""
 
 
-NEXT_ELEMENT = ",0"
+NO_NAME = "\0"
+NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000":0'
+"""What can follow a text only if its last element, or its last member, has closed."""
 
 
 class Reset(NamedTuple):
@@ -155,8 +160,8 @@ def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
     """
     try:
         value: JsonValue = from_json(text, allow_inf_nan=False)
-    except ValueError:
-        value = _read_open(NUMBER_AT_END.sub("", text).rstrip(" \t\r\n,"))
+    except (ValueError, TypeError):
+        value = _read_open(NAME_AT_END.sub("", WORD_AT_END.sub("", text)).rstrip(" \t\r\n,"))
     if not isinstance(value, dict):
         return None
     try:
@@ -169,24 +174,23 @@ def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:
 
 
 def _read_open(text: str) -> JsonValue:
-    """Return what an unfinished text holds, without the element that is being written.
-
-    If another element can follow, the last one has closed.
-    """
-    for more in (NEXT_ELEMENT, ""):
+    """Return what an unfinished text holds, without the element that is being written."""
+    for more in (NEXT_ELEMENT, NEXT_MEMBER, ""):
         try:
             value = from_json(text + more, allow_inf_nan=False, allow_partial="trailing-strings")
-        except ValueError:
+        except (ValueError, TypeError):
             continue
         return _drop_last(value)
     return None
 
 
 def _drop_last(value: JsonValue) -> JsonValue:
-    """Return a value without the last element of the list at its end, or the mark at the end of its text."""
+    """Return a value without the last element of the list at its end, and without what was added to it."""
     match value:
         case dict() if value:
             name, last = value.popitem()
+            if name == NO_NAME:
+                return value
             part = _drop_last(last)
             return value if part == [] else {**value, name: part}
         case list():

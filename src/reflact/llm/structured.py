@@ -112,7 +112,8 @@ class Conversation(Generic[R]):
             raise InvalidReply(describe(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
-        return self._type.model_construct(parsed.model_fields_set, **parsed.__dict__)
+        reply: R = self._type.model_construct(parsed.model_fields_set, **parsed.__dict__)
+        return reply
 
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply, and why it is one."""
