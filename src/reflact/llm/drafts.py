@@ -41,8 +41,8 @@ NAME_AT_END = re.compile(r',\s*"(?:[^"\\]|\\.)*\\?"?\s*:?\s*\Z')
 """The name of a member whose value has not begun."""
 
 
-NO_NAME = "\0"
-NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000":0'
+NO_NAME = "\0reflact"
+NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'
 """What can follow a text only if its last element, or its last member, has closed."""
 
 
