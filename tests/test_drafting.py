@@ -218,7 +218,7 @@ class Anything(ReplyModel):
 
 @given(OBJECTS, st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}]), st.booleans())
 def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) -> None:
-    """However a text is spaced and escaped, each draft is a beginning of the whole, and the last one is it."""
+    """However a text is spaced and escaped, each draft is a beginning of the whole, and the last is it."""
     text = json.dumps(value, ensure_ascii=ascii_only, **spacing)
     whole = json.loads(text)
     seen = [read_partial(text[:end], Anything) for end in range(len(text) + 1)]

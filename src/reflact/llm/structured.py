@@ -97,10 +97,10 @@ class Conversation(Generic[R]):
         try:
             if self._handlers is None:
                 text = message.content if message.content is not None else message.refusal
-                reply = self._type.model_validate({"text": replace_surrogates(text or "")})
+                plain = self._type.model_validate({"text": replace_surrogates(text or "")})
                 if self._check is not None:
-                    self._check(reply)
-                return reply
+                    self._check(plain)
+                return plain
             if message.refusal:
                 raise InvalidReply(f"it was a refusal: {message.refusal}")
             parsed: BaseModel = self._handlers.response_parser(
