@@ -112,7 +112,7 @@ class Conversation(Generic[R]):
             raise InvalidReply(describe(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
-        reply: R = self._type.model_construct(parsed.model_fields_set, **parsed.__dict__)
+        reply: Any = self._type.model_construct(parsed.model_fields_set, **parsed.__dict__)
         return reply
 
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
