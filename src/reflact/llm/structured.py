@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
 
 import instructor
 from instructor.core.exceptions import IncompleteOutputException
@@ -112,8 +112,7 @@ class Conversation(Generic[R]):
             raise InvalidReply(describe(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
-        reply: Any = self._type.model_construct(parsed.model_fields_set, **parsed.__dict__)
-        return reply
+        return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
 
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply, and why it is one."""
