@@ -44,10 +44,10 @@ import openai
 from reflact import Trainer
 from reflact.config import BudgetConfig
 from reflact.llm.budget import Budget
-from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
-from reflact.llm.limits import endpoint_for
-from reflact.llm.paying import PayingTransport
-from reflact.llm.retries import RetryTransport
+from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
+from reflact.llm.metering import MeteredTransport
+from reflact.llm.rate_limit import endpoint_for
+from reflact.llm.retry import RetryTransport
 from reflact.results import FaultCount, RunSummary
 from reflact.roles import ModelConfig
 from reflact.tasks import SingleFlight, group
@@ -334,12 +334,12 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
     )
     store, texts = MemoryStore(), [""] * size.streams
     async with SingleFlight[Any]() as flights, httpx.AsyncHTTPTransport() as network:
-        with endpoint_for(config) as lease:
-            paying = PayingTransport(
-                network, config=config, budget=Budget(BudgetConfig()), lease=lease, effects=store
+        with endpoint_for(config) as limits:
+            paying = MeteredTransport(
+                network, config=config, budget=Budget(BudgetConfig()), endpoint=limits, effects=store
             )
-            effects = EffectTransport(
-                RetryTransport(paying, retries=RETRIES, lease=lease),
+            effects = ResponseCacheTransport(
+                RetryTransport(paying, retries=RETRIES, endpoint=limits),
                 effects=store,
                 flights=flights,
                 run_id="streams",

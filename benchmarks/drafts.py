@@ -102,7 +102,7 @@ async def ours(pieces: list[bytes]) -> tuple[float, int]:
         effects=store,
         journal=store.journal("r"),
         transport=network(pieces),
-        emit=emit,
+        on_event=emit,
     )
     async with client:
         started = time.process_time()

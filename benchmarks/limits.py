@@ -18,9 +18,9 @@ import anyio
 import httpx
 from chat_server import running
 
-from reflact.llm.limits import Lease, LimitChange, endpoint_for
-from reflact.llm.paying import whole
-from reflact.llm.retries import RetryTransport, retry_after
+from reflact.llm.metering import whole
+from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
+from reflact.llm.retry import RetryTransport, retry_after
 from reflact.roles import ModelConfig
 from reflact.tasks import group
 
@@ -31,17 +31,17 @@ SERVED, REFUSED = 0.90, 0.05
 class Sending(httpx.AsyncBaseTransport):
     """Sends one attempt once it is admitted, and counts answers by status after the warm-up."""
 
-    def __init__(self, lease: Lease, counted_from: float) -> None:
+    def __init__(self, client: EndpointClient, counted_from: float) -> None:
         self._network = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None))
-        self._lease = lease
+        self._client = client
         self._counted_from = counted_from
         self.heard: Counter[int] = Counter()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        async with self._lease.admit(1) as admission:
+        async with self._client.admit(1) as slot:
             response = await whole(request, self._network, 60)
             asked = retry_after(response.headers.get("retry-after"))
-            admission.heard(response.status_code, asked, None)
+            slot.observe(response.status_code, asked, None)
             if time.monotonic() >= self._counted_from:
                 self.heard[response.status_code] += 1
             return response
@@ -64,10 +64,10 @@ async def measure(url: str, adaptive: bool) -> tuple[float, float, int]:
             await transport.handle_async_request(request)
 
     config = ModelConfig(model="m", base_url=url, concurrency=SLOTS, adaptive=adaptive)
-    with endpoint_for(config, told=told) as lease:
-        sending = Sending(lease, start + WARM_SECONDS)
+    with endpoint_for(config, on_limit=told) as client:
+        sending = Sending(client, start + WARM_SECONDS)
         async with sending, group() as tasks:
-            retrying = RetryTransport(sending, retries=1000, lease=lease)
+            retrying = RetryTransport(sending, retries=1000, endpoint=client)
             for _ in range(CALLS):
                 tasks.start_soon(worker, retrying)
     refused = sending.heard[429] / sending.heard.total()

@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 
 from reflact import ReflactError, Trainer, TrainerConfig
 from reflact.events import Event
-from reflact.llm.cassette import ReplayTransport, read_cassette
+from reflact.llm.cassettes import ReplayTransport, read_cassette
 from reflact.loading import load
 from reflact.prompts import data_folder
 from reflact.store.runs import open_store

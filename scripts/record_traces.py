@@ -39,9 +39,9 @@ from reflact.calibration.config import CalibrateConfig, anchored
 from reflact.calibration.constructions import Band, Built, Label, built, label_of
 from reflact.calls import Message, Rendered, ReplyModel, Sample
 from reflact.errors import ReplyError
-from reflact.llm.cassette import open_cassette
+from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
-from reflact.llm.network import Network
+from reflact.llm.connection_pool import PooledTransport
 from reflact.loading import load_section
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, ScoreEvent, Transition
 from reflact.ports import LLM
@@ -243,7 +243,7 @@ async def main(arguments: argparse.Namespace) -> None:
     assert settings.replay.cassette is not None
     effects = Effects()
     async with (
-        Network() as network,
+        PooledTransport() as network,
         open_cassette(
             settings.replay.cassette, mode="record", inner=Turns(network, arguments.ports)
         ) as transport,

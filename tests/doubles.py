@@ -114,7 +114,7 @@ async def connected(
         journal=journal or store.journal(RUN),
         budget=budget,
         transport=transport,
-        emit=emit,
+        on_event=emit,
     )
     async with client:
         yield client

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from reflact.calls import Message, Rendered, ReplyModel, Sample
-from reflact.llm.cassette import open_cassette
+from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
 from reflact.testing import MemoryStore
@@ -81,7 +81,7 @@ async def record() -> int:
             effects=store,
             journal=store.journal("r0"),
             transport=transport,
-            emit=ignore,
+            on_event=ignore,
         )
         async with client:
             reply = await client.ask(PROMPT, Handbook, sample=SAMPLE)

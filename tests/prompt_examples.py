@@ -18,7 +18,7 @@ from reflact.calibration.meta_judge import MetaSettings, meta_judge
 from reflact.calls import Rendered, Reply, ReplyModel, Sample
 from reflact.config import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
-from reflact.llm.cassette import open_cassette
+from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
 from reflact.ports import R

@@ -126,7 +126,7 @@ class Refusing:
         self._budget = budget
 
     async def reply(self, message: str) -> str:
-        async with self._budget.hold(Usage(calls=1)):
+        async with self._budget.reserve(Usage(calls=1)):
             return ""
 
 

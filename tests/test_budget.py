@@ -18,7 +18,7 @@ from profiles import cases
 from reflact.config import BudgetConfig
 from reflact.errors import BudgetSpent
 from reflact.llm.budget import Amount, Budget, amount_of, lacking, overrun
-from reflact.llm.prices import BILLION
+from reflact.llm.pricing import BILLION
 from reflact.results import Spend, Usage
 from reflact.tasks import group
 
@@ -34,7 +34,7 @@ def budget(**limits: Any) -> Budget:
 async def refused(held: Budget, worst: Usage = WORST) -> str:
     """Return why a call is refused."""
     with pytest.raises(BudgetSpent) as error:
-        async with held.hold(worst):
+        async with held.reserve(worst):
             pass
     return str(error.value)
 
@@ -123,11 +123,11 @@ async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
     held, order = budget(max_tokens=200), []
 
     async def call(name: str, seconds: float) -> None:
-        async with held.hold(WORST) as hold:
-            hold.sent()
+        async with held.reserve(WORST) as reservation:
+            reservation.mark_sent()
             order.append((name, anyio.current_time()))
             await anyio.sleep(seconds)
-            hold.settle(USED)
+            reservation.settle(USED)
 
     async with group() as tasks:
         for name, seconds in (("a", 5), ("b", 3), ("c", 1)):
@@ -141,10 +141,10 @@ async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
     held, reasons = budget(max_tokens=250), []
 
     async def call() -> None:
-        async with held.hold(WORST) as hold:
-            hold.sent()
+        async with held.reserve(WORST) as reservation:
+            reservation.mark_sent()
             await anyio.sleep(1)
-            hold.settle(WORST)
+            reservation.settle(WORST)
 
     async def late() -> None:
         reasons.append(await refused(held))
@@ -165,10 +165,10 @@ async def test_nobody_overtakes() -> None:
     held, order = budget(max_tokens=150), []
 
     async def call(name: str, tokens: int) -> None:
-        async with held.hold(Usage(calls=1, output_tokens=tokens)) as hold:
+        async with held.reserve(Usage(calls=1, output_tokens=tokens)) as reservation:
             order.append(name)
             await anyio.sleep(1)
-            hold.settle(None)
+            reservation.release()
 
     async with group() as tasks:
         for name, tokens in (("first", 100), ("large", 100), ("small", 10)):
@@ -181,16 +181,16 @@ async def test_a_call_counts_as_nothing_before_it_is_sent() -> None:
     """Cancelled or failed before that, it gives back what it held."""
     held = budget(max_calls=1)
     with anyio.move_on_after(1):
-        async with held.hold(WORST):
+        async with held.reserve(WORST):
             await anyio.sleep(9)
     with pytest.raises(ZeroDivisionError):
-        async with held.hold(WORST) as hold:
+        async with held.reserve(WORST) as reservation:
             raise ZeroDivisionError
-    async with held.hold(WORST) as hold:
-        hold.sent()
-        hold.settle(None)
-    async with held.hold(WORST) as hold:
-        hold.sent()
+    async with held.reserve(WORST) as reservation:
+        reservation.mark_sent()
+        reservation.release()
+    async with held.reserve(WORST) as reservation:
+        reservation.mark_sent()
     assert "1 are taken" in await refused(held)
 
 
@@ -199,12 +199,12 @@ async def test_a_call_that_was_cut_off_counts_at_its_worst_case() -> None:
     """Once it was sent it may be charged, whatever became of it here."""
     held = budget(max_tokens=300)
     with anyio.move_on_after(1):
-        async with held.hold(WORST) as hold:
-            hold.sent()
+        async with held.reserve(WORST) as reservation:
+            reservation.mark_sent()
             await anyio.sleep(9)
-    async with held.hold(WORST) as hold:
-        hold.sent()
-        hold.settle(Usage(calls=1, uncounted=1))
+    async with held.reserve(WORST) as reservation:
+        reservation.mark_sent()
+        reservation.settle(Usage(calls=1, uncounted=1))
     assert "200 are taken" in await refused(held, Usage(calls=1, output_tokens=101))
 
 
@@ -215,8 +215,8 @@ async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
 
     async def call(name: str, tokens: int, patience: float) -> None:
         with anyio.move_on_after(patience):
-            async with held.hold(Usage(calls=1, output_tokens=tokens)) as hold:
-                hold.sent()
+            async with held.reserve(Usage(calls=1, output_tokens=tokens)) as reservation:
+                reservation.mark_sent()
                 order.append((name, anyio.current_time()))
                 await anyio.sleep(5)
 
@@ -233,15 +233,15 @@ async def test_who_is_cancelled_when_its_turn_comes_holds_nothing() -> None:
     both = Usage(calls=2)
 
     async def second() -> None:
-        async with held.hold(WORST):
+        async with held.reserve(WORST):
             went.append("second")
 
-    async with held.hold(both):
+    async with held.reserve(both):
         task = asyncio.create_task(second())
         await anyio.sleep(1)
     task.cancel()
     await asyncio.wait({task})
-    async with held.hold(both):
+    async with held.reserve(both):
         went.append("third")
     assert went == ["third"]
 
@@ -267,10 +267,10 @@ async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
     held, ended = budget(max_tokens=10_000), []
 
     async def call(seconds: float, usage: Usage) -> None:
-        async with held.hold(WORST) as hold:
-            hold.sent()
+        async with held.reserve(WORST) as reservation:
+            reservation.mark_sent()
             await anyio.sleep(seconds)
-            hold.settle(usage)
+            reservation.settle(usage)
             ended.append(anyio.current_time())
 
     async def late() -> None:
@@ -290,9 +290,9 @@ async def test_caps_matter_only_where_something_rests_on_them() -> None:
     """A provider that ignores caps does not stop a run without limits of tokens or money."""
     held = budget(max_calls=5)
     for _ in range(2):
-        async with held.hold(WORST) as hold:
-            hold.sent()
-            hold.settle(Usage(calls=1, output_tokens=1000))
+        async with held.reserve(WORST) as reservation:
+            reservation.mark_sent()
+            reservation.settle(Usage(calls=1, output_tokens=1000))
 
 
 @on_virtual_time
@@ -301,7 +301,7 @@ async def test_time_is_a_limit_over_all_starts() -> None:
     held = budget(max_seconds=10)
     held.begin([], 7.5)
     assert held.deadline == 2.5
-    async with held.hold(WORST):
+    async with held.reserve(WORST):
         pass
     await anyio.sleep(2.5)
     assert "budget.max_seconds is 10" in await refused(held)
@@ -337,15 +337,15 @@ class World:
         await anyio.sleep(self.chance.random())
         with anyio.move_on_after(self.chance.choice((0.5, 3, math.inf))):
             try:
-                async with held.hold(worst) as hold:
+                async with held.reserve(worst) as reservation:
                     await anyio.sleep(self.chance.choice((0, 0.1)))
-                    hold.sent()
-                    await self._answered(hold, most, limit)
+                    reservation.mark_sent()
+                    await self._answered(reservation, most, limit)
             except BudgetSpent:
                 self.refused += 1
                 assert self.in_flight == 0
 
-    async def _answered(self, hold: Any, most: int, limit: int) -> None:
+    async def _answered(self, reservation: Any, most: int, limit: int) -> None:
         self.started += 1
         self.in_flight += most
         cost = most
@@ -353,13 +353,13 @@ class World:
             await anyio.sleep(self.chance.random() * 3)
             match self.chance.randrange(4):
                 case 0:
-                    hold.settle(None)
+                    reservation.release()
                     cost = 0
                 case 1:
-                    hold.settle(Usage(calls=1, uncounted=1))
+                    reservation.settle(Usage(calls=1, uncounted=1))
                 case _:
                     cost = self.chance.randint(0, most)
-                    hold.settle(Usage(calls=1, output_tokens=cost))
+                    reservation.settle(Usage(calls=1, output_tokens=cost))
         finally:
             self.in_flight -= most
             self.taken += cost
@@ -380,7 +380,7 @@ def test_no_limit_is_exceeded_and_none_is_left_unused(seed: int, limit: int) -> 
         assert world.taken <= limit
         left = limit - world.taken
         if not world.refused:
-            async with held.hold(Usage(calls=1, output_tokens=left)):
+            async with held.reserve(Usage(calls=1, output_tokens=left)):
                 pass
             assert f"{world.taken:,} are taken" in await refused(held, Usage(calls=1, output_tokens=left + 1))
 

@@ -8,7 +8,7 @@ import pytest
 
 from reflact.cli.progress import PausePrinter, choose_pause_printer
 from reflact.cli.showing import Shown
-from reflact.llm.limits import LimitChange
+from reflact.llm.rate_limit import LimitChange
 from test_calibrate_cli import configured, record, reflact
 
 

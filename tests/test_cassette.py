@@ -18,7 +18,7 @@ import pytest
 from doubles import PROMPT, Endpoint, completion, config, connected, opened, sample
 from reflact.calls import Message, Rendered, ReplyModel, Text
 from reflact.errors import BadRequest, CassetteError, CassetteMiss
-from reflact.llm.cassette import open_cassette, read_cassette
+from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
 from reflact.tasks import fan_out

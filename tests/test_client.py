@@ -9,8 +9,10 @@ from typing import Any
 
 import anyio
 import httpx
+import instructor
 import pytest
 import respx
+from instructor.processing.response import handle_response_model
 from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
@@ -26,7 +28,7 @@ from reflact.errors import (
     UnknownModel,
 )
 from reflact.llm.client import Client
-from reflact.llm.modes import schema_of
+from reflact.llm.structured import bind, schema_of
 from reflact.ports import LLM
 from reflact.results import Usage
 from reflact.store.runs import open_store
@@ -99,9 +101,9 @@ async def test_prompts_are_never_templates(mode: str) -> None:
     async with connected(endpoint, config(mode=mode)) as client:
         await client.ask(prompt, Pick, sample=sample())
     system, user = endpoint.bodies[0]["messages"]
-    assert system == {"role": "system", "content": HOSTILE}
-    assert user["content"].startswith(HOSTILE)
-    assert (user["content"] == HOSTILE) is (mode != "json")
+    assert user == {"role": "user", "content": HOSTILE}
+    assert system["content"].startswith(HOSTILE)
+    assert (system == {"role": "system", "content": HOSTILE}) is (mode != "json")
 
 
 @pytest.mark.parametrize(
@@ -286,10 +288,34 @@ async def test_azure_needs_a_version() -> None:
 # --------------------------------------------------------------------------------------------------- modes
 
 
-async def test_the_wire_format_of_each_mode() -> None:
-    """Each mode asks in its own field, with the same schema."""
+KINDS = {
+    "json_schema": instructor.Mode.JSON_SCHEMA,
+    "tools": instructor.Mode.TOOLS,
+    "json_object_with_schema": instructor.Mode.JSON_SCHEMA,
+    "json": instructor.Mode.JSON,
+}
+
+
+@pytest.mark.parametrize("mode", KINDS)
+async def test_instructor_writes_the_schema_and_the_format_of_each_mode(mode: Any) -> None:
+    """What is on the wire is what instructor makes of the prompt and of the type's plain schema."""
+    messages = [message.model_dump() for message in PROMPT.messages]
+    _, made = handle_response_model(bind(Pick, mode), mode=KINDS[mode], messages=messages)
+    if mode == "json_object_with_schema":
+        schema = made["response_format"]["json_schema"]["schema"]
+        made["response_format"] = {"type": "json_object", "schema": schema}
+    endpoint = Endpoint(completion(TEXT, arguments=TEXT))
+    async with connected(endpoint, config(mode=mode)) as client:
+        assert (await client.ask(PROMPT, Pick, sample=sample())).value == VALUE
+    assert endpoint.bodies == [{"model": "m", **made}]
+
+
+async def test_each_mode_has_its_own_field() -> None:
+    """The schema stands in the field of the mode, and mode ``json`` alone adds it to the prompt."""
     schema = schema_of(Pick)
-    function = {"name": "Pick", "description": "A reply with nested values.", "parameters": schema}
+    parameters = {k: v for k, v in schema.items() if k != "description"}
+    parameters["required"] = sorted(parameters["required"])
+    function = {"name": "Pick", "description": "A reply with nested values.", "parameters": parameters}
     expected: dict[str, Any] = {
         "json_schema": {
             "response_format": {"type": "json_schema", "json_schema": {"name": "Pick", "schema": schema}}
@@ -304,11 +330,12 @@ async def test_the_wire_format_of_each_mode() -> None:
     for mode, fields in expected.items():
         endpoint = Endpoint(completion(TEXT, arguments=TEXT))
         async with connected(endpoint, config(mode=mode)) as client:
-            assert (await client.ask(PROMPT, Pick, sample=sample())).value == VALUE
+            await client.ask(PROMPT, Pick, sample=sample())
         (body,) = endpoint.bodies
         messages = body.pop("messages")
         assert body == {"model": "m", **fields}
-        assert (json.dumps(schema) in messages[-1]["content"]) is (mode == "json")
+        written = json.dumps(schema, indent=2, ensure_ascii=False)
+        assert (written in messages[0]["content"]) is (mode == "json")
 
 
 def test_schemas_are_small_and_plain() -> None:

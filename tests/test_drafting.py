@@ -10,6 +10,9 @@ from typing import Any, cast
 import anyio
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ConfigDict
 
 from doubles import PROMPT, RUN, completion, config, connected, opened, sample
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
@@ -17,15 +20,14 @@ from draft_example import PROMPT as LONG_PROMPT
 from reflact.calls import Draft, Reply, ReplyModel, Text
 from reflact.errors import ProviderDown, ReplyError
 from reflact.events import Drafted, DraftReset, Event, ModelCalled
-from reflact.llm.cassette import Interaction, ReplayTransport, read_cassette
+from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
-from reflact.llm.drafting import Dropped, Sketch
-from reflact.llm.streamed import chunk_of, events_of
+from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
+from reflact.llm.sse import chunk_of, events_of
 from reflact.ports import Drafter
 from reflact.tasks import group
 from reflact.types import Frozen
 from sse import Body, Kept, Streaming, chunk, stream
-from test_partial import grows
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +75,7 @@ class Told(list[Event]):
 
 def only_grow(drafts: list[Any]) -> bool:
     """Whether each draft is a beginning of the next one."""
-    return all(grows(before, after) for before, after in pairwise(drafts))
+    return all(extends(after, before) for before, after in pairwise(drafts))
 
 
 def test_a_client_shows_drafts() -> None:
@@ -202,6 +204,82 @@ async def test_garbage_is_not_drafted() -> None:
     assert told.attempts[0][-1] == VALUE.model_dump(mode="json")
 
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3))
+OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=4)
+
+
+class Anything(ReplyModel):
+    """A reply that may hold anything."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+@given(OBJECTS, st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}]), st.booleans())
+def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) -> None:
+    """However a text is spaced and escaped, each draft is a beginning of the whole, and the last is it."""
+    text = json.dumps(value, ensure_ascii=ascii_only, **spacing)
+    whole = json.loads(text)
+    seen = [read_partial(text[:end], Anything) for end in range(len(text) + 1)]
+    assert all(extends(whole, draft) for draft in seen)
+    assert seen[-1] == whole
+
+
+@given(OBJECTS, st.data())
+def test_nothing_is_raised_whatever_is_written(value: Any, data: Any) -> None:
+    """A text that was damaged in one place is seen or not, and raises nothing."""
+    text = json.dumps(value)
+    at = data.draw(st.integers(0, len(text) - 1))
+    damage = data.draw(st.sampled_from(['"', "\\", "{", "}", "[", "]", ",", ":", "x", "\n", "\ud800", ""]))
+    for end in (at + 1, len(text)):
+        seen = read_partial((text[:at] + damage + text[at + 1 :])[:end], Anything)
+        assert seen is None or isinstance(seen, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ('{"a": "x", "n": 12', {"a": "x"}),
+        ('{"a": "x", "n": 12,', {"a": "x", "n": 12}),
+        ('{"a": "x\\ud83d', {"a": "x"}),
+        ('{"a": ["x", "y', {"a": ["x"]}),
+        ('{"a": [{"b": 1}', {"a": [{"b": 1}]}),
+        ('{"a": [{"b": 1}, {"b": 2', {"a": [{"b": 1}]}),
+        ('{"a": {"b": [1, [2, 3], 4', {"a": {"b": [1, [2, 3]]}}),
+        ('{"a": [', {}),
+        ('{"a": NaN, "b": 1', None),
+        ('{"a": "x\ny"', None),
+        ('["a", "b"', None),
+        ('```json\n{"a": 1', None),
+        ("", None),
+        ('{"a": ' * 100_000, None),
+    ],
+)
+def test_texts_grow_and_elements_come_whole(text: str, kept: Any) -> None:
+    """A text is seen letter by letter; an element of a list, a number and a word once they have closed."""
+    assert read_partial(text, Anything) == kept
+
+
+async def test_what_was_shown_is_never_taken_back() -> None:
+    """A member that is named twice stops the drafts of its attempt."""
+    shown: list[Any] = []
+
+    async def keep(item: Draft[Anything] | Reset) -> None:
+        assert isinstance(item, Draft)
+        shown.append(item.value)
+
+    drafts = DraftStream(Anything)
+    drafts.begin(())
+    for piece in stream('{"a": "' + "x " * 50 + '", "a": {"b": "' + "y " * 100 + '"}}'):
+        drafts.feed(piece)
+    drafts.close()
+    await drafts.send(keep)
+    assert shown
+    assert only_grow(shown)
+    assert all(set(draft["a"]) <= set("x ") for draft in shown)
+
+
 async def test_drafts_cost_in_proportion_to_the_reply() -> None:
     """All drafts of a reply together are some multiple of its length, however long it is."""
 
@@ -214,17 +292,17 @@ async def test_drafts_cost_in_proportion_to_the_reply() -> None:
     per_character = []
     for scale in (1, 32):
         value = {"text": "abcd " * 100 * scale, "words": ["efgh"] * 100 * scale}
-        sketch, shown = Sketch(Words), [0]
+        drafts, shown = DraftStream(Words), [0]
 
-        async def count(news: Draft[Words] | Dropped, shown: list[int] = shown) -> None:
+        async def count(news: Draft[Words] | Reset, shown: list[int] = shown) -> None:
             assert isinstance(news, Draft)
             shown[0] += len(json.dumps(news.value))
 
-        sketch.began(())
+        drafts.begin(())
         for piece in stream(json.dumps(value)):
-            sketch.heard(piece)
-        sketch.close()
-        await sketch.tell(count)
+            drafts.feed(piece)
+        drafts.close()
+        await drafts.send(count)
         per_character.append(shown[0] / len(json.dumps(value)))
     assert 1 < per_character[1] < 80
 

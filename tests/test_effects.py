@@ -18,11 +18,11 @@ from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reflact.llm.keys as keys_module
+import reflact.llm.cache_keys as keys_module
 from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
 from reflact.calls import Intent, ReplyModel, Sample, StoredReply, Text
 from reflact.errors import AccessDenied, ProviderDown
-from reflact.llm.keys import address_of, effect_key, endpoint_of, seed_of
+from reflact.llm.cache_keys import address_of, effect_key, endpoint_of, seed_of
 from reflact.testing import MemoryStore
 from reflact.types import digest
 
@@ -86,7 +86,7 @@ CASES: list[tuple[dict[str, str], str]] = [
 ]
 
 ECHO = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.keys import effect_key; "
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache_keys import effect_key; "
     "print(json.dumps([effect_key(**case) for case in json.load(sys.stdin)]))"
 )
 

@@ -10,8 +10,8 @@ import pytest
 from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
 from reflact.calls import Text
 from reflact.errors import ProviderDown
-from reflact.llm.faults import CutOff, StreamCutOff, body_fault, failure_fault, status_fault
-from reflact.llm.paying import whole
+from reflact.llm.errors import CutOff, StreamCutOff, body_fault, failure_fault, status_fault
+from reflact.llm.metering import whole
 from reflact.results import FaultCount, FaultKind
 
 pytestmark = pytest.mark.anyio

@@ -16,9 +16,9 @@ from reflact.calls import ReplyModel, Text
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import Drafted, DraftReset, Event
 from reflact.llm.budget import Budget
-from reflact.llm.cassette import open_cassette, read_cassette
+from reflact.llm.cache_keys import effect_key
+from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
-from reflact.llm.keys import effect_key
 from reflact.results import FaultCount, Usage
 from reflact.roles import ModelConfig
 from reflact.tasks import fan_out

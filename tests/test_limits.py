@@ -14,8 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.llm.limits import PATIENCE_SECONDS, Endpoint, Lease, LimitChange, Refused, endpoint_for
 from reflact.llm.pacing import MINUTE_SECONDS, Minute, Pace
+from reflact.llm.rate_limit import (
+    PATIENCE_SECONDS,
+    Endpoint,
+    EndpointClient,
+    LimitChange,
+    Refused,
+    endpoint_for,
+)
 from reflact.roles import ModelConfig
 from reflact.tasks import group
 from virtual_time import run
@@ -29,7 +36,7 @@ def limits(**keys: Any) -> ModelConfig:
 
 
 async def call(
-    lease: Lease,
+    client: EndpointClient,
     done: list[float],
     *,
     tokens: int = 1,
@@ -39,10 +46,10 @@ async def call(
     took: int | None = None,
 ) -> None:
     """Make a call and note when it was admitted."""
-    async with lease.admit(tokens) as admission:
+    async with client.admit(tokens) as slot:
         done.append(anyio.current_time())
         await anyio.sleep(seconds)
-        admission.heard(status, retry_after, took)
+        slot.observe(status, retry_after, took)
 
 
 # -------------------------------------------------------------------------------------------- concurrency
@@ -55,15 +62,15 @@ def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
     async def main() -> None:
         endpoint = Endpoint("e")
 
-        async def one(lease: Lease) -> None:
-            async with lease.admit(1):
+        async def one(client: EndpointClient) -> None:
+            async with client.admit(1):
                 highest.append(endpoint.in_flight)
                 await anyio.sleep(1)
 
-        with endpoint.lease(limits(concurrency=3)) as strict, endpoint.lease(limits(**WIDE)) as wide:
+        with endpoint.connect(limits(concurrency=3)) as strict, endpoint.connect(limits(**WIDE)) as wide:
             async with group() as tasks:
-                for lease in (strict, wide) * 10:
-                    tasks.start_soon(one, lease)
+                for client in (strict, wide) * 10:
+                    tasks.start_soon(one, client)
 
     run(main)
     assert max(highest) == 3
@@ -75,9 +82,9 @@ def test_limits_count_while_their_role_is_open() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.lease(limits(**WIDE)) as wide:
+        with endpoint.connect(limits(**WIDE)) as wide:
             async with group() as tasks:
-                with endpoint.lease(limits(concurrency=1)):
+                with endpoint.connect(limits(concurrency=1)):
                     for _ in range(5):
                         tasks.start_soon(lambda: call(wide, done, seconds=10))
                     await anyio.sleep(1)
@@ -92,15 +99,15 @@ def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
     async def main() -> list[int]:
         endpoint, order = Endpoint("e"), list[int]()
 
-        async def one(lease: Lease, tokens: int) -> None:
-            async with lease.admit(tokens) as admission:
+        async def one(client: EndpointClient, tokens: int) -> None:
+            async with client.admit(tokens) as slot:
                 order.append(tokens)
-                admission.heard(200, None, tokens)
+                slot.observe(200, None, tokens)
 
-        with endpoint.lease(limits(tokens_per_minute=100, **WIDE)) as lease:
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
             async with group() as tasks:
                 for tokens in (60, 90, 10, 20, 30):
-                    tasks.start_soon(one, lease, tokens)
+                    tasks.start_soon(one, client, tokens)
         return order
 
     assert run(main) == [60, 90, 10, 20, 30]
@@ -114,20 +121,20 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
         draw = random.Random(seed)
         endpoint = Endpoint("e", draw=draw.random)
 
-        async def one(lease: Lease) -> None:
+        async def one(client: EndpointClient) -> None:
             with anyio.move_on_after(draw.choice([0.0, 1.0, 2.0, 2.5, math.inf])):
                 await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
-                async with lease.admit(1) as admission:
+                async with client.admit(1) as slot:
                     await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
-                    admission.heard(draw.choice([200, 429, None]), None, 1)
+                    slot.observe(draw.choice([200, 429, None]), None, 1)
 
-        with endpoint.lease(limits(concurrency=slots, requests_per_minute=600)) as lease:
+        with endpoint.connect(limits(concurrency=slots, requests_per_minute=600)) as client:
             async with group() as tasks:
                 for _ in range(30):
-                    tasks.start_soon(one, lease)
+                    tasks.start_soon(one, client)
             last: list[float] = []
             for _ in range(slots + 1):
-                await call(lease, last)
+                await call(client, last)
         return endpoint.in_flight, endpoint.waiting, len(last) - slots
 
     assert run(main) == (0, 0, 1)
@@ -142,9 +149,9 @@ def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.lease(limits(requests_per_minute=most, **WIDE)) as lease:
+        with endpoint.connect(limits(requests_per_minute=most, **WIDE)) as client:
             for _ in range(3 * most + 3):
-                await call(lease, done)
+                await call(client, done)
         return done
 
     done = run(main)
@@ -158,12 +165,12 @@ def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) 
 
     async def main() -> list[tuple[float, int, int]]:
         endpoint, seen = Endpoint("e"), list[tuple[float, int, int]]()
-        with endpoint.lease(limits(tokens_per_minute=100, **WIDE)) as lease:
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
             for estimate, took in calls:
-                async with lease.admit(estimate) as admission:
+                async with client.admit(estimate) as slot:
                     seen.append((anyio.current_time(), estimate, took))
                     await anyio.sleep(1)
-                    admission.heard(200, None, took)
+                    slot.observe(200, None, took)
         return seen
 
     seen = run(main)
@@ -177,9 +184,9 @@ def test_a_call_larger_than_a_minute_goes_alone() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.lease(limits(tokens_per_minute=100, **WIDE)) as lease:
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
             for tokens in (50, 5000, 1):
-                await call(lease, done, tokens=tokens)
+                await call(client, done, tokens=tokens)
         return done
 
     first, second, third = run(main)
@@ -191,10 +198,10 @@ def test_estimates_are_corrected_by_what_calls_took() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.lease(limits(tokens_per_minute=100, **WIDE)) as lease:
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
             async with group() as tasks:
-                tasks.start_soon(lambda: call(lease, done, tokens=90, seconds=2, took=5))
-                tasks.start_soon(lambda: call(lease, done, tokens=90, seconds=2, took=5))
+                tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+                tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
         return done
 
     assert run(main) == [0.0, 2.0]
@@ -220,8 +227,8 @@ def test_an_endpoint_backs_off_as_one(status: int) -> None:
         told = list[LimitChange]()
         endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
         with (
-            endpoint.lease(limits(**WIDE), told=told.append) as one,
-            endpoint.lease(limits(**WIDE)) as other,
+            endpoint.connect(limits(**WIDE), on_limit=told.append) as one,
+            endpoint.connect(limits(**WIDE)) as other,
         ):
             async with group() as tasks:
                 for _ in range(10):
@@ -239,11 +246,11 @@ def test_the_endpoint_is_not_asked_before_the_time_it_names() -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e", draw=lambda: 0.0), list[float]()
-        with endpoint.lease(limits(**WIDE)) as lease:
+        with endpoint.connect(limits(**WIDE)) as client:
             async with group() as tasks:
                 for asked in (20.0, 60.0, 40.0):
-                    tasks.start_soon(lambda asked: call(lease, [], status=429, retry_after=asked), asked)
-            await call(lease, done)
+                    tasks.start_soon(lambda asked: call(client, [], status=429, retry_after=asked), asked)
+            await call(client, done)
         return done
 
     assert run(main) == [60.0]
@@ -256,11 +263,11 @@ def test_without_a_sensible_time_fruitless_back_offs_double(asked: float | None)
     async def main() -> list[float]:
         told = list[LimitChange]()
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.lease(limits(adaptive=False, **WIDE), told=told.append) as lease:
+        with endpoint.connect(limits(adaptive=False, **WIDE), on_limit=told.append) as client:
             for _ in range(8):
-                await call(lease, [], status=503, retry_after=asked)
-            await call(lease, [])
-            await call(lease, [], status=503, retry_after=asked)
+                await call(client, [], status=503, retry_after=asked)
+            await call(client, [])
+            await call(client, [], status=503, retry_after=asked)
         return [change.seconds for change in told]
 
     assert run(main) == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5]
@@ -271,8 +278,8 @@ def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_pace() -> None:
 
     async def main() -> float | None:
         endpoint = Endpoint("e")
-        with endpoint.lease(limits(adaptive=False)) as lease:
-            await call(lease, [], status=429)
+        with endpoint.connect(limits(adaptive=False)) as client:
+            await call(client, [], status=429)
         return endpoint.rate
 
     assert run(main) is None
@@ -284,9 +291,9 @@ def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> None:
 
     async def main() -> list[float]:
         endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
-        with endpoint.lease(limits()) as lease:
-            await call(lease, done, status=status)
-            await call(lease, done)
+        with endpoint.connect(limits()) as client:
+            await call(client, done, status=status)
+            await call(client, done)
         return done
 
     assert run(main) == [0.0, 0.0]
@@ -341,21 +348,21 @@ def load(
     """Keep an endpoint busy; return calls served a second and the share refused, both after the warm-up."""
     heard: list[tuple[float, bool]] = []
 
-    async def worker(lease: Lease, draw: random.Random) -> None:
+    async def worker(client: EndpointClient, draw: random.Random) -> None:
         while anyio.current_time() < seconds:
-            async with lease.admit(1) as admission:
+            async with client.admit(1) as slot:
                 await anyio.sleep(draw.uniform(0.005, 0.015))
                 wait = server.refuses_for(anyio.current_time())
                 await anyio.sleep(draw.uniform(0.02, 0.2) if wait is None else 0.005)
                 heard.append((anyio.current_time(), wait is None))
-                admission.heard(200 if wait is None else 429, None if wait is None else says(wait), None)
+                slot.observe(200 if wait is None else 429, None if wait is None else says(wait), None)
 
     async def main() -> None:
         draw = random.Random(7)
-        with Endpoint("e", draw=draw.random).lease(limits(concurrency=slots, adaptive=adaptive)) as lease:
+        with Endpoint("e", draw=draw.random).connect(limits(concurrency=slots, adaptive=adaptive)) as client:
             async with group() as tasks:
                 for _ in range(2 * slots):
-                    tasks.start_soon(worker, lease, draw)
+                    tasks.start_soon(worker, client, draw)
 
     run(main)
     late = [served for at, served in heard if warm <= at < seconds]
@@ -445,21 +452,21 @@ def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[s
 
     async def main() -> tuple[float | None, float | None]:
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.lease(limits(**WIDE)) as lease:
+        with endpoint.connect(limits(**WIDE)) as client:
             async with group() as tasks:
                 for _ in range(20):
-                    tasks.start_soon(lambda: call(lease, [], seconds=1, status=429))
+                    tasks.start_soon(lambda: call(client, [], seconds=1, status=429))
         await anyio.sleep(5)
         found = endpoint.rate
 
-        async def worker(lease: Lease) -> None:
+        async def worker(client: EndpointClient) -> None:
             for _ in range(10):
-                await call(lease, [], seconds=1)
+                await call(client, [], seconds=1)
 
-        with endpoint.lease(limits(**WIDE | keys)) as lease:
+        with endpoint.connect(limits(**WIDE | keys)) as client:
             async with group() as tasks:
                 for _ in range(workers):
-                    tasks.start_soon(worker, lease)
+                    tasks.start_soon(worker, client)
         return found, endpoint.rate
 
     assert run(main) == (10.0, 10.0)
@@ -470,13 +477,13 @@ def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
 
     async def main() -> float:
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.lease(limits(concurrency=2)) as lease:
-            await call(lease, [], status=429)
+        with endpoint.connect(limits(concurrency=2)) as client:
+            await call(client, [], status=429)
             await anyio.sleep(5)
             async with group() as tasks:
                 for number in range(30):
                     seconds = 0.0 if number < 5 else 10.0
-                    tasks.start_soon(lambda seconds: call(lease, [], seconds=seconds), seconds)
+                    tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
         return endpoint.rate or 0.0
 
     assert 2.0 < run(main) < 10.0
@@ -487,11 +494,11 @@ def test_a_rate_that_holds_calls_back_grows() -> None:
 
     async def main() -> float:
         endpoint = Endpoint("e", draw=lambda: 1.0)
-        with endpoint.lease(limits(**WIDE)) as lease:
-            await call(lease, [], status=429)
+        with endpoint.connect(limits(**WIDE)) as client:
+            await call(client, [], status=429)
             async with group() as tasks:
                 for _ in range(40):
-                    tasks.start_soon(lambda: call(lease, [], seconds=1))
+                    tasks.start_soon(lambda: call(client, [], seconds=1))
         return endpoint.rate or 0.0
 
     assert run(main) > 20
@@ -542,13 +549,13 @@ def test_a_rate_grows_evenly_to_what_was_refused_and_faster_beyond() -> None:
 # -------------------------------------------------------------------------------------------------- leases
 
 
-async def refused_calls(lease: Lease, count: int) -> list[float]:
+async def refused_calls(client: EndpointClient, count: int) -> list[float]:
     """Make calls of a role that is refused half a second later, and return when they were told."""
     told: list[float] = []
 
     async def one() -> None:
         try:
-            async with lease.admit(1):
+            async with client.admit(1):
                 await anyio.sleep(1)
         except Refused:
             told.append(anyio.current_time())
@@ -557,7 +564,7 @@ async def refused_calls(lease: Lease, count: int) -> list[float]:
         for _ in range(count):
             tasks.start_soon(one)
         await anyio.sleep(0.5)
-        lease.refuse(httpx.Response(401))
+        client.refuse(httpx.Response(401))
     return told
 
 
@@ -566,7 +573,7 @@ def test_a_refused_role_is_admitted_no_more() -> None:
 
     async def main() -> tuple[list[float], list[float], int]:
         endpoint, done = Endpoint("e"), list[float]()
-        with endpoint.lease(limits(concurrency=2)) as one, endpoint.lease(limits(concurrency=2)) as other:
+        with endpoint.connect(limits(concurrency=2)) as one, endpoint.connect(limits(concurrency=2)) as other:
             told = await refused_calls(one, 10)
             with pytest.raises(Refused):
                 await call(one, [])
@@ -578,11 +585,11 @@ def test_a_refused_role_is_admitted_no_more() -> None:
 
 def test_the_first_refusal_of_a_role_counts() -> None:
     """What was said first is what all later calls are told."""
-    lease = Endpoint("e").lease(limits())
+    client = Endpoint("e").connect(limits())
     first = httpx.Response(401)
-    lease.refuse(first)
-    lease.refuse(httpx.Response(403))
-    assert lease.refusal is first
+    client.refuse(first)
+    client.refuse(httpx.Response(403))
+    assert client.refusal is first
 
 
 def test_one_address_is_one_endpoint_in_a_loop() -> None:

@@ -126,9 +126,11 @@ async def test_the_model_is_told_what_was_wrong(mode: str) -> None:
     first, second = (body["messages"] for body in endpoint.bodies)
     assert second[: len(first)] == first
     said, told = second[len(first) :]
-    assert said == {"role": "assistant", "content": KINDS["wrong anchor"][0]}
-    assert told["role"] == "user"
+    written = said["tool_calls"][0]["function"]["arguments"] if mode == "tools" else said["content"]
+    assert (said["role"], written) == ("assistant", KINDS["wrong anchor"][0])
+    assert told["role"] == ("tool" if mode == "tools" else "user")
     assert KINDS["wrong anchor"][1] in told["content"]
+    assert told.get("tool_call_id") == ("c1" if mode == "tools" else None)
 
 
 @pytest.mark.parametrize("reasks", [0, 1, 4])

@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from reflact.llm.network import MOST, Network
+from reflact.llm.connection_pool import MOST, PooledTransport
 from reflact.tasks import group
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ def request(method: str = "POST") -> httpx.Request:
 async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None:
     """Three pools for two and a half pools' calls, whose answers arrive whole."""
     pools, read = Pools(), list[bytes]()
-    async with Network(pools.open) as network:
+    async with PooledTransport(pools.open) as network:
 
         async def one() -> None:
             response = await network.handle_async_request(request())
@@ -87,7 +87,7 @@ async def test_a_place_comes_back_once(how: str) -> None:
     pools = Pools()
     if how != "cancelled":
         pools.let.set()
-    network = Network(pools.open)
+    network = PooledTransport(pools.open)
     for _ in range(MOST + 1):
         if how == "failed":
             with pytest.raises(httpx.ReadError):
@@ -111,7 +111,7 @@ async def test_an_answer_under_way_keeps_its_place() -> None:
     """A call is in flight until its answer is closed, not until its head arrives."""
     pools = Pools()
     pools.let.set()
-    network = Network(pools.open)
+    network = PooledTransport(pools.open)
     for _ in range(MOST):
         await network.handle_async_request(request())
     await network.handle_async_request(request())
@@ -120,6 +120,6 @@ async def test_an_answer_under_way_keeps_its_place() -> None:
 
 async def test_without_pools_of_ones_own_the_network_is_asked() -> None:
     """A port that nobody listens on is a failure to connect."""
-    async with Network() as network:
+    async with PooledTransport() as network:
         with pytest.raises(httpx.ConnectError):
             await network.handle_async_request(httpx.Request("GET", "http://127.0.0.1:9/"))

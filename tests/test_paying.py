@@ -16,9 +16,9 @@ from reflact.calls import Intent, StoredReply, Text
 from reflact.config import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Budget
-from reflact.llm.limits import endpoint_for
-from reflact.llm.paying import INTENT, PayingTransport
-from reflact.llm.prices import OVERHEAD_TOKENS, usd_of
+from reflact.llm.metering import INTENT, MeteredTransport
+from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
+from reflact.llm.rate_limit import endpoint_for
 from reflact.results import Usage
 from reflact.roles import ModelConfig, Price
 from reflact.tasks import group
@@ -89,7 +89,7 @@ async def test_an_answer_without_counts_costs_its_worst_case() -> None:
     assert worst.input_tokens > OVERHEAD_TOKENS
     assert (worst.usd or 0) > 0
     with pytest.raises(BudgetSpent, match=f"{worst.input_tokens + 50} are taken"):
-        async with held.hold(Usage(calls=1, output_tokens=2000)):
+        async with held.reserve(Usage(calls=1, output_tokens=2000)):
             pass
 
 
@@ -154,8 +154,8 @@ async def test_what_is_stored_costs_nothing() -> None:
 
 def paying(inner: httpx.AsyncBaseTransport, store: MemoryStore, held: Budget, model: ModelConfig) -> Any:
     """Return a transport of its own endpoint, and a function that sends a call through it."""
-    lease = endpoint_for(model)
-    transport = PayingTransport(inner, config=model, budget=held, lease=lease, effects=store)
+    client = endpoint_for(model)
+    transport = MeteredTransport(inner, config=model, budget=held, endpoint=client, effects=store)
 
     async def send(key: str) -> httpx.Response:
         intent = Intent(
@@ -166,7 +166,7 @@ def paying(inner: httpx.AsyncBaseTransport, store: MemoryStore, held: Budget, mo
         )
         return await transport.handle_async_request(request)
 
-    return lease, send
+    return client, send
 
 
 class Slow(httpx.AsyncBaseTransport):
@@ -220,8 +220,8 @@ def spent_on_time(main: Callable[[MemoryStore], Any]) -> Callable[[], None]:
 async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: MemoryStore) -> None:
     """A body that trickles in is cut off like an answer that never comes, and its connection is closed."""
     for network in (Slow(11), Slow(1, 5, 5)):
-        lease, send = paying(network, store, budget(), config(timeout=10))
-        with lease, pytest.raises(httpx.ReadTimeout, match="no whole answer in 10 seconds"):
+        client, send = paying(network, store, budget(), config(timeout=10))
+        with client, pytest.raises(httpx.ReadTimeout, match="no whole answer in 10 seconds"):
             await send("k")
     assert network.closed == 1
     assert (await taken(store))[1] == 2
@@ -232,13 +232,13 @@ async def test_a_call_that_was_never_sent_returns_what_it_held(store: MemoryStor
     """Cancelled while it waits for the endpoint, it has cost nothing."""
     network = Slow(5)
     held = budget(max_calls=2)
-    lease, send = paying(network, store, held, config(concurrency=1))
+    client, send = paying(network, store, held, config(concurrency=1))
 
     async def impatient() -> None:
         with anyio.move_on_after(1):
             await send("impatient")
 
-    with lease:
+    with client:
         async with group() as tasks:
             tasks.start_soon(send, "first")
             tasks.start_soon(impatient)
@@ -255,8 +255,8 @@ async def test_a_call_that_was_never_sent_returns_what_it_held(store: MemoryStor
 @spent_on_time
 async def test_a_call_cut_off_in_flight_is_booked_at_once(store: MemoryStore) -> None:
     """The next call of the same start already finds less room."""
-    lease, send = paying(Slow(5), store, budget(max_calls=1), config())
-    with lease:
+    client, send = paying(Slow(5), store, budget(max_calls=1), config())
+    with client:
         with anyio.move_on_after(1):
             await send("k")
         with pytest.raises(BudgetSpent, match="1 are taken"):
@@ -269,7 +269,7 @@ async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: Memo
     """Another run that shares the endpoint is not held up by it."""
     ended: list[tuple[str, float]] = []
     model = config(concurrency=2)
-    lease, poor = paying(Slow(10), store, budget(max_calls=1), model)
+    client, poor = paying(Slow(10), store, budget(max_calls=1), model)
     other, rich = paying(Slow(1), store, budget(), model)
 
     async def call(send: Any, key: str) -> None:
@@ -279,7 +279,7 @@ async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: Memo
             key = f"{key} refused"
         ended.append((key, anyio.current_time()))
 
-    with lease, other:
+    with client, other:
         async with group() as tasks:
             for send, key in ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d")):
                 tasks.start_soon(call, send, key)
@@ -299,11 +299,11 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: Mem
 
     slow = Cancelling()
     await slow.open_run(RUN, {}, {})
-    lease, send = paying(Slow(1), slow, held, config())
-    with lease, scope:
+    client, send = paying(Slow(1), slow, held, config())
+    with client, scope:
         await send("k")
     assert await store.find_reply("k") is not None
-    async with held.hold(Usage(calls=1, output_tokens=500 - 107)):
+    async with held.reserve(Usage(calls=1, output_tokens=500 - 107)):
         pass
 
 
@@ -320,12 +320,12 @@ async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store:
 
     left = Leaving()
     await left.open_run(RUN, {}, {})
-    lease, send = paying(Slow(1), left, held, config())
-    with lease, scope:
+    client, send = paying(Slow(1), left, held, config())
+    with client, scope:
         await send("k")
     assert scope.cancelled_caught
     assert await left.spend(RUN) == ()
-    async with held.hold(Usage(calls=1)):
+    async with held.reserve(Usage(calls=1)):
         pass
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.llm.prices import OVERHEAD_TOKENS, cap_of, usd_of, worst_case
+from reflact.llm.pricing import OVERHEAD_TOKENS, cap_of, usd_of, worst_case
 from reflact.results import Usage
 from reflact.roles import ModelConfig, ModelsConfig, Price
 

@@ -6,7 +6,7 @@ import pytest
 
 from prompt_examples import CASSETTE, MODEL, examples, outcome
 from reflact.errors import ReplyError
-from reflact.llm.cassette import open_cassette, read_cassette
+from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.prompts import data_folder
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Endpoint as Script
-from reflact.llm.limits import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, Lease, LimitChange
-from reflact.llm.refusals import unknown_model
-from reflact.llm.retries import RetryTransport, pause, retry_after
+from reflact.llm.rate_limit import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, EndpointClient, LimitChange
+from reflact.llm.retry import RetryTransport, pause, retry_after, unknown_model
 from reflact.roles import ModelConfig
 from reflact.tasks import group
 
@@ -39,25 +38,27 @@ class Clock:
 class Single(httpx.AsyncBaseTransport):
     """Sends one attempt once it is admitted, and tells what came of it."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport, lease: Lease) -> None:
+    def __init__(self, inner: httpx.AsyncBaseTransport, client: EndpointClient) -> None:
         self._inner = inner
-        self._lease = lease
+        self._client = client
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        async with self._lease.admit(1) as admission:
+        async with self._client.admit(1) as slot:
             try:
                 response = await self._inner.handle_async_request(request)
             except Exception:
-                admission.heard(None, None, None)
+                slot.observe(None, None, None)
                 raise
-            admission.heard(response.status_code, retry_after(response.headers.get("retry-after")), None)
+            slot.observe(response.status_code, retry_after(response.headers.get("retry-after")), None)
             return response
 
 
-def leased(told: Callable[[LimitChange], None] | None = None, *, slots: int = 8, draw: float = 1.0) -> Lease:
-    """Return an entered lease on an endpoint of its own, whose draws are always the same."""
+def leased(
+    told: Callable[[LimitChange], None] | None = None, *, slots: int = 8, draw: float = 1.0
+) -> EndpointClient:
+    """Return an entered client on an endpoint of its own, whose draws are always the same."""
     config = ModelConfig(model="m", base_url="http://endpoint.test/v1", concurrency=slots)
-    return Endpoint("e", draw=lambda: draw).lease(config, told=told).__enter__()
+    return Endpoint("e", draw=lambda: draw).connect(config, on_limit=told).__enter__()
 
 
 def retrying(
@@ -66,12 +67,14 @@ def retrying(
     *,
     retries: int = 5,
     draw: float = 1.0,
-    lease: Lease | None = None,
+    client: EndpointClient | None = None,
 ) -> RetryTransport:
     """Return a transport that draws always the same number and does not wait itself."""
-    lease = lease or leased(draw=draw)
+    client = client or leased(draw=draw)
     sleep = (clock or Clock()).sleep
-    return RetryTransport(Single(inner, lease), retries=retries, lease=lease, sleep=sleep, draw=lambda: draw)
+    return RetryTransport(
+        Single(inner, client), retries=retries, endpoint=client, sleep=sleep, draw=lambda: draw
+    )
 
 
 def request() -> httpx.Request:
@@ -94,7 +97,7 @@ async def test_a_call_that_was_too_much_waits_with_its_endpoint(status: int) -> 
     """It is sent again once the endpoint admits it, and waits no second time by itself."""
     told: list[LimitChange] = []
     script, clock = Script(httpx.Response(status), httpx.Response(status), OK), Clock()
-    transport = retrying(script, clock, lease=leased(told.append, draw=0.0))
+    transport = retrying(script, clock, client=leased(told.append, draw=0.0))
     response = await transport.handle_async_request(request())
     assert (response.status_code, len(script.requests), clock.slept) == (200, 3, [])
     assert [change.status for change in told] == [status, status]
@@ -180,9 +183,9 @@ async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
         waiting.set()
         await done.wait()
 
-    lease = leased(slots=1)
-    single = Single(Script(httpx.Response(500), OK), lease)
-    transport = RetryTransport(single, retries=1, lease=lease, sleep=sleep)
+    client = leased(slots=1)
+    single = Single(Script(httpx.Response(500), OK), client)
+    transport = RetryTransport(single, retries=1, endpoint=client, sleep=sleep)
     async with group() as tasks:
         tasks.start_soon(transport.handle_async_request, request())
         await waiting.wait()
@@ -214,7 +217,7 @@ async def test_what_refuses_a_role_is_asked_once(answer: httpx.Response) -> None
 async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
     """A refused key costs one request for each slot, however many calls there are."""
     script, answers = Script(NO_KEY), list[int]()
-    transport = retrying(script, lease=leased(slots=2))
+    transport = retrying(script, client=leased(slots=2))
 
     async def one() -> None:
         answers.append((await transport.handle_async_request(request())).status_code)
@@ -274,12 +277,12 @@ async def test_repeats_of_what_was_not_reached_are_told() -> None:
     told: list[LimitChange] = []
     script, clock = Script(*[httpx.ConnectError("connection refused")] * 3), Clock()
     with pytest.raises(httpx.ConnectError):
-        await retrying(script, clock, retries=2, lease=leased(told.append)).handle_async_request(request())
+        await retrying(script, clock, retries=2, client=leased(told.append)).handle_async_request(request())
     assert told == [LimitChange("e", None, seconds, None) for seconds in clock.slept]
     assert len(told) == 2
     told.clear()
     slow = Script(httpx.ReadTimeout("slow"), OK)
-    await retrying(slow, clock, lease=leased(told.append)).handle_async_request(request())
+    await retrying(slow, clock, client=leased(told.append)).handle_async_request(request())
     assert told == []
 
 

@@ -23,9 +23,9 @@ from reflact import Trainer
 from reflact.calls import Text
 from reflact.cli.app import app
 from reflact.errors import ConfigError, ReflactError
-from reflact.llm.cassette import open_cassette
+from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
-from reflact.llm.secrets import LOGGERS, MARK, Scrubber, ScrubTransport, without
+from reflact.llm.redaction import LOGGERS, MARK, RedactingTransport, Scrubber, without
 from reflact.loading import load
 from reflact.roles import ModelConfig, names_secret, secret_names
 from reflact.testing import MemoryStore
@@ -214,7 +214,7 @@ def echo(body: bytes, **headers: str) -> httpx.Response:
 
 async def through(response: httpx.Response, key: str = KEY, header: str = "Authorization") -> httpx.Response:
     """Return what comes of a response to a request that carried a key."""
-    transport = ScrubTransport(Endpoint(response))
+    transport = RedactingTransport(Endpoint(response))
     request = httpx.Request("POST", "http://endpoint.test", headers={header: f"Bearer {key}"}, json={})
     received = await transport.handle_async_request(request)
     await received.aread()
@@ -232,7 +232,7 @@ async def test_keys_are_taken_out_of_answers(header: str) -> None:
 async def test_keys_are_taken_out_of_packed_answers() -> None:
     """A compressed body is unpacked first."""
     packed = echo(gzip.compress(f"It is {KEY}!".encode()), **{"content-encoding": "gzip"})
-    transport = ScrubTransport(httpx.MockTransport(lambda _: packed))
+    transport = RedactingTransport(httpx.MockTransport(lambda _: packed))
     request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
     received = await transport.handle_async_request(request)
     assert (await received.aread()).decode() == "It is [key]!"
@@ -252,7 +252,7 @@ async def test_keys_in_pieces_are_taken_out(size: int) -> None:
             return httpx.Response(200, content=pieces())
 
     request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
-    received = await ScrubTransport(Pieces()).handle_async_request(request)
+    received = await RedactingTransport(Pieces()).handle_async_request(request)
     assert (await received.aread()).decode() == without([KEY], text.decode())
 
 

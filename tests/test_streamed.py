@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.llm.faults import body_fault
-from reflact.llm.streamed import EventReader, chunk_of, events_of, said_in, whole_answer
-from reflact.llm.usage import usage_of
+from reflact.llm.errors import body_fault
+from reflact.llm.sse import EventReader, chunk_of, events_of, said_in, usage_of, whole_answer
 from reflact.results import Usage
 from sse import COUNTS, chunk, stream
 

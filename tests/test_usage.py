@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reflact.llm.usage import usage_of
+from reflact.llm.sse import usage_of
 from reflact.results import Usage
 
 COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}

@@ -22,11 +22,11 @@ from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.llm.allowance import SeenRollouts
 from reflact.llm.budget import Amount, Budget, amount_of, lacking
-from reflact.llm.effects import REPLY_HEADER, SAMPLE_HEADER, EffectTransport
-from reflact.llm.limits import endpoint_for
-from reflact.llm.paying import PayingTransport
-from reflact.llm.prices import BILLION, cap_of, usd_of
-from reflact.llm.retries import RetryTransport
+from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
+from reflact.llm.metering import MeteredTransport
+from reflact.llm.pricing import BILLION, cap_of, usd_of
+from reflact.llm.rate_limit import endpoint_for
+from reflact.llm.retry import RetryTransport
 from reflact.ports import R, RunStore, Session
 from reflact.results import RunSummary, Usage
 from reflact.roles import Price
@@ -153,7 +153,7 @@ class Till:
         effects: The outermost transport.
     """
 
-    def __init__(self, role: str, effects: EffectTransport) -> None:
+    def __init__(self, role: str, effects: ResponseCacheTransport) -> None:
         self._role = role
         self._effects = effects
 
@@ -246,10 +246,10 @@ async def furnished(
     async with AsyncExitStack() as stack:
         tills = []
         for role in ("target", "optimizer"):
-            lease = stack.enter_context(endpoint_for(MODEL))
-            paying = PayingTransport(network, config=MODEL, budget=budget, lease=lease, effects=store)
-            retrying = RetryTransport(paying, retries=MODEL.max_retries, lease=lease)
-            effects = EffectTransport(
+            client = stack.enter_context(endpoint_for(MODEL))
+            paying = MeteredTransport(network, config=MODEL, budget=budget, endpoint=client, effects=store)
+            retrying = RetryTransport(paying, retries=MODEL.max_retries, endpoint=client)
+            effects = ResponseCacheTransport(
                 retrying,
                 effects=store,
                 flights=await stack.enter_async_context(SingleFlight[Any]()),

@@ -18,7 +18,7 @@ from reflact.types import digest
 if TYPE_CHECKING:
     import httpx
 
-    from reflact.llm.limits import LimitChange
+    from reflact.llm.rate_limit import LimitChange
 
 UNLIMITED = BudgetConfig()
 LIVE = ReplayConfig()
@@ -107,7 +107,7 @@ async def connected(
             journal=calls.journal(run_id),
             budget=limits,
             transport=await _transport(replay, stack),
-            told=told,
+            on_limit=told,
         )
         llm = await stack.enter_async_context(client)
         begun = anyio.current_time()
@@ -133,7 +133,7 @@ def _reachable(model: ModelConfig, replay: ReplayConfig) -> ModelConfig:
 
 
 async def _transport(replay: ReplayConfig, stack: AsyncExitStack) -> httpx.AsyncBaseTransport | None:
-    from reflact.llm.cassette import open_cassette
+    from reflact.llm.cassettes import open_cassette
 
     if replay.cassette is None:
         return None

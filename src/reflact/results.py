@@ -135,7 +135,7 @@ FaultKind = Literal[
     "broken stream",
     "unusable",
 ]
-"""How an attempt of a call can fail; ``reflact.llm.faults`` says what each kind is."""
+"""How an attempt of a call can fail; ``reflact.llm.errors`` says what each kind is."""
 
 
 class FaultCount(Frozen):

@@ -21,7 +21,7 @@ from reflact.forecast import Forecast, forecast
 from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
 from reflact.llm.budget import Budget
 from reflact.llm.news import News
-from reflact.llm.prices import usd_of
+from reflact.llm.pricing import usd_of
 from reflact.loading import identity as config_identity
 from reflact.ports import LLM, Annotator, Emit, Environment, RunStore, ScoredByCritic, Target
 from reflact.prompts import PromptBook, load_book, prompts_of
@@ -238,7 +238,7 @@ async def compose(planned: Plan, passed: Passed, emit: Emit = unheard) -> AsyncI
         transport = passed.transport
         seen = config.asks_critic or len(passed.roles) < len(ROLES)
         if config.replay.cassette is not None and seen:
-            from reflact.llm.cassette import open_cassette
+            from reflact.llm.cassettes import open_cassette
 
             transport = await stack.enter_async_context(
                 open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
@@ -275,7 +275,7 @@ async def furnished(
         hide = await _hider(planned, passed) if config.telemetry.content else None
         tracing = Tracing(planned.run_id, passed.telemetry, hide=hide)
         news = News(planned.run_id, config.budget, await stack.enter_async_context(outbox(emit)))
-        budget = Budget(config.budget, told=news.budget_moved)
+        budget = Budget(config.budget, on_usage=news.budget_moved)
         client = partial(
             _client, planned, store, transport, budget=budget, emit=emit, news=news, tracing=tracing
         )
@@ -353,8 +353,8 @@ async def _client(
         journal=store.journal(planned.run_id),
         budget=budget,
         transport=transport,
-        emit=None if emit is unheard else emit,
-        told=news.backed_off,
+        on_event=None if emit is unheard else emit,
+        on_limit=news.backed_off,
     )
     async with client:
         yield TracedLLM(client, tracing, settings)
@@ -370,7 +370,7 @@ def _settings(planned: Plan, role: str) -> ModelConfig:
 
 async def _hider(planned: Plan, passed: Passed) -> Callable[[str], str]:
     """Return what takes the keys of all roles out of a text."""
-    from reflact.llm.secrets import is_key, key_for, without
+    from reflact.llm.redaction import is_key, key_for, without
 
     roles = sorted({*ROLES, *(["critic"] if planned.config.asks_critic else [])} - passed.roles)
     keys = [await key_for(_settings(planned, role), role) for role in roles]

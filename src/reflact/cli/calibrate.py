@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reflact.calibration.events import CalibrationEvent, Tell
     from reflact.calibration.results import CalibrationReport
     from reflact.cli.interrupts import Interrupts
-    from reflact.llm.limits import LimitChange
+    from reflact.llm.rate_limit import LimitChange
     from reflact.memory import Promotion
     from reflact.results import Spend
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reflact.calibration.trace import Trace
     from reflact.calls import Rendered, Reply, Sample
     from reflact.connection import Connection
-    from reflact.llm.limits import LimitChange
+    from reflact.llm.rate_limit import LimitChange
     from reflact.memory import ContrastPair
     from reflact.memory_store import MemoryStore
     from reflact.ports import R

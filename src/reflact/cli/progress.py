@@ -12,7 +12,7 @@ from reflact.cli.showing import Shown
 
 if TYPE_CHECKING:
     from reflact.calibration.events import CalibrationEvent, CriticMeasured, Figures, PairsMade, Tell
-    from reflact.llm.limits import LimitChange
+    from reflact.llm.rate_limit import LimitChange
     from reflact.results import Usage
 
 LINES = 20

@@ -8,8 +8,8 @@ from reflact.calls import Intent
 from reflact.config import BudgetConfig, TrainerConfig
 from reflact.errors import ConfigError
 from reflact.llm.budget import Budget
-from reflact.llm.keys import address_of
-from reflact.llm.prices import cap_of, usd_of
+from reflact.llm.cache_keys import address_of
+from reflact.llm.pricing import cap_of, usd_of
 from reflact.ports import EffectStore, Environment, Session
 from reflact.results import Usage
 from reflact.roles import ModelConfig
@@ -17,7 +17,7 @@ from reflact.types import Graded, Item, Split
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
-    """Make sure that the worst case of every call is known where a budget has to hold.
+    """Make sure that the worst case of every call is known where a budget has to reservation.
 
     Args:
         config: The configuration of a run.
@@ -54,7 +54,7 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
-    """Make sure that the worst case of a role's calls is known where a budget has to hold.
+    """Make sure that the worst case of a role's calls is known where a budget has to reservation.
 
     Args:
         limits: The budget.
@@ -152,8 +152,8 @@ class UnseenRollouts(SeenRollouts):
             model="unseen",
             worst=self._worst,
         )
-        async with self._budget.hold(self._worst) as hold:
-            hold.sent()
+        async with self._budget.reserve(self._worst) as reservation:
+            reservation.mark_sent()
             await self._effects.intend(intent)
             graded = await self._inner.run(item, session, seed=seed)
             calls = self._worst.calls

@@ -1,8 +1,8 @@
-"""Hard limits of a run: each call holds its worst case before it is sent, and settles for what it cost.
+"""Hard limits of a run: the worst case of each call is reserved before it is sent, and settled after.
 
 What a call may cost at most is taken from what is left before it goes out, so that no limit is exceeded
 however many calls are in flight. A call that does not fit waits while others are, since they may settle
-below what they hold; when none are, the budget is spent.
+below what is reserved; when none are, the budget is spent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import anyio
 
 from reflact.config import BudgetConfig
 from reflact.errors import BudgetSpent
-from reflact.llm.prices import BILLION
+from reflact.llm.pricing import BILLION
 from reflact.results import Spend, Usage
 
 MORE = "set a larger one to go on"
@@ -84,11 +84,10 @@ def overrun(usage: Usage, worst: Usage) -> str | None:
     return None
 
 
-class Hold:
-    """What one call holds of a budget, from before it is sent until it is known what it cost.
+class Reservation:
+    """What is reserved of a budget for one call, from before it is sent until it is known what it cost.
 
-    It counts as nothing until ``sent``, from then on as its worst case, and as what it cost once it is
-    ``settled``.
+    It counts as nothing before ``mark_sent``, then as its worst case, and after ``settle`` as what it cost.
     """
 
     def __init__(self, worst: Usage, *, strict: bool) -> None:
@@ -100,15 +99,17 @@ class Hold:
         self.decided = anyio.Event()
         self.admitted = False
 
-    def sent(self) -> None:
+    def mark_sent(self) -> None:
         """From now on the call may be charged."""
         self.took = self._worst
 
-    def settle(self, usage: Usage | None) -> None:
-        """Note what the call cost: nothing for None, and its worst case where that was not counted."""
-        if usage is None:
-            self.took = Usage()
-        elif not usage.uncounted:
+    def release(self) -> None:
+        """Note that the call cost nothing."""
+        self.took = Usage()
+
+    def settle(self, usage: Usage) -> None:
+        """Note what the call cost: its worst case if that was not counted."""
+        if not usage.uncounted:
             self.took = usage
             self.broken = overrun(usage, self._worst) if self._strict else None
 
@@ -121,20 +122,22 @@ class Budget:
 
     Args:
         limits: The limits.
-        told: Called when a call took something, with all that the run has taken and its active seconds;
+        on_usage: Called when a call took something, with all that the run has taken and its active seconds;
             must neither wait nor raise.
     """
 
-    def __init__(self, limits: BudgetConfig, *, told: Callable[[Usage, float], None] | None = None) -> None:
+    def __init__(
+        self, limits: BudgetConfig, *, on_usage: Callable[[Usage, float], None] | None = None
+    ) -> None:
         self._limits = limits
-        self._told = told
+        self._on_usage = on_usage
         self._strict = limits.max_tokens is not None or limits.max_usd is not None
         self._used = Usage()
         self._taken = Amount()
         self._since = 0.0
-        self._held = Amount()
+        self._reserved = Amount()
         self._in_flight = 0
-        self._waiting: deque[Hold] = deque()
+        self._waiting: deque[Reservation] = deque()
         self._broken: str | None = None
         self._reason: str | None = None
         self._late = False
@@ -166,8 +169,8 @@ class Budget:
         return self._deadline
 
     @asynccontextmanager
-    async def hold(self, worst: Usage) -> AsyncIterator[Hold]:
-        """Wait until a call fits at its worst case, and hold that until the block ends.
+    async def reserve(self, worst: Usage) -> AsyncIterator[Reservation]:
+        """Wait until a call fits at its worst case, and reserve that until the block ends.
 
         Raises:
             BudgetSpent: It does not fit, and nothing is in flight that might leave room for it.
@@ -175,15 +178,15 @@ class Budget:
         self.check()
         if self._late or anyio.current_time() >= self._deadline:
             raise self.out_of_time()
-        hold = Hold(worst, strict=self._strict)
-        self._waiting.append(hold)
+        reservation = Reservation(worst, strict=self._strict)
+        self._waiting.append(reservation)
         self._admit()
         try:
-            await hold.decided.wait()
+            await reservation.decided.wait()
             self.check()
-            yield hold
+            yield reservation
         finally:
-            self._leave(hold)
+            self._leave(reservation)
 
     def check(self) -> None:
         """Raise BudgetSpent where a call was refused since the beginning."""
@@ -199,9 +202,9 @@ class Budget:
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._broken or lacking(self._limits, self._taken + self._held, first.most)
+            reason = self._broken or lacking(self._limits, self._taken + self._reserved, first.most)
             if reason is None:
-                self._held += first.most
+                self._reserved += first.most
                 self._in_flight += 1
                 first.admitted = True
                 self._waiting.popleft().decided.set()
@@ -216,18 +219,18 @@ class Budget:
             self._waiting.popleft().decided.set()
         return BudgetSpent(self._reason)
 
-    def _leave(self, hold: Hold) -> None:
-        if hold.admitted:
+    def _leave(self, reservation: Reservation) -> None:
+        if reservation.admitted:
             self._in_flight -= 1
-            self._held -= hold.most
-            self._broken = self._broken or hold.broken
-            self._take(hold.took)
-        elif hold in self._waiting:
-            self._waiting.remove(hold)
+            self._reserved -= reservation.most
+            self._broken = self._broken or reservation.broken
+            self._take(reservation.took)
+        elif reservation in self._waiting:
+            self._waiting.remove(reservation)
         self._admit()
 
     def _take(self, usage: Usage) -> None:
         self._used += usage
         self._taken += amount_of(usage)
-        if self._told is not None and usage.calls:
-            self._told(self._used, anyio.current_time() - self._since)
+        if self._on_usage is not None and usage.calls:
+            self._on_usage(self._used, anyio.current_time() - self._since)

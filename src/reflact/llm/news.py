@@ -10,7 +10,7 @@ from reflact.events import BackedOff, BudgetMoved, Event
 from reflact.results import Usage
 
 if TYPE_CHECKING:
-    from reflact.llm.limits import LimitChange
+    from reflact.llm.rate_limit import LimitChange
 
 
 class News:

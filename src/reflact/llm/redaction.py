@@ -19,7 +19,7 @@ import httpx
 import regex
 
 from reflact.errors import ConfigError
-from reflact.llm.keys import endpoint_of
+from reflact.llm.cache_keys import endpoint_of
 from reflact.roles import KeySource, ModelConfig
 
 MARK = "[key]"
@@ -75,7 +75,7 @@ async def _called(source: KeySource, role: str) -> str:
     )
 
 
-class ScrubTransport(httpx.AsyncBaseTransport):
+class RedactingTransport(httpx.AsyncBaseTransport):
     """Takes the key that a request carries out of the answer's headers and body.
 
     Args:

@@ -1,24 +1,26 @@
-"""Asks for answers in pieces where somebody watches, and gives them in one piece to everybody else."""
+"""Asks for answers in pieces if somebody subscribed to drafts, and returns all answers in one piece."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
 
 import httpx
 
-from reflact.llm.faults import body_fault
-from reflact.llm.modes import REFUSED
-from reflact.llm.retries import Pieces, kept_headers
-from reflact.llm.secrets import keys_of, without
-from reflact.llm.streamed import Listener, streams, whole_answer
-from reflact.llm.telling import CALL
-from reflact.llm.usage import usage_of
+from reflact.llm.drafts import DraftStream
+from reflact.llm.errors import body_fault
+from reflact.llm.redaction import keys_of, without
+from reflact.llm.retry import Pieces, kept_headers
+from reflact.llm.sse import streams, usage_of, whole_answer
+from reflact.llm.structured import REFUSED
+from reflact.results import Usage
 
 JSON = "application/json"
-LISTENER = "reflact_listener"
-"""The extension of a request that holds who listens to its answer while it comes."""
+DRAFTS = "reflact_drafts"
+"""The extension of a request that holds the drafts to which its answer is fed while it comes."""
 
 UNSTREAMABLE = REFUSED | {500}
 """Statuses with which an endpoint says that it does not stream, or not with these options."""
@@ -27,7 +29,7 @@ STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 
 
 class FramingTransport(httpx.AsyncBaseTransport):
-    """Has answers streamed to whoever listens to the call under way, and returns all answers whole.
+    """Asks for a stream if somebody subscribed to the drafts of the call, and returns all answers whole.
 
     An endpoint that refuses to stream, or whose streams break until the repeats are used up, is asked for
     the whole answer at once, and for no stream from then on; nor is one that does not count what it streams,
@@ -43,10 +45,10 @@ class FramingTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return what answers a request, in one piece."""
-        call = CALL.get()
-        if call is None or call.listener is None or not self._streams:
+        context = CONTEXT.get()
+        if context is None or context.drafts is None or not self._streams:
             return await self._asked(request)
-        response = await self._asked(await _framed(request, call.listener))
+        response = await self._asked(await _framed(request, context.drafts))
         text = response.text
         if _refuses(response.status_code, text) or streams(response.headers["content-type"]):
             self._streams = False
@@ -59,13 +61,13 @@ class FramingTransport(httpx.AsyncBaseTransport):
         return await in_one_piece(await self._inner.handle_async_request(request), request)
 
 
-def listening(request: httpx.Request, response: httpx.Response) -> Callable[[bytes], None] | None:
-    """Return what the pieces of an answer are to be told to: who listens to it, if it is a stream."""
-    listener: Listener | None = request.extensions.get(LISTENER)
-    if listener is None or not response.is_success or not streams(_type(response)):
+def find_drafts(request: httpx.Request, response: httpx.Response) -> Callable[[bytes], None] | None:
+    """Return what takes in the pieces of an answer, if it is a stream to whose drafts somebody subscribed."""
+    drafts: DraftStream[Any] | None = request.extensions.get(DRAFTS)
+    if drafts is None or not response.is_success or not streams(_type(response)):
         return None
-    listener.began(keys_of(request))
-    return listener.heard
+    drafts.begin(keys_of(request))
+    return drafts.feed
 
 
 async def in_one_piece(response: httpx.Response, request: httpx.Request) -> httpx.Response:
@@ -92,7 +94,7 @@ def _refuses(status: int, text: str) -> bool:
     return status in UNSTREAMABLE and STREAM_WORDS.search(text) is not None
 
 
-async def _framed(request: httpx.Request, listener: Listener) -> httpx.Request:
+async def _framed(request: httpx.Request, drafts: DraftStream[Any]) -> httpx.Request:
     body = json.loads(await request.aread())
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     headers = httpx.Headers(request.headers)
@@ -102,5 +104,28 @@ async def _framed(request: httpx.Request, listener: Listener) -> httpx.Request:
         request.url,
         headers=headers,
         content=json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode("utf-8"),
-        extensions={**request.extensions, LISTENER: listener},
+        extensions={**request.extensions, DRAFTS: drafts},
     )
+
+
+class RequestContext:
+    """What the transports below the client library know of the call whose request they carry.
+
+    Attributes:
+        attempts: The call's attempts so far.
+        usage: What those that were answered consumed.
+        sent: Whether an answer came from elsewhere than the store.
+
+    Args:
+        drafts: Takes in the answers while they come; None: nobody subscribed.
+    """
+
+    def __init__(self, drafts: DraftStream[Any] | None = None) -> None:
+        self.drafts = drafts
+        self.attempts = 0
+        self.usage = Usage()
+        self.sent = False
+
+
+CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", default=None)
+"""The call that a task is making."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -10,8 +12,7 @@ from email.utils import parsedate_to_datetime
 import anyio
 import httpx
 
-from reflact.llm.limits import LIMITED, PATIENCE_SECONDS, Lease, Refused, Said, jitter
-from reflact.llm.refusals import of_role, untrusted
+from reflact.llm.rate_limit import LIMITED, PATIENCE_SECONDS, EndpointClient, Refused, Said, jitter
 
 RETRIED = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
 """Statuses that a later attempt may mend."""
@@ -29,8 +30,8 @@ UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
 class RetryTransport(httpx.AsyncBaseTransport):
     """Repeats requests after connection errors, time-outs, passing statuses and garbled answers.
 
-    After 429 and 503 the endpoint as a whole backs off (``reflact.llm.limits``), and a repeat waits for its
-    admission like any other call. Otherwise the wait before repeat n is drawn evenly from
+    After 429 and 503 the endpoint as a whole backs off (``reflact.llm.rate_limit``), and a repeat waits for
+    its admission like any other call. Otherwise the wait before repeat n is drawn evenly from
     0..min(cap, base * 2**n) seconds (full jitter: Brooker, "Exponential Backoff And Jitter", 2015), and no
     shorter than the server asks for in ``Retry-After``. A server that asks for more than
     ``PATIENCE_SECONDS`` is not asked again.
@@ -42,7 +43,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
     Args:
         inner: Sends one attempt, once it is admitted.
         retries: Repeats at most.
-        lease: The role's way into the endpoint.
+        endpoint: The role's way into the endpoint.
         sleep: Waits a number of seconds.
         draw: Gives a number in 0..1.
     """
@@ -52,13 +53,13 @@ class RetryTransport(httpx.AsyncBaseTransport):
         inner: httpx.AsyncBaseTransport,
         *,
         retries: int,
-        lease: Lease,
+        endpoint: EndpointClient,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
         self._retries = retries
-        self._lease = lease
+        self._endpoint = endpoint
         self._sleep = sleep
         self._draw = draw
 
@@ -76,7 +77,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 response = await self._inner.handle_async_request(request)
             except PASSING as failure:
                 if untrusted(failure) or (last and self._unreached(failure)):
-                    self._lease.refuse(failure)
+                    self._endpoint.refuse(failure)
                     raise
                 if last:
                     raise
@@ -85,7 +86,7 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 if 400 <= response.status_code < 500:
                     await response.aread()
                     if of_role(response.status_code, response.text):
-                        self._lease.refuse(response)
+                        self._endpoint.refuse(response)
                     response = again(response)
                 unreached = False
                 asked = retry_after(response.headers.get("retry-after"))
@@ -97,13 +98,13 @@ class RetryTransport(httpx.AsyncBaseTransport):
                     continue
             seconds = pause(attempt, asked, self._draw())
             if unreached:
-                self._lease.unreached(seconds)
+                self._endpoint.unreached(seconds)
             await self._sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
 
     def _unreached(self, failure: httpx.TransportError) -> bool:
         """Whether there never was anybody at the address."""
-        return isinstance(failure, UNREACHED) and not self._lease.endpoint.answered
+        return isinstance(failure, UNREACHED) and not self._endpoint.endpoint.answered
 
 
 class Pieces(httpx.AsyncByteStream):
@@ -150,3 +151,43 @@ def retry_after(value: str | None, *, now: datetime | None = None) -> float | No
         return None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+
+
+REFUSED_KEY = frozenset({401, 403})
+
+UNKNOWN_MODEL = frozenset({400, 404})
+"""Statuses with which endpoints say that they do not know a model."""
+
+MODEL_WORDS = re.compile(
+    r"model_not_found|deploymentnotfound|model:|(no such|unknown|invalid|not a valid) (model|deployment)"
+    r"|\b(model|deployment)s?\b.{0,120}?(not exist|not found|not available|no access|have access)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others say so."""
+
+FORMAT_WORDS = re.compile(
+    r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
+)
+"""What a refusal is about instead: the same model may accept another form of request."""
+
+
+def of_role(status: int, text: str) -> bool:
+    """Whether an answer refuses every call of a role: its key, or its model."""
+    return status in REFUSED_KEY or unknown_model(status, text)
+
+
+def unknown_model(status: int, text: str) -> bool:
+    """Whether an answer says that the endpoint does not know the model."""
+    if status not in UNKNOWN_MODEL or FORMAT_WORDS.search(text):
+        return False
+    return MODEL_WORDS.search(text) is not None
+
+
+def untrusted(failure: BaseException) -> bool:
+    """Whether a connection failed because the other side's certificate is not trusted."""
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

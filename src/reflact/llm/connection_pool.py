@@ -10,7 +10,7 @@ MOST = 16
 """Calls in flight in one pool; so many are as fast as one."""
 
 
-class Network(httpx.AsyncBaseTransport):
+class PooledTransport(httpx.AsyncBaseTransport):
     """Sends requests through as many pools of connections as there are calls for.
 
     A pool of httpcore looks at all its connections for each call, and at all of them again for each that is

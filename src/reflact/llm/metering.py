@@ -15,13 +15,13 @@ import httpx
 
 from reflact.calls import Intent, StoredReply
 from reflact.errors import ReflactError
-from reflact.llm.budget import Budget, Hold
-from reflact.llm.faults import GARBLING, body_fault, cut_off, failure_fault, status_fault
-from reflact.llm.framing import LISTENER, in_one_piece, listening
-from reflact.llm.limits import Admission, Lease
-from reflact.llm.prices import cap_of, usd_of, worst_case
-from reflact.llm.retries import GARBLED, Pieces, kept_headers, retry_after
-from reflact.llm.usage import usage_of
+from reflact.llm.budget import Budget, Reservation
+from reflact.llm.errors import GARBLING, body_fault, cut_off, failure_fault, status_fault
+from reflact.llm.pricing import cap_of, usd_of, worst_case
+from reflact.llm.rate_limit import EndpointClient, Slot
+from reflact.llm.retry import GARBLED, Pieces, kept_headers, retry_after
+from reflact.llm.sse import usage_of
+from reflact.llm.streaming import DRAFTS, find_drafts, in_one_piece
 from reflact.ports import EffectStore
 from reflact.results import FaultKind, Usage
 from reflact.roles import ModelConfig
@@ -45,7 +45,7 @@ UNSENT = (
 """Failures before a request could leave."""
 
 
-class PayingTransport(httpx.AsyncBaseTransport):
+class MeteredTransport(httpx.AsyncBaseTransport):
     """Sends one attempt of a call, stores what answers it, and books what it cost.
 
     An error status is free. An attempt that was cut off, by a time-out, a broken connection, a broken answer
@@ -56,7 +56,7 @@ class PayingTransport(httpx.AsyncBaseTransport):
         inner: Sends a request.
         config: The role's model.
         budget: What the run may still take.
-        lease: The role's way into the endpoint.
+        endpoint: The role's way into the endpoint.
         effects: The store.
     """
 
@@ -66,13 +66,13 @@ class PayingTransport(httpx.AsyncBaseTransport):
         *,
         config: ModelConfig,
         budget: Budget,
-        lease: Lease,
+        endpoint: EndpointClient,
         effects: EffectStore,
     ) -> None:
         self._inner = inner
         self._config = config
         self._budget = budget
-        self._lease = lease
+        self._endpoint = endpoint
         self._effects = effects
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -89,11 +89,11 @@ class PayingTransport(httpx.AsyncBaseTransport):
         at = datetime.now(UTC)
         worst = worst_case(len(body), cap_of(json.loads(body)), self._config, at=at)
         intent = intent.model_copy(update={"worst": worst})
-        async with self._budget.hold(worst) as hold, self._lease.admit(_tokens(worst)) as admission:
+        async with self._budget.reserve(worst) as reservation, self._endpoint.admit(_tokens(worst)) as slot:
             await self._intend(intent)
-            hold.sent()
-            response = await self._send(request, intent, hold, admission)
-            return await self._book(response, intent, hold, admission, at)
+            reservation.mark_sent()
+            response = await self._send(request, intent, reservation, slot)
+            return await self._book(response, intent, reservation, slot, at)
 
     async def _intend(self, intent: Intent) -> None:
         """Book the intent; where its caller leaves meanwhile nothing was sent, and nothing stays booked."""
@@ -105,31 +105,31 @@ class PayingTransport(httpx.AsyncBaseTransport):
             raise
 
     async def _send(
-        self, request: httpx.Request, intent: Intent, hold: Hold, admission: Admission
+        self, request: httpx.Request, intent: Intent, reservation: Reservation, slot: Slot
     ) -> httpx.Response:
         try:
             return await whole(request, self._inner, self._config.timeout)
         except Exception as error:
-            admission.heard(None, None, None)
+            slot.observe(None, None, None)
             if isinstance(error, UNSENT):
                 await self._effects.drop_intent(intent)
-                hold.settle(None)
+                reservation.release()
             await self._count(intent, failure_fault(error))
             raise
 
     async def _book(
-        self, response: httpx.Response, intent: Intent, hold: Hold, admission: Admission, at: datetime
+        self, response: httpx.Response, intent: Intent, reservation: Reservation, slot: Slot, at: datetime
     ) -> httpx.Response:
         chunks = tuple([text async for text in response.aiter_text()])
         headers = kept_headers(response)
         content_type = headers["content-type"]
         usage = usage_of(content_type, chunks)
         asked = retry_after(response.headers.get("retry-after"))
-        admission.heard(response.status_code, asked, None if usage.uncounted else _tokens(usage))
+        slot.observe(response.status_code, asked, None if usage.uncounted else _tokens(usage))
         fault = status_fault(response.status_code)
         if not response.is_success:
             await self._effects.drop_intent(intent)
-            hold.settle(None)
+            reservation.release()
         elif (fault := body_fault(content_type, "".join(chunks))) is None:
             if not usage.uncounted:
                 usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
@@ -140,15 +140,15 @@ class PayingTransport(httpx.AsyncBaseTransport):
                 chunks=chunks,
                 usage=usage,
             )
-            await seen_through(lambda: self._keep(reply, intent, hold))
+            await seen_through(lambda: self._keep(reply, intent, reservation))
         await self._count(intent, fault)
         stream = Pieces([chunk.encode("utf-8") for chunk in chunks])
         marks = {GARBLED: True} if fault in GARBLING else {}
         return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
 
-    async def _keep(self, reply: StoredReply, intent: Intent, hold: Hold) -> None:
+    async def _keep(self, reply: StoredReply, intent: Intent, reservation: Reservation) -> None:
         await self._effects.keep_reply(reply, intent)
-        hold.settle(reply.usage)
+        reservation.settle(reply.usage)
 
     async def _count(self, intent: Intent, fault: FaultKind | None) -> None:
         if fault is not None:
@@ -171,13 +171,13 @@ async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds
             response = await inner.handle_async_request(request)
             try:
                 with cut_off(response):
-                    pieces = await _pieces(response, listening(request, response))
+                    pieces = await _pieces(response, find_drafts(request, response))
             finally:
                 await response.aclose()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
     answer = httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(pieces))
-    return await in_one_piece(answer, request) if LISTENER in request.extensions else answer
+    return await in_one_piece(answer, request) if DRAFTS in request.extensions else answer
 
 
 async def _pieces(response: httpx.Response, hear: Callable[[bytes], None] | None) -> list[bytes]:

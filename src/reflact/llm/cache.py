@@ -3,7 +3,7 @@
 This is the outermost transport of the stack below the client libraries, so each attempt of a call is an
 effect of its own: the first reply that failed validation as well as the one that mended it. A process that
 was killed and started again runs the same code over the stored answers and sends only what is missing.
-What is sent is stored further inside (``reflact.llm.paying``), before anyone sees its answer.
+What is sent is stored further inside (``reflact.llm.metering``), before anyone sees its answer.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 import httpx
 
 from reflact.calls import Intent
-from reflact.llm.keys import effect_key, endpoint_of
-from reflact.llm.paying import INTENT
-from reflact.llm.retries import Pieces, kept_headers
-from reflact.llm.telling import CALL
+from reflact.llm.cache_keys import effect_key, endpoint_of
+from reflact.llm.metering import INTENT
+from reflact.llm.retry import Pieces, kept_headers
+from reflact.llm.streaming import CONTEXT
 from reflact.ports import EffectStore
 from reflact.tasks import SingleFlight
 
@@ -36,7 +36,7 @@ class Landed(NamedTuple):
     stored: bool = False
 
 
-class EffectTransport(httpx.AsyncBaseTransport):
+class ResponseCacheTransport(httpx.AsyncBaseTransport):
     """Answers from the store where it can.
 
     Args:
@@ -92,9 +92,9 @@ class EffectTransport(httpx.AsyncBaseTransport):
         )
         outgoing.extensions[INTENT] = intent
         landed = await self._flights.join(key, lambda: self._land(outgoing, key))
-        call = CALL.get()
-        if call is not None and not landed.stored:
-            call.sent = True
+        context = CONTEXT.get()
+        if context is not None and not landed.stored:
+            context.sent = True
         return httpx.Response(landed.status, headers=landed.headers, stream=Pieces(landed.pieces))
 
     def _outgoing(self, request: httpx.Request, sample: str, body: bytes) -> httpx.Request:

@@ -22,10 +22,10 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.keys import unframed
-from reflact.llm.network import Network
-from reflact.llm.retries import Pieces, kept_headers
-from reflact.llm.secrets import ScrubTransport
+from reflact.llm.cache_keys import unframed
+from reflact.llm.connection_pool import PooledTransport
+from reflact.llm.redaction import RedactingTransport
+from reflact.llm.retry import Pieces, kept_headers
 from reflact.types import Frozen, canonical, digest
 
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
@@ -64,10 +64,10 @@ async def open_cassette(
     file, known = _to_write(path)
     with file:
         if inner is not None:
-            yield RecordTransport(ScrubTransport(inner), file, known)
+            yield RecordTransport(RedactingTransport(inner), file, known)
             return
-        async with Network() as network:
-            yield RecordTransport(ScrubTransport(network), file, known)
+        async with PooledTransport() as network:
+            yield RecordTransport(RedactingTransport(network), file, known)
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:

@@ -58,7 +58,7 @@ class Endpoint:
     """One address in one event loop, and everything that wants to be sent there.
 
     Calls are admitted in the order in which they asked, each as soon as a slot is free, the back-off is
-    over, and requests and tokens of the minute allow it. Of the settings of all open leases the strictest
+    over, and requests and tokens of the minute allow it. Of the settings of all open clients the strictest
     counts: the smallest of each limit, and an adaptive rate where any role wants one.
 
     After 429 or 503 nothing is sent for as long as ``Retry-After`` says, or for a time drawn evenly from
@@ -74,7 +74,7 @@ class Endpoint:
         self.address = address
         self.answered = False
         self._draw = draw
-        self._leases: list[Lease] = []
+        self._clients: list[EndpointClient] = []
         self._queue: OrderedDict[_Waiting, None] = OrderedDict()
         self._in_flight = 0
         self._pace = Pace()
@@ -99,31 +99,33 @@ class Endpoint:
         """Calls that wait to be admitted."""
         return len(self._queue)
 
-    def lease(self, config: ModelConfig, *, told: Callable[[LimitChange], None] | None = None) -> Lease:
+    def connect(
+        self, config: ModelConfig, *, on_limit: Callable[[LimitChange], None] | None = None
+    ) -> EndpointClient:
         """Return a role's way in; enter it for as long as the role's settings are to count."""
-        return Lease(self, config, told)
+        return EndpointClient(self, config, on_limit)
 
-    def open(self, lease: Lease) -> None:
-        """Let the settings of a lease count."""
-        self._leases.append(lease)
+    def open(self, client: EndpointClient) -> None:
+        """Let the settings of a client count."""
+        self._clients.append(client)
 
-    def close(self, lease: Lease) -> None:
+    def close(self, client: EndpointClient) -> None:
         """Let them count no longer."""
-        self._leases.remove(lease)
+        self._clients.remove(client)
         self._stir()
 
-    async def enter(self, lease: Lease, tokens: int) -> Admission:
+    async def enter(self, client: EndpointClient, tokens: int) -> Slot:
         """Wait until a call may go, and count it as in flight.
 
         Raises:
-            Refused: The endpoint will not serve the lease's role.
+            Refused: The endpoint will not serve the client's role.
         """
-        waiting = _Waiting(lease)
+        waiting = _Waiting(client)
         self._queue[waiting] = None
         try:
             while True:
-                if lease.refusal is not None:
-                    raise Refused(lease.refusal)
+                if client.refusal is not None:
+                    raise Refused(client.refusal)
                 seconds = self._seconds(tokens) if next(iter(self._queue)) is waiting else math.inf
                 if seconds < SOON:
                     return self._admit(tokens)
@@ -140,33 +142,31 @@ class Endpoint:
         self._in_flight -= 1
         self._stir()
 
-    def heard(
-        self, admission: Admission, status: int | None, retry_after: float | None, tokens: int | None
-    ) -> None:
-        """Take in what came of a call; see ``Admission.heard``."""
+    def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
+        """Take in what came of a call; see ``Slot.observe``."""
         if tokens is not None:
-            self._minute.correct(admission.taken, tokens)
+            self._minute.correct(slot.taken, tokens)
         if status is None:
             return
         self.answered = True
         if status in LIMITED:
-            self._back_off(admission, status, retry_after)
+            self._back_off(slot, status, retry_after)
         elif status < 500:
             self._fruitless = 0
-            self._pace.served(anyio.current_time(), admission.held)
+            self._pace.served(anyio.current_time(), slot.held)
         self._stir()
 
-    def stir(self, lease: Lease) -> None:
-        """Let the waiting calls of a lease look again."""
+    def stir(self, client: EndpointClient) -> None:
+        """Let the waiting calls of a client look again."""
         for waiting in self._queue:
-            if waiting.lease is lease:
+            if waiting.client is client:
                 waiting.stirred.set()
 
     # -------------------------------------------------------------------------------------- decisions
 
     def _seconds(self, tokens: int) -> float:
         """Return how long the first in the queue has to wait; infinite where only an event can tell."""
-        if self._in_flight >= min((lease.config.concurrency for lease in self._leases), default=0):
+        if self._in_flight >= min((client.config.concurrency for client in self._clients), default=0):
             self._paced = False
             return math.inf
         now = anyio.current_time()
@@ -175,44 +175,44 @@ class Endpoint:
             self._paced = True
         return max(self._until - now, turn, self._minute.wait(now, tokens, self._tokens_per_minute))
 
-    def _admit(self, tokens: int) -> Admission:
+    def _admit(self, tokens: int) -> Slot:
         now, most, tokens_most = anyio.current_time(), self._most, self._tokens_per_minute
         self._in_flight += 1
         self._pace.take(now, most)
-        return Admission(
+        return Slot(
             self,
             taken=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
             held=self._paced and (most is None or (self.rate is not None and self.rate < most)),
             back_offs=self._back_offs,
         )
 
-    def _back_off(self, admission: Admission, status: int, asked: float | None) -> None:
+    def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
         self._pace.refused(now)
-        if admission.back_offs < self._back_offs:
+        if slot.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
             return
         self._until = max(self._until, now + (named or jitter(self._fruitless, self._draw())))
         self._back_offs += 1
         self._fruitless += 1
-        if any(lease.config.adaptive for lease in self._leases):
+        if any(client.config.adaptive for client in self._clients):
             self._pace.decrease(now, self._in_flight, self._until - now)
         change = LimitChange(self.address, status, self._until - now, self.rate)
-        for told in dict.fromkeys(lease.told for lease in self._leases):
-            if told is not None:
-                told(change)
+        for on_limit in dict.fromkeys(client.on_limit for client in self._clients):
+            if on_limit is not None:
+                on_limit(change)
 
     @property
     def _most(self) -> float | None:
         """Calls a second that the user allows."""
-        allowed = [lease.config.requests_per_minute for lease in self._leases]
+        allowed = [client.config.requests_per_minute for client in self._clients]
         least = min((each for each in allowed if each is not None), default=None)
         return None if least is None else least / (MINUTE_SECONDS * MARGIN)
 
     @property
     def _tokens_per_minute(self) -> int | None:
-        allowed = [lease.config.tokens_per_minute for lease in self._leases]
+        allowed = [client.config.tokens_per_minute for client in self._clients]
         return min((each for each in allowed if each is not None), default=None)
 
     def _stir(self) -> None:
@@ -221,22 +221,22 @@ class Endpoint:
             first.stirred.set()
 
 
-class Lease:
+class EndpointClient:
     """One role's way into an endpoint. Enter it as a context manager; its settings count until it is left.
 
     Args:
         endpoint: What it leads to.
         config: The role's settings.
-        told: Called at each back-off of the endpoint, once where several leases have it, and at each repeat
+        on_limit: Called at each back-off of the endpoint, once if several clients have it, and at each repeat
             of a call of the role that did not reach it; must neither block nor raise.
     """
 
     def __init__(
-        self, endpoint: Endpoint, config: ModelConfig, told: Callable[[LimitChange], None] | None
+        self, endpoint: Endpoint, config: ModelConfig, on_limit: Callable[[LimitChange], None] | None
     ) -> None:
         self.endpoint = endpoint
         self.config = config
-        self.told = told
+        self.on_limit = on_limit
         self.refusal: Said | None = None
 
     def __enter__(self) -> Self:
@@ -247,8 +247,8 @@ class Lease:
         self.endpoint.close(self)
 
     @asynccontextmanager
-    async def admit(self, tokens: int) -> AsyncIterator[Admission]:
-        """Wait for admission and hold a slot for the block.
+    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
+        """Wait for slot and hold a slot for the block.
 
         Args:
             tokens: What the call may take, input and output; above the limit of a minute it counts as that.
@@ -256,25 +256,25 @@ class Lease:
         Raises:
             Refused: The endpoint will not serve this role.
         """
-        admission = await self.endpoint.enter(self, tokens)
+        slot = await self.endpoint.enter(self, tokens)
         try:
-            yield admission
+            yield slot
         finally:
             self.endpoint.leave()
 
     def unreached(self, seconds: float) -> None:
         """Tell that the endpoint could not be reached, and is tried again after so many seconds."""
-        if self.told is not None:
-            self.told(LimitChange(self.endpoint.address, None, seconds, None))
+        if self.on_limit is not None:
+            self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
 
     def refuse(self, said: Said) -> None:
-        """Admit nothing more for this role, waiting calls included: all are told what was said here."""
+        """Admit nothing more for this role, waiting calls included: all are on_limit what was said here."""
         if self.refusal is None:
             self.refusal = said
             self.endpoint.stir(self)
 
 
-class Admission:
+class Slot:
     """A call that may go."""
 
     def __init__(self, endpoint: Endpoint, *, taken: Taken, held: bool, back_offs: int) -> None:
@@ -283,20 +283,20 @@ class Admission:
         self.held = held
         self.back_offs = back_offs
 
-    def heard(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
-        """Tell what came of the call, once, before the admission ends.
+    def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
+        """Tell what came of the call, once, before the slot ends.
 
         Args:
             status: The answer's status; None after a connection error or a time-out.
             retry_after: Seconds that the answer asks to wait.
             tokens: What it took, input and output; None where nobody knows, which leaves the estimate.
         """
-        self._endpoint.heard(self, status, retry_after, tokens)
+        self._endpoint.observe(self, status, retry_after, tokens)
 
 
 class _Waiting:
-    def __init__(self, lease: Lease) -> None:
-        self.lease = lease
+    def __init__(self, client: EndpointClient) -> None:
+        self.client = client
         self.stirred = anyio.Event()
 
 
@@ -308,8 +308,10 @@ def jitter(failures: int, draw: float) -> float:
 _ENDPOINTS: RunVar[dict[tuple[str, str, int | None, str], Endpoint]] = RunVar("reflact_endpoints")
 
 
-def endpoint_for(config: ModelConfig, *, told: Callable[[LimitChange], None] | None = None) -> Lease:
-    """Return a lease on the endpoint of a role's address; to be called, and entered, in the event loop.
+def endpoint_for(
+    config: ModelConfig, *, on_limit: Callable[[LimitChange], None] | None = None
+) -> EndpointClient:
+    """Return a client on the endpoint of a role's address; to be called, and entered, in the event loop.
 
     There is one endpoint for each scheme, host, port and path in an event loop, and it lives as long as the
     loop: a trainer that starts after another one goes on at the rate that was found.
@@ -323,4 +325,4 @@ def endpoint_for(config: ModelConfig, *, told: Callable[[LimitChange], None] | N
         _ENDPOINTS.set(endpoints)
     if place not in endpoints:
         endpoints[place] = Endpoint(f"{place[0]}://{place[1]}:{port}{place[3]}")
-    return endpoints[place].lease(config, told=told)
+    return endpoints[place].connect(config, on_limit=on_limit)
