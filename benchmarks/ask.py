@@ -19,7 +19,7 @@ import anyio
 import httpx
 import openai
 
-from reflact.calls import Message, Rendered, Sample
+from reflact.calls import CallId, Message, RenderedPrompt
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
 from reflact.stages.replies import RankReply
@@ -61,7 +61,9 @@ async def bare(calls: int) -> float:
 async def through_the_door(calls: int, folder: Path) -> float:
     """Processor seconds for a number of questions through the whole stack, each stored before it is used."""
     config = ModelConfig(model="m", base_url="http://model/v1", api_key_env=None, mode="json_schema")
-    prompt = Rendered(name="ranking", version=1, messages=(Message(role="user", content="Choose one."),))
+    prompt = RenderedPrompt(
+        name="ranking", version=1, messages=(Message(role="user", content="Choose one."),)
+    )
     async with open_store(folder / "run.db") as store:
         await store.open_run("r", {}, None)
         client = Client(
@@ -69,14 +71,14 @@ async def through_the_door(calls: int, folder: Path) -> float:
             role="optimizer",
             run_id="r",
             effects=store,
-            journal=store.journal("r"),
+            journal=store.decision_log("r"),
             transport=httpx.MockTransport(answer),
         )
         async with client:
             started = time.process_time()
             for step in range(calls):
-                sample = Sample(role="optimizer", purpose="ranking", step=step)
-                await client.ask(prompt, RankReply, sample=sample)
+                call_id = CallId(role="optimizer", purpose="ranking", step=step)
+                await client.ask(prompt, RankReply, call_id=call_id)
             return time.process_time() - started
 
 

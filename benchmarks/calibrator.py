@@ -38,11 +38,11 @@ from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import Mistake
 from reflact.calibration.review import slice_of
 from reflact.calibration.trace import Trace
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.memory import Action, Evaluation, Gold, Transition
-from reflact.tasks import beside
+from reflact.tasks import run_beside
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 
 CALL_SECONDS, TRANSITIONS, REPEATS = 0.05, 40, 9
 MOST_SECONDS, MOST_LAG = 0.35, 0.020
@@ -68,7 +68,7 @@ class Measured(NamedTuple):
 def slow() -> ScriptedLLM:
     """Return the flattered model, 50 ms for each call."""
 
-    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await anyio.sleep(CALL_SECONDS)
         return answer(prompt, reply_type)
 
@@ -138,7 +138,7 @@ async def measured(work: Callable[[], Awaitable[object]]) -> Measured:
             lags.append(time.perf_counter() - before - 0.002)
 
     begun = time.perf_counter()
-    await beside(work, watch)
+    await run_beside(work, watch)
     return Measured(time.perf_counter() - begun, statistics.quantiles(lags, n=20)[-1], max(lags))
 
 

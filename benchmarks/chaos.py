@@ -50,8 +50,8 @@ from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
 from reflact.results import FaultCount, RunSummary
 from reflact.roles import ModelConfig
-from reflact.tasks import SingleFlight, group
-from reflact.testing import MemoryStore
+from reflact.tasks import SingleFlight, open_task_group
+from reflact.testing import InMemoryRunStore
 
 MODEL = "gpt-4o"
 SEED = 4
@@ -332,7 +332,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
         timeout=size.timeout * size.hurry,
         max_retries=RETRIES,
     )
-    store, texts = MemoryStore(), [""] * size.streams
+    store, texts = InMemoryRunStore(), [""] * size.streams
     async with SingleFlight[Any]() as flights, httpx.AsyncHTTPTransport() as network:
         with endpoint_for(config) as limits:
             paying = MeteredTransport(
@@ -359,7 +359,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
                 async for chunk in stream:
                     texts[n] += chunk.choices[0].delta.content or ""
 
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for n in range(size.streams):
                     tasks.start_soon(ask, n)
     return texts, await store.faults("streams")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from memory_pairs import promote
 from reflact import Critic, MemoryStore
 from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Transition
-from reflact.tasks import beside
+from reflact.tasks import run_beside
 from reflact.testing import ScriptedLLM
 
 MOST_LAG = 0.020
@@ -113,7 +113,7 @@ async def measured(name: str, work: Callable[[], Awaitable[object]], times: int 
 
     gc.collect()
     begun = time.perf_counter()
-    await beside(repeated, watch)
+    await run_beside(repeated, watch)
     spent = (time.perf_counter() - begun - 2 * TICK) / times
     lag = statistics.quantiles(late, n=20)[-1] if len(late) > 1 else max(late)
     print(

@@ -22,20 +22,20 @@ import instructor
 import openai
 from pydantic import Field
 
-from reflact.calls import Message, Rendered, ReplyModel, Sample
-from reflact.events import Drafted, Event
+from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.events import DraftUpdated, Event
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
-from reflact.testing import MemoryStore
-from reflact.types import Frozen
+from reflact.testing import InMemoryRunStore
+from reflact.types import FrozenModel
 
 SIZES = (2, 4, 8, 16, 32, 64)
 ROUNDS = 3
-PROMPT = Rendered(name="merge", version=1, messages=(Message(role="user", content="Change it."),))
+PROMPT = RenderedPrompt(name="merge", version=1, messages=(Message(role="user", content="Change it."),))
 BOUND = 1.5
 
 
-class Change(Frozen):
+class Change(FrozenModel):
     """One change."""
 
     target: str = Field(description="Where.")
@@ -90,9 +90,9 @@ async def ours(pieces: list[bytes]) -> tuple[float, int]:
     async def emit(event: Event) -> None:
         nonlocal count
         event.model_dump_json()
-        count += isinstance(event, Drafted)
+        count += isinstance(event, DraftUpdated)
 
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run("r", {}, {})
     settings = ModelConfig(model="m", base_url="http://model/v1", api_key_env=None, mode="json_schema")
     client = Client(
@@ -100,13 +100,13 @@ async def ours(pieces: list[bytes]) -> tuple[float, int]:
         role="optimizer",
         run_id="r",
         effects=store,
-        journal=store.journal("r"),
+        journal=store.decision_log("r"),
         transport=network(pieces),
         on_event=emit,
     )
     async with client:
         started = time.process_time()
-        await client.ask(PROMPT, Changes, sample=Sample(role="optimizer", purpose="merge", step=1))
+        await client.ask(PROMPT, Changes, call_id=CallId(role="optimizer", purpose="merge", step=1))
         return time.process_time() - started, count
 
 

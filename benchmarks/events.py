@@ -20,21 +20,21 @@ from pathlib import Path
 import anyio
 
 from reflact import Trainer, TrainerConfig, wiring
-from reflact.events import BackedOff, BudgetMoved, Event
-from reflact.loading import load
+from reflact.events import BudgetUpdated, Event, RateLimited
+from reflact.loading import load_config
 from reflact.run import Run
-from reflact.tasks import outbox
-from reflact.trainer import Placed
+from reflact.tasks import open_outbox
+from reflact.trainer import EventStepAssigner
 
 EVENTS, REPLAYS, ROUNDS = 100_000, 3, 3
 SHARE = 0.05
-POSTED = (BudgetMoved, BackedOff)
+POSTED = (BudgetUpdated, RateLimited)
 DEMO = Path(__file__).resolve().parent.parent / "fixtures" / "demo" / "demo.yaml"
 
 
 def config(folder: Path) -> TrainerConfig:
     """Return the demo's configuration, into a folder."""
-    return load(DEMO, overrides=[f"out_dir={folder}"])
+    return load_config(DEMO, overrides=[f"out_dir={folder}"])
 
 
 async def told(folder: Path) -> list[Event]:
@@ -65,8 +65,11 @@ def again(events: Sequence[Event], total: int) -> Iterator[Event]:
 
 async def telling(events: Sequence[Event], folder: Path) -> float:
     """Return the processor seconds that the telling of 100,000 events takes."""
-    plan, emit = wiring.plan(config(folder), wiring.Passed()), Placed(wiring.unheard)
-    async with wiring.compose(plan, wiring.Passed()) as house, outbox(emit) as post:
+    plan, emit = (
+        wiring.prepare_run(config(folder), wiring.Overrides()),
+        EventStepAssigner(wiring.ignore_event),
+    )
+    async with wiring.open_runtime(plan, wiring.Overrides()) as house, open_outbox(emit) as post:
         run = Run(house, emit)
         await run.open()
         start = time.process_time()

@@ -23,8 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from reflact.early_stop import Watch
-from reflact.paired import Ask, Pair, Ruling, Setting, look
+from reflact.early_stop import EarlyStopMonitor
+from reflact.paired import GateSettings, Ruling, ScorePair, TrialRequest, decide
 
 SEED, STEPS, ALPHA, GAIN, FRESH = 2026, 8, 0.10, 0.15, 4
 MAIN, GRID, SEQUENCES = 2000, 200, 1000
@@ -177,15 +177,15 @@ class Skill:
 # -------------------------------------------------------------------------------------------- decisions
 
 
-def decide(setting: Setting, candidate: Skill, current: Skill, step: int = 0) -> Ruling:
+def reach_ruling(setting: GateSettings, candidate: Skill, current: Skill, step: int = 0) -> Ruling:
     """Run what the gate asks for until it rules."""
-    trials: dict[int, dict[str, Pair]] = {}
-    while isinstance(asked := look(setting, trials), Ask):
-        watch = Watch(setting, trials, asked)
+    trials: dict[int, dict[str, ScorePair]] = {}
+    while isinstance(asked := decide(setting, trials), TrialRequest):
+        watch = EarlyStopMonitor(setting, trials, asked)
         found = {}
         for item_id in asked.item_ids:
             new, old = (side.score(asked.trial, int(item_id), step) for side in (candidate, current))
-            pair = Pair(
+            pair = ScorePair(
                 item_id=item_id, candidate=new, current=old, candidate_solved=new > 0, current_solved=old > 0
             )
             found[item_id] = pair
@@ -204,9 +204,9 @@ class Plan:
     trials: int
     runs: int
 
-    def setting(self, policy: str, *, early_stop: bool, deterministic: bool) -> Setting:
+    def setting(self, policy: str, *, early_stop: bool, deterministic: bool) -> GateSettings:
         """Return the setting of one decision."""
-        return Setting.model_validate(
+        return GateSettings.model_validate(
             {
                 "item_ids": tuple(str(item) for item in range(self.n)),
                 "policy": policy,
@@ -258,7 +258,7 @@ def neutral_run(plan: Plan, run: int, policy: str, early_stop: bool = True) -> O
             opponent = Skill(plan.model, current.chances, f"{current.label}/again/{step}")
         before = opponent.spent
         setting = plan.setting(policy, early_stop=early_stop, deterministic=deterministic)
-        ruling = decide(setting, candidate, opponent, step)
+        ruling = reach_ruling(setting, candidate, opponent, step)
         deterministic = ruling.deterministic
         spent += candidate.spent + opponent.spent - before
         actions.append(ruling.action)
@@ -276,7 +276,7 @@ def comparison(plan: Plan, run: int, policy: str) -> Outcome:
     current, candidate = plan.skill("gain", run, 0), plan.skill("gain", run, 0, better=True)
     candidate.label += "/better"
     setting = plan.setting(policy, early_stop=True, deterministic=is_stable(current))
-    ruling = decide(setting, candidate, current)
+    ruling = reach_ruling(setting, candidate, current)
     return Outcome((ruling.action,), (ruling.evidence.rounds,), candidate.spent, 0.0, 0.0)
 
 
@@ -290,7 +290,7 @@ def stable_sequence(n: int, run: int, policy: str, declared: bool) -> tuple[str,
     setting = plan.setting(policy, early_stop=True, deterministic=True)
     for table in tables[1:]:
         candidate = Skill(model, table, "")
-        ruling = decide(setting.model_copy(update={"declared": declared}), candidate, current)
+        ruling = reach_ruling(setting.model_copy(update={"declared_deterministic": declared}), candidate, current)
         actions.append(ruling.action)
         current = candidate if ruling.action == "accept" else current
     return tuple(actions)

@@ -22,7 +22,7 @@ from reflact.llm.metering import whole
 from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
 from reflact.llm.retry import RetryTransport, retry_after
 from reflact.roles import ModelConfig
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 
 CALLS, SLOTS, WARM_SECONDS, SECONDS = 32, 16, 30.0, 30.0
 SERVED, REFUSED = 0.90, 0.05
@@ -66,7 +66,7 @@ async def measure(url: str, adaptive: bool) -> tuple[float, float, int]:
     config = ModelConfig(model="m", base_url=url, concurrency=SLOTS, adaptive=adaptive)
     with endpoint_for(config, on_limit=told) as client:
         sending = Sending(client, start + WARM_SECONDS)
-        async with sending, group() as tasks:
+        async with sending, open_task_group() as tasks:
             retrying = RetryTransport(sending, retries=1000, endpoint=client)
             for _ in range(CALLS):
                 tasks.start_soon(worker, retrying)

@@ -23,12 +23,12 @@ import httpx
 import openai
 from chat_server import running
 
-from reflact.calls import Message, Rendered, Sample
+from reflact.calls import CallId, Message, RenderedPrompt
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
 from reflact.stages.replies import RankReply
 from reflact.store.runs import open_store
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 
 WORKERS, ANSWER_SECONDS, SECONDS, ROUNDS = 1000, 60, 30, 2
 MESSAGES = [{"role": "user", "content": "Choose one."}]
@@ -59,7 +59,7 @@ async def lag_of(ask: Ask) -> tuple[float, float]:
             if before >= warm:
                 lags.append(time.monotonic() - before - 0.005)
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for number in range(WORKERS):
             tasks.start_soon(worker, number)
         await watch()
@@ -84,18 +84,20 @@ async def through_the_door(url: str, folder: Path, name: str) -> tuple[float, fl
     config = ModelConfig(
         model="m", base_url=url, api_key_env=None, mode="json_schema", concurrency=WORKERS, max_tokens=100
     )
-    prompt = Rendered(name="ranking", version=1, messages=(Message(role="user", content="Choose one."),))
+    prompt = RenderedPrompt(
+        name="ranking", version=1, messages=(Message(role="user", content="Choose one."),)
+    )
     async with open_store(folder / name) as store:
         await store.open_run("r", {}, None)
-        journal = store.journal("r")
+        journal = store.decision_log("r")
         asked = 0
         async with Client(config, role="optimizer", run_id="r", effects=store, journal=journal) as client:
 
             async def ask(number: int) -> object:
                 nonlocal asked
                 asked += 1
-                sample = Sample(role="optimizer", purpose="ranking", step=asked, part=str(number))
-                return await client.ask(prompt, RankReply, sample=sample)
+                call_id = CallId(role="optimizer", purpose="ranking", step=asked, part=str(number))
+                return await client.ask(prompt, RankReply, call_id=call_id)
 
             return await lag_of(ask)
 

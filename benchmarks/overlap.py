@@ -20,15 +20,15 @@ from collections.abc import Sequence
 
 import anyio
 
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.config import ReflectConfig
 from reflact.ports import Session
-from reflact.prompts import load_book
-from reflact.stages.gather import gather
-from reflact.stages.reflect import Analyst, patching
-from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import Answer, Script
-from reflact.types import Item, Report, Skill, Split, Turn, digest
+from reflact.prompts import load_prompts
+from reflact.stages.gather import roll_out_and_reflect
+from reflact.stages.reflect import Analyst, make_edit_analysis
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
+from reflact.types import AnalystReport, Item, Skill, Split, Turn, digest_json
 
 BATCH, ROUNDS, SEED = 80, 3, 1
 ANSWER, ANALYSIS, SPREAD = 0.03, 0.12, 0.6
@@ -71,43 +71,43 @@ class _SlowSession:
 
 def factor(place: str, round_: int) -> float:
     """How much longer than the median something takes: log-normal, the same in both ways."""
-    return random.Random(digest([SEED, place, round_])).lognormvariate(0, SPREAD)
+    return random.Random(digest_json([SEED, place, round_])).lognormvariate(0, SPREAD)
 
 
 def slow_optimizer(round_: int) -> Script:
     """The toy optimizer, each of whose answers takes a while."""
     toy = toy_optimizer()
 
-    async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
-        await anyio.sleep(ANALYSIS * factor(sample.label, round_))
-        return toy(prompt, reply_type, sample)  # type: ignore[return-value]
+    async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        await anyio.sleep(ANALYSIS * factor(call_id.label, round_))
+        return toy(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     return answer
 
 
 async def timed(
     items: Sequence[Item], *, round_: int, rollouts: int, analysts: int, overlap: bool
-) -> tuple[float, tuple[Report, ...]]:
+) -> tuple[float, tuple[AnalystReport, ...]]:
     """Wall seconds of one step, and its reports."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run("r", {}, {})
     analyst = Analyst(
         llm=ScriptedLLM(slow_optimizer(round_)),
-        prompts=load_book(),
-        journal=store.journal("r"),
+        prompts=load_prompts(),
+        decision_log=store.decision_log("r"),
         step=1,
         tokens=12000,
-        analysis=patching(SKILL, max_edits=4, operations=("append",)),
+        analysis=make_edit_analysis(SKILL, max_edits=4, operations=("append",)),
         notes=lambda batch: "",
     )
     started = time.perf_counter()
-    _, reports = await gather(
+    _, reports = await roll_out_and_reflect(
         [items[: BATCH // 2], items[BATCH // 2 :]],
         SKILL,
         target=SlowTarget(round_),
         environment=ToyEnvironment(train=BATCH),
         store=store,
-        journal=store.journal("r"),
+        decision_log=store.decision_log("r"),
         step=1,
         seed=SEED,
         config=ReflectConfig(overlap=overlap, minibatch_size=8, concurrency=analysts),

@@ -27,15 +27,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from reflact import Trainer
-from reflact.calls import Message, Rendered, Sample, Text
+from reflact.calls import CallId, Message, RenderedPrompt, Text
 from reflact.ports import LLM
 from reflact.telemetry import Telemetry, Tracing
 from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
 from reflact.traced import TracedLLM
 
 CALLS, ROUNDS, MOST = 4_000, 7, 0.02
-PROMPT = Rendered(name="target", version=1, messages=(Message(role="user", content="double 7"),))
-SAMPLE = Sample(role="target", purpose="rollout", rollout="key")
+PROMPT = RenderedPrompt(name="target", version=1, messages=(Message(role="user", content="double 7"),))
+SAMPLE = CallId(role="target", purpose="rollout", rollout="key")
 
 
 def watched() -> tuple[Telemetry, InMemorySpanExporter]:
@@ -51,7 +51,7 @@ async def of_call(llm: LLM) -> float:
     for _ in range(ROUNDS):
         begun = time.process_time()
         for _ in range(CALLS):
-            await llm.ask(PROMPT, Text, sample=SAMPLE)
+            await llm.ask(PROMPT, Text, call_id=SAMPLE)
         least = min(least, (time.process_time() - begun) / CALLS)
     return least
 

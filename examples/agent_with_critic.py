@@ -18,16 +18,16 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from reflact import (
     Calibrator,
     CalibratorSettings,
+    CallId,
     Critic,
     Gold,
     MemoryStore,
-    Rendered,
+    RenderedPrompt,
     ReplyModel,
-    Sample,
     Trace,
     Transition,
 )
-from reflact.targets.traced import recording
+from reflact.targets.traced import record_tools
 from reflact.testing import ScriptedLLM
 
 PURPOSE, LETTERS, RUNS = "File all ten letters.", 10, 90
@@ -71,7 +71,7 @@ async def write(ctx: RunContext[Desk], note: str) -> str:
     return "written"
 
 
-def flattered(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def flattered(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Stands in for the critic's model: believes claims unless a worked example shows it better."""
     examples, question = prompt.messages[-1].content.rpartition("<purpose>")[::2]
     if reply_type.__name__ != "CriticReply":
@@ -101,7 +101,7 @@ def checked(step: Transition) -> Gold:
 async def run(number: int, critic: Critic) -> Trace:
     """Let the agent work on one desk, and score what it did."""
     desk, trace = Desk(number), Trace(PURPOSE, id=f"desk {number}")
-    with recording(Desk.state) as recorder:
+    with record_tools(Desk.state) as recorder:
         await agent.run(PURPOSE, deps=desk, capabilities=[recorder])
     for step in recorder.transitions:
         trace.record(step, await critic.score(step, purpose=PURPOSE), gold=checked(step))

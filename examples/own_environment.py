@@ -4,9 +4,9 @@ import asyncio
 
 from pydantic import JsonValue
 
-from reflact import Graded, Item, Rendered, ReplyModel, Sample, Score, Session, Split, Trainer
+from reflact import CallId, Grade, Item, RenderedPrompt, ReplyModel, Score, Session, Split, Trainer
 from reflact.targets.chat import ChatTarget
-from reflact.testing import ScriptedLLM, appending
+from reflact.testing import ScriptedLLM, append_reply
 
 
 class GuessTheNumber:
@@ -21,17 +21,17 @@ class GuessTheNumber:
             Item(id=f"{split}-{low}", input=[low, low + 62], reference=low + low * 7 % 63) for low in starts
         ]
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         secret, message = int(str(item.reference)), f"Guess my number: {item.input}"
         for guesses in range(1, 7):
             answer = await session.reply(message)
             if answer == str(secret):
-                return Graded(score=Score(hard=1, soft=1 / guesses), answer=answer)
+                return Grade(score=Score(hard=1, soft=1 / guesses), answer=answer)
             message = "higher" if answer.isdecimal() and int(answer) < secret else "lower"
-        return Graded(score=Score.of(0), answer=answer, feedback=f"not found in 6 guesses: {secret}")
+        return Grade(score=Score.of(0), answer=answer, feedback=f"not found in 6 guesses: {secret}")
 
 
-def player(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> str:
+def player(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
     """Stands in for the target's model: halves what is left if its instructions say so, else counts up."""
     said = [message.content for message in prompt.messages if message.role != "system"]
     low, high = (int(word.strip("[],")) for word in said[0].split()[-2:])
@@ -40,11 +40,11 @@ def player(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> st
     return str((low + high) // 2 if "middle" in prompt.messages[0].content else low)
 
 
-def coach(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def coach(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Stands in for the optimizer's model: has one idea when it sees failures, and none otherwise."""
-    if sample.purpose == "analyst_failure":
-        return appending(reply_type, "Guess the middle of what the hints leave.")
-    return appending(reply_type)
+    if call_id.purpose == "analyst_failure":
+        return append_reply(reply_type, "Guess the middle of what the hints leave.")
+    return append_reply(reply_type)
 
 
 async def main() -> None:

@@ -6,22 +6,22 @@ from difflib import SequenceMatcher
 import anyio
 from pydantic import JsonValue
 
-from reflact import Graded, Item, Rendered, ReplyModel, Sample, Score, Trainer
+from reflact import CallId, Grade, Item, RenderedPrompt, ReplyModel, Score, Trainer
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.targets.chat import ChatTarget
-from reflact.testing import ScriptedLLM, appending
+from reflact.testing import ScriptedLLM, append_reply
 
 LOWER, HYPHENS = "Use lower case.", "Put a hyphen for each space."
 
 
-async def grade(item: Item, answer: str) -> Graded:
+async def grade(item: Item, answer: str) -> Grade:
     """Judge right or wrong by equality, and how near a wrong answer comes by similarity."""
     expected = str(item.reference)
     # A slow check goes to a worker thread, so that other rollouts go on meanwhile.
     near = await anyio.to_thread.run_sync(lambda: SequenceMatcher(None, answer, expected).ratio())
     feedback = None if answer == expected else f"expected {expected}, got {answer}"
-    return Graded(score=Score(hard=float(answer == expected), soft=near), answer=answer, feedback=feedback)
+    return Grade(score=Score(hard=float(answer == expected), soft=near), answer=answer, feedback=feedback)
 
 
 def items(*titles: str) -> tuple[Item, ...]:
@@ -29,7 +29,7 @@ def items(*titles: str) -> tuple[Item, ...]:
     return tuple(Item(id=t, input=t, reference=t.lower().replace(" ", "-")) for t in titles)
 
 
-def writer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> str:
+def writer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
     """Stands in for the target's model: does to the title what its instructions say."""
     instructions, title = prompt.messages[0].content, prompt.messages[-1].content
     title = title.lower() if LOWER in instructions else title
@@ -37,10 +37,10 @@ def writer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> st
     return title.replace(" ", "-") if HYPHENS in instructions else title
 
 
-def editor(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def editor(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Stands in for the optimizer's model: proposes the first rule that the document lacks."""
     lacking = [rule for rule in (LOWER, HYPHENS) if rule not in prompt.messages[-1].content]
-    return appending(reply_type, *lacking[:1])
+    return append_reply(reply_type, *lacking[:1])
 
 
 async def main() -> None:

@@ -33,8 +33,8 @@ from starlette.types import Receive, Scope, Send
 from reflact import ReflactError, Trainer, TrainerConfig
 from reflact.events import Event
 from reflact.llm.cassettes import ReplayTransport, read_cassette
-from reflact.loading import load
-from reflact.prompts import data_folder
+from reflact.loading import load_config
+from reflact.prompts import find_data_folder
 from reflact.store.runs import open_store
 from reflact.tasks import Stream
 
@@ -311,14 +311,14 @@ def _sent(chunk: Any) -> bytes:
 
 def demo(delay: float) -> Run:
     """Return the recorded demo, which needs no key and no network."""
-    folder = data_folder("demo")
-    config = load(folder / "demo.yaml", overrides=["replay.cassette=null"])
+    folder = find_data_folder("demo")
+    config = load_config(folder / "demo.yaml", overrides=["replay.cassette=null"])
     return Run(Trainer(config, transport=Paced(folder / "cassette.jsonl", delay)), database(config))
 
 
 def configured(path: str) -> Run:
     """Return the run of a configuration file."""
-    config = load(path)
+    config = load_config(path)
     return Run(Trainer(config), database(config))
 
 

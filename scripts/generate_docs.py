@@ -23,8 +23,8 @@ from reflact import errors, events
 from reflact.calibration.config import CalibrateConfig
 from reflact.cli.app import app
 from reflact.config import TrainerConfig
-from reflact.loading import keys
-from reflact.types import Action
+from reflact.loading import list_config_keys
+from reflact.types import GateAction
 
 ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
@@ -53,7 +53,7 @@ def configuration() -> str:
         "So does `models.critic`, but for the model, which it has to name. Its keys and those of",
         "`critic` count only where a critic is used.",
     ]
-    table = list(keys())
+    table = list(list_config_keys())
     for name, field in TrainerConfig.model_fields.items():
         rows = [row for row in table if row[0] == name or row[0].startswith(f"{name}.")]
         if rows[0][0] != name:
@@ -81,7 +81,7 @@ def calibration_keys() -> str:
         "| key | type | default | meaning |",
         "|---|---|---|---|",
     ]
-    for key, kind, default, _, description in keys(CalibrateConfig):
+    for key, kind, default, _, description in list_config_keys(CalibrateConfig):
         shown = default or '""'
         cells = (f"`{key}`", kind, f"`{shown}`", description)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -186,7 +186,7 @@ def event_page() -> str:
     lines += [_event(kind, _fields(kind)) for kind in durable]
     lines += ["", "## Live events", "", "| kind | fields | newest of | meaning |", "|---|---|---|---|"]
     lines += [_event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.about) or "all") for kind in live]
-    lines += ["", f"`Stage` is one of {_words(events.Stage)}.", f"`Action` is one of {_words(Action)}."]
+    lines += ["", f"`Stage` is one of {_words(events.Stage)}.", f"`Action` is one of {_words(GateAction)}."]
     tables = "\n".join([*lines, "", ""])
     page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
     return TOLD.sub(lambda found: f"{found[1]}{tables}{found[2]}", page)
@@ -200,14 +200,14 @@ def _event(kind: type[Any], *cells: str) -> str:
 
 
 def _fields(kind: type[Any]) -> str:
-    common = {"kind", *events.Warned.model_fields} - {"message"}
+    common = {"kind", *events.WarningIssued.model_fields} - {"message"}
     rows = (f"`{name}` {_type(f.annotation)}" for name, f in kind.model_fields.items() if name not in common)
     return "<br>".join(rows)
 
 
 def _type(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
-        return {events.Stage: "Stage", Action: "Action"}.get(annotation, _words(annotation))
+        return {events.Stage: "Stage", GateAction: "Action"}.get(annotation, _words(annotation))
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     return re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text)
 

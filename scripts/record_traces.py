@@ -37,7 +37,7 @@ from pydantic import Field, create_model
 from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration.config import CalibrateConfig, anchored
 from reflact.calibration.constructions import Band, Built, Label, built, label_of
-from reflact.calls import Message, Rendered, ReplyModel, Sample
+from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
@@ -46,7 +46,7 @@ from reflact.loading import load_section
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, ScoreEvent, Transition
 from reflact.ports import LLM
 from reflact.tasks import fan_out
-from reflact.testing import MemoryStore as Effects
+from reflact.testing import InMemoryRunStore as Effects
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "calibration"
 PARTS = {"held_out": (*range(10), 20, 21), "learn": range(10, 18), "anchors": (18, 19, 22, 23)}
@@ -182,7 +182,7 @@ class Player:
         if led:
             return Action(name=right)
         asked = "\n".join(["Purpose: " + aim, *_told(shown(state, words)), "Commands:", *offered])
-        prompt = Rendered(
+        prompt = RenderedPrompt(
             name="act",
             version=1,
             messages=(Message(role="system", content=SAY), Message(role="user", content=asked)),
@@ -190,9 +190,9 @@ class Player:
 
         offer: Any = Literal[tuple(offered)]
         kind = create_model("Choice", __base__=Choice, command=(offer, ...))
-        place = Sample(role="agent", purpose="act", part=f"{run.id}-{number}")
+        place = CallId(role="agent", purpose="act", part=f"{run.id}-{number}")
         try:
-            chosen = (await self._agent.ask(prompt, kind, sample=place)).value
+            chosen = (await self._agent.ask(prompt, kind, call_id=place)).value
         except ReplyError:
             return Action(name="wait")
         return Action(name=chosen.command, arguments={"thought": chosen.thought})
@@ -252,7 +252,7 @@ async def main(arguments: argparse.Namespace) -> None:
             role="critic",
             run_id="r",
             effects=effects,
-            journal=effects.journal("r"),
+            journal=effects.decision_log("r"),
             transport=transport,
         ) as llm,
     ):

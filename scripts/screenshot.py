@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from reflact import events
-from reflact.records import Version
+from reflact.records import SkillVersion
 from reflact.reporting.lines import EventLines, wrap_line
 from reflact.reporting.live_layout import LiveDisplay
 from reflact.reporting.live_state import LiveState, update_state
 from reflact.results import Usage
-from reflact.types import Action, Edit, EditResult, Verdict
+from reflact.types import Edit, EditResult, GateAction, Verdict
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"
 RUN = "r8362d55cec8c"
@@ -93,15 +93,15 @@ height="{terminal_height}"/></clipPath>
 """
 
 
-def version(number: int, step: int, score: float) -> Version:
+def version(number: int, step: int, score: float) -> SkillVersion:
     """Return a version that a step made."""
-    return Version(number=number, skill_hash=f"{number:064}", origin=f"step {step}", score=score)
+    return SkillVersion(number=number, skill_hash=f"{number:064}", origin=f"step {step}", score=score)
 
 
-INITIAL = Version(number=0, skill_hash="0" * 64, origin="initial", score=0.2)
+INITIAL = SkillVersion(number=0, skill_hash="0" * 64, origin="initial", score=0.2)
 FIRST, SECOND = version(1, 1, 0.425), version(2, 2, 0.575)
 
-STEPS: tuple[tuple[Action, float | None, int, Version], ...] = (
+STEPS: tuple[tuple[GateAction, float | None, int, SkillVersion], ...] = (
     ("accept_new_best", 0.425, 4, FIRST),
     ("accept_new_best", 0.575, 3, SECOND),
     ("reject", 0.125, 2, SECOND),
@@ -117,7 +117,7 @@ def opening() -> Iterator[Moment]:
         events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80),
     )
     words = "40 items resolve 16 points."
-    yield 0.0, events.Outlook(run_id=RUN, words=words, effect=0.16, trials=4, rollouts=320)
+    yield 0.0, events.GatePowerEstimated(run_id=RUN, description=words, effect=0.16, trials=4, rollouts=320)
     yield 21.0, events.BaselineMeasured(run_id=RUN, score=0.2, n=40)
 
 
@@ -130,7 +130,7 @@ def steps() -> Iterator[Moment]:
         edits = (EditResult(edit=Edit(op="append", content="x"), status="applied"),) * (score is not None)
         yield (
             since + 40,
-            events.RolloutsDone(run_id=RUN, step=step, n=4, failures=failures, unmeasured=0),
+            events.RolloutsFinished(run_id=RUN, step=step, n=4, failures=failures, unmeasured=0),
         )
         yield (
             since + 40,
@@ -142,7 +142,7 @@ def steps() -> Iterator[Moment]:
             candidate_score=score,
             current_score=None if score is None else current.score,
         )
-        yield since + 40, events.Decided(run_id=RUN, step=step, verdict=verdict)
+        yield since + 40, events.CandidateJudged(run_id=RUN, step=step, verdict=verdict)
         yield (
             since + 41,
             events.StepCommitted(run_id=RUN, step=step, epoch=1, action=action, current=after, best=after),
@@ -156,14 +156,14 @@ def under_way() -> Iterator[Moment]:
     yield 226.0, events.StageStarted(run_id=RUN, step=6, stage="rollout")
     yield (
         231.0,
-        events.Progress(run_id=RUN, step=6, stage="rollout", done=4, total=4),
+        events.StageProgressed(run_id=RUN, step=6, stage="rollout", done=4, total=4),
     )
     yield 231.0, events.StageFinished(run_id=RUN, step=6, stage="rollout", seconds=5.0)
     yield 231.0, events.StageStarted(run_id=RUN, step=6, stage="reflect")
-    yield 232.0, events.Progress(run_id=RUN, step=6, stage="reflect", done=1, total=2)
+    yield 232.0, events.StageProgressed(run_id=RUN, step=6, stage="reflect", done=1, total=2)
     yield (
         238.0,
-        events.BudgetMoved(
+        events.BudgetUpdated(
             run_id=RUN,
             usage=Usage(calls=447, input_tokens=61_230, output_tokens=9_820, usd=0.3127),
             seconds=238.0,
@@ -173,7 +173,7 @@ def under_way() -> Iterator[Moment]:
     )
     yield (
         238.0,
-        events.BackedOff(run_id=RUN, endpoint="api.example.com", status=429, seconds=9.0, rate=3.2),
+        events.RateLimited(run_id=RUN, endpoint="api.example.com", status=429, seconds=9.0, rate=3.2),
     )
     content = "When the question asks how many, answer with SELECT COUNT(*) and the"
     edits = [
@@ -186,12 +186,12 @@ def under_way() -> Iterator[Moment]:
     ]
     yield (
         240.0,
-        events.Drafted(
+        events.DraftUpdated(
             run_id=RUN,
             step=6,
             role="optimizer",
             purpose="analyst_failure",
-            sample="optimizer/analyst_failure/6",
+            call_id="optimizer/analyst_failure/6",
             attempt=1,
             draft={"patterns": [{"type": "state", "description": "full names", "count": 2}], "edits": edits},
         ),

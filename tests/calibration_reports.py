@@ -5,7 +5,7 @@ from __future__ import annotations
 from reflact.calibration.metrics import Measures, Scored, measure
 from reflact.calibration.results import CalibrationReport, Change, Consumed, DropCount, PairCount
 from reflact.memory import Evaluation, Gold, Promotion
-from reflact.results import Estimate, Usage
+from reflact.results import IntervalEstimate, Usage
 
 CRITIC = (
     '{"checksum":"cd6b","critic":"critic@1","llm":"{\\"endpoint\\":\\"http://127.0.0.1:9/v1\\",'
@@ -100,12 +100,12 @@ def everything() -> CalibrationReport:
         ),
         not_tested="the fourth batch came too late",
         held_out=Change(
-            before=before, after=after, gain=Estimate(value=1.41, low=1.02, high=1.83), unscored=4
+            before=before, after=after, gain=IntervalEstimate(value=1.41, low=1.02, high=1.83), unscored=4
         ),
         anchors=Change(
             before=measures(2.5, traces=5),
             after=measures(1.5, traces=5),
-            gain=Estimate(value=0.83, low=-0.11, high=1.71),
+            gain=IntervalEstimate(value=0.83, low=-0.11, high=1.71),
         ),
         by_round=(before, measures(1.2), measures(0.8), after),
         outlook="24 held-out traces show with 95% power what lowers the error by 0.78 deviations",
@@ -124,7 +124,7 @@ def hostile(text: str) -> CalibrationReport:
     full = everything()
     marked = text.encode("utf-8", "surrogatepass").hex()
     tests = tuple(
-        test.model_copy(update={"critic": critic, "prompt": text, "outcome": text, "pair_ids": (text,)})
+        test.model_copy(update={"critic": critic, "prompt": text, "comparison": text, "pair_ids": (text,)})
         for test, critic in zip(full.tests, (text, f'{{"llm":"{{}}","{marked}":1}}', CRITIC), strict=True)
     )
     ill = measures(2.0, mistakes=(text,))
@@ -138,7 +138,7 @@ def hostile(text: str) -> CalibrationReport:
             "tests": tests,
             "not_tested": text,
             "held_out": Change(before=ill, after=ill, gain=full.held_out.gain),
-            "outlook": text,
+            "estimate_power": text,
             "consumed": tuple(
                 one.model_copy(update={"role": text, "purpose": text}) for one in full.consumed
             ),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pydantic import JsonValue
 
 from reflact.calibration.curriculum import KindShare, Round
-from reflact.calls import Rendered, ReplyModel, Sample
-from reflact.data import rng
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
+from reflact.data import make_rng
 from reflact.memory import (
     MISTAKES,
     Action,
@@ -59,9 +59,9 @@ def round_of(*kinds: str, number: int = 1, nearest: float = 1, farthest: float =
     return Round(number=number, shares=shares, nearest=nearest, farthest=farthest)
 
 
-def mistaken(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Write a valid mistaken evaluation, or another purpose, as the prompt asks for it."""
-    if sample.purpose == "other_purpose":
+    if call_id.purpose == "other_purpose":
         return {"purpose": "Draw the three figures of the report."}
     asked = prompt.messages[1].content.rsplit("Write the mistaken evaluation", 1)[1]
     found = re.search(r"\((\w+)\), with a number from ([\d.]+) to ([\d.]+)\.", asked)
@@ -69,7 +69,7 @@ def mistaken(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> 
     low, high = float(found[2]), float(found[3])
     return {
         "mistake": found[1],
-        "reasoning": f"It looks like more, {sample.part[:6]} and {sample.trial}.",
+        "reasoning": f"It looks like more, {call_id.part[:6]} and {call_id.trial}.",
         "phi_after": low + (high - low) / 2,
         "why": "The state shows something else.",
     }
@@ -89,12 +89,12 @@ class KnowingJudge:
         self._seed = seed
         self._always = always
 
-    def __call__(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    def __call__(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
         """Answer one comparison; the right side is the one whose reasoning holds no praise."""
         text = prompt.messages[1].content
         first = text[text.index("<first>") : text.index("</first>")]
         right = "second" if "It looks like more" in first or "was scored" in first else "first"
-        hit = rng(self._seed, sample.label).random() < self._accuracy
+        hit = make_rng(self._seed, call_id.label).random() < self._accuracy
         other = {"first": "second", "second": "first"}[right]
         return {"reasoning": "By the states.", "better": self._always or (right if hit else other)}
 

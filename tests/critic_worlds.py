@@ -16,7 +16,7 @@ import anyio
 from pydantic import JsonValue
 
 from reflact.calibration.critic import CRITIC, Critic
-from reflact.calls import Rendered
+from reflact.calls import RenderedPrompt
 from reflact.critic_config import CriticSettings
 from reflact.memory import (
     MISTAKES,
@@ -30,7 +30,7 @@ from reflact.memory import (
 )
 from reflact.memory_cards import visible_to
 from reflact.memory_ports import StoredPair
-from reflact.prompts import load_book
+from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 
 WORDS = (
@@ -64,7 +64,7 @@ ASKING = (
     Scope(roles=("critic",), tools=("browser", "shell")),
     Scope(roles=("critic",), user="alice"),
 )
-BOOK = load_book()
+BOOK = load_prompts()
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -158,7 +158,7 @@ class World:
             state_tokens=random.choice((32, 2000)),
         )
 
-    async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[Rendered, StateScore]:
+    async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[RenderedPrompt, StateScore]:
         """Return what the critic asks and what comes of it, with the store's pairs in an order."""
         llm = ScriptedLLM(
             lambda *_: {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}

@@ -9,26 +9,26 @@ from typing import Any
 
 import httpx
 
-from reflact.calls import Message, Rendered, Sample
+from reflact.calls import CallId, Message, RenderedPrompt
 from reflact.llm.budget import Budget
 from reflact.llm.client import Client
-from reflact.ports import EffectStore, Emit, Journal
+from reflact.ports import DecisionLog, EventCallback, ResponseStore
 from reflact.roles import ModelConfig
-from reflact.testing import MemoryStore
+from reflact.testing import InMemoryRunStore
 
 RUN = "r0"
 URL = "http://endpoint.test/v1"
 
-PROMPT = Rendered(
+PROMPT = RenderedPrompt(
     name="pick",
     version=1,
     messages=(Message(role="system", content="Pick."), Message(role="user", content="From these.")),
 )
 
 
-def sample(part: str = "", *, purpose: str = "merge", attempt: int = 0) -> Sample:
+def call_id(part: str = "", *, purpose: str = "merge", attempt: int = 0) -> CallId:
     """Return a place in a plan."""
-    return Sample(role="optimizer", purpose=purpose, step=1, part=part, attempt=attempt)
+    return CallId(role="optimizer", purpose=purpose, step=1, part=part, attempt=attempt)
 
 
 def config(**settings: Any) -> ModelConfig:
@@ -86,9 +86,9 @@ class Endpoint(httpx.AsyncBaseTransport):
         return [json.loads(request.content) for request in self.requests]
 
 
-async def opened() -> MemoryStore:
+async def opened() -> InMemoryRunStore:
     """Return a store in which the run is open."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run(RUN, {}, {})
     return store
 
@@ -98,11 +98,11 @@ async def connected(
     transport: httpx.AsyncBaseTransport,
     settings: ModelConfig | None = None,
     *,
-    store: MemoryStore | None = None,
-    effects: EffectStore | None = None,
-    journal: Journal | None = None,
+    store: InMemoryRunStore | None = None,
+    effects: ResponseStore | None = None,
+    journal: DecisionLog | None = None,
     budget: Budget | None = None,
-    emit: Emit | None = None,
+    emit: EventCallback | None = None,
 ) -> AsyncIterator[Client]:
     """Enter a client of the optimizer's role in front of a transport."""
     store = store or await opened()
@@ -111,7 +111,7 @@ async def connected(
         role="optimizer",
         run_id=RUN,
         effects=effects or store,
-        journal=journal or store.journal(RUN),
+        journal=journal or store.decision_log(RUN),
         budget=budget,
         transport=transport,
         on_event=emit,

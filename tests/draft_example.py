@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from reflact.calls import Message, Rendered, ReplyModel, Sample
+from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
-from reflact.testing import MemoryStore
-from reflact.types import Frozen
+from reflact.testing import InMemoryRunStore
+from reflact.types import FrozenModel
 
 CASSETTE = Path(__file__).parents[1] / "fixtures" / "drafts" / "cassette.jsonl"
 
@@ -27,10 +27,10 @@ MODEL = ModelConfig(
     extra_body={"frequency_penalty": 0.3},
 )
 
-SAMPLE = Sample(role="optimizer", purpose="draft", step=1)
+SAMPLE = CallId(role="optimizer", purpose="draft", step=1)
 
 
-class Rule(Frozen):
+class Rule(FrozenModel):
     """One rule of a handbook."""
 
     title: str = Field(max_length=60, description="A short title.")
@@ -47,7 +47,7 @@ class Handbook(ReplyModel):
     closing: str = Field(max_length=250, description="A last word to the reader, in a paragraph.")
 
 
-PROMPT = Rendered(
+PROMPT = RenderedPrompt(
     name="handbook",
     version=1,
     messages=(
@@ -71,7 +71,7 @@ async def record() -> int:
     async def ignore(_: object) -> None:
         pass
 
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run("r0", {}, {})
     async with open_cassette(CASSETTE, mode="record") as transport:
         client = Client(
@@ -79,10 +79,10 @@ async def record() -> int:
             role="optimizer",
             run_id="r0",
             effects=store,
-            journal=store.journal("r0"),
+            journal=store.decision_log("r0"),
             transport=transport,
             on_event=ignore,
         )
         async with client:
-            reply = await client.ask(PROMPT, Handbook, sample=SAMPLE)
+            reply = await client.ask(PROMPT, Handbook, call_id=SAMPLE)
     return len(reply.value.model_dump_json())

@@ -15,10 +15,10 @@ from reflact.calibration.comparing import JudgeReply
 from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.trace import Trace
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.memory import Action, Gold, Transition
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 
 CLAIM = "Success! Everything is finished."
 FLATTERY = 3.0
@@ -75,13 +75,13 @@ def flattered(*, contrary: bool = False) -> ScriptedLLM:
     A contrary one is flattered only after it has seen a worked example of that mistake.
     """
 
-    def play(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def play(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         return answer(prompt, reply_type, contrary=contrary)
 
     return ScriptedLLM(play, identity="contrary" if contrary else "flattered")
 
 
-def answer(prompt: Rendered, reply_type: type[ReplyModel], *, contrary: bool = False) -> Answer:
+def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], *, contrary: bool = False) -> ScriptedAnswer:
     """Answer any prompt of calibration."""
     if issubclass(reply_type, CriticReply):
         return criticised(prompt.messages[-1].content, contrary=contrary)
@@ -99,12 +99,12 @@ def answer(prompt: Rendered, reply_type: type[ReplyModel], *, contrary: bool = F
     return {"purpose": "Delete all invoices of the quarter"}
 
 
-def sample_kind(prompt: Rendered) -> str:
+def sample_kind(prompt: RenderedPrompt) -> str:
     """Return the kind of mistake that a prompt asks for."""
     return str(re.findall(r"mistaken evaluation \((\w+)\)", prompt.messages[-1].content)[-1])
 
 
-def criticised(content: str, *, contrary: bool = False) -> Answer:
+def criticised(content: str, *, contrary: bool = False) -> ScriptedAnswer:
     """Return the critic's reply to its prompt."""
     question = EXAMPLE.sub("", content)
     before, after = read_states(question)
@@ -125,7 +125,7 @@ def teaches(example: str) -> bool:
     return CLAIM in example and len(numbers) == 2 and numbers[1] - numbers[0] >= 2
 
 
-def judged(content: str) -> Answer:
+def judged(content: str) -> ScriptedAnswer:
     """Return the judge's reply: the evaluation nearer to what the states show."""
     _, after = read_states(content)
     first, second = (abs(float(number) - phi(after)) for number in COMPARED.findall(content)[-2:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reflact import MemoryStore
-from reflact.calls import Intent, Sample, StoredReply
+from reflact.calls import CallId, CallReservation, StoredResponse
 from reflact.memory import (
     Action,
     ContrastPair,
@@ -17,8 +17,8 @@ from reflact.memory import (
 )
 from reflact.memory_cards import Recording, first_content, level
 from reflact.memory_ports import BatchTest, CardStore
-from reflact.ports import EffectStore
-from reflact.types import digest
+from reflact.ports import ResponseStore
+from reflact.types import digest_json
 
 CRITIC = Scope(roles=("critic",))
 
@@ -58,17 +58,17 @@ def make_pair(
     )
 
 
-async def keep_reply(effects: EffectStore, asked: str, said: str) -> str:
+async def keep_reply(effects: ResponseStore, asked: str, said: str) -> str:
     """Store what a model said to a question of a role and purpose, and return its key."""
     role, purpose = asked.split("/")
-    key = digest([asked, said])
-    sample = Sample(role=role, purpose=purpose, part="p").label
-    intent = Intent(
-        key=key, run_id="r", sample=sample, role="critic", purpose=purpose, endpoint="e", model="m"
+    key = digest_json([asked, said])
+    call_id = CallId(role=role, purpose=purpose, part="p").label
+    intent = CallReservation(
+        key=key, run_id="r", call_id=call_id, role="critic", purpose=purpose, endpoint="e", model="m"
     )
-    await effects.intend(intent)
-    reply = StoredReply(key=key, status=200, content_type="application/json", chunks=(said,))
-    await effects.keep_reply(reply, intent)
+    await effects.reserve(intent)
+    reply = StoredResponse(key=key, status=200, content_type="application/json", chunks=(said,))
+    await effects.store_response(reply, intent)
     return key
 
 

@@ -15,42 +15,42 @@ from reflact.calibration.contrast import ContrastSettings, contrast
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import KindShare, Round
 from reflact.calibration.meta_judge import MetaSettings, meta_judge
-from reflact.calls import Rendered, Reply, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, Reply, ReplyModel
 from reflact.config import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
 from reflact.ports import R
-from reflact.prompts import load_book
-from reflact.records import BufferEntry
+from reflact.prompts import load_prompts
+from reflact.records import StepBufferEntry
 from reflact.roles import ModelConfig
 from reflact.stages.aggregate import aggregate
-from reflact.stages.appendix import remind
-from reflact.stages.compare import categorised, show_comparison
-from reflact.stages.lapses import Triage
+from reflact.stages.appendix import update_appendix
+from reflact.stages.compare import categorize_items, show_comparison
+from reflact.stages.lapses import LapseTriage
 from reflact.stages.material import show_buffer, show_edits, show_meta
-from reflact.stages.meta_skill import meta_skill
-from reflact.stages.modes import analyses
+from reflact.stages.meta_skill import update_meta_skill
+from reflact.stages.modes import choose_analysis
 from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.replies import merge_check, merging, rank_check, ranking
-from reflact.stages.select import select, step_size
+from reflact.stages.replies import make_merge_check, make_rank_check, merge_reply_type, rank_reply_type
+from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import slow_update
 from reflact.stages.update import update
-from reflact.tail import with_notes
-from reflact.testing import MemoryStore
+from reflact.tail import replace_notes
+from reflact.testing import InMemoryRunStore
 from reflact.types import (
-    Chosen,
+    AggregateResult,
+    AnalystReport,
     Edit,
     EditKind,
     Item,
-    Merged,
     Patch,
-    Report,
     Rollout,
+    RolloutSource,
     Score,
+    SelectResult,
     Skill,
-    Source,
     Turn,
 )
 
@@ -112,7 +112,7 @@ NOTES = (
 )
 MEMORY = "Rules with an example of a right value helped. Long explanations did not help."
 ATTEMPTS = (
-    BufferEntry(
+    StepBufferEntry(
         step=1,
         action="reject",
         n_failures=3,
@@ -155,7 +155,7 @@ CLAIMED = ContrastPair(
 class Example:
     """A rendered prompt with the reply type and check that its stage uses."""
 
-    prompt: Rendered
+    prompt: RenderedPrompt
     reply_type: type[ReplyModel]
     check: Callable[[Any], None] | None
 
@@ -175,10 +175,10 @@ class Listener:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Keep the question.
@@ -188,7 +188,7 @@ class Listener:
         """
         example = Example(prompt, reply_type, check)
         self.heard[example.name] = example
-        raise ReplyError(f"{sample.label} is not answered here")
+        raise ReplyError(f"{call_id.label} is not answered here")
 
     async def recall(self, step: int, label: str) -> None:
         """Return that nothing was noted."""
@@ -204,7 +204,7 @@ async def examples() -> dict[str, Example]:
     another hole are rendered as the stages did then.
     """
     listener = Listener()
-    asked: dict[str, Any] = {"llm": listener, "prompts": load_book(), "journal": listener}
+    asked: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "journal": listener}
     await _reflect(asked)
     await _merge(asked, SKILL, "append", RULES)
     await _merge(asked, LIST, "rewrite", DRAFTS)
@@ -216,12 +216,12 @@ async def examples() -> dict[str, Example]:
 
 
 def _older() -> dict[str, Example]:
-    book = load_book({"merge": 1, "merge_final": 1, "ranking": 1})
+    book = load_prompts({"merge": 1, "merge_final": 1, "ranking": 1})
     edits = [Edit(op="append", content=q, support_count=3 - n) for n, q in enumerate(QUERIES)]
     proposals = {"document": "", "proposals": show_edits(edits)}
     sizes = {"count": "3", "budget": "2"}
-    merge = (merging(("append",), proposals=3), merge_check(SKILL, proposals=3))
-    rank = (ranking(proposals=3, budget=2), rank_check(proposals=3, budget=2))
+    merge = (merge_reply_type(("append",), proposals=3), make_merge_check(SKILL, proposals=3))
+    rank = (rank_reply_type(proposals=3, budget=2), make_rank_check(proposals=3, budget=2))
     older = (
         Example(book.render("merge", proposals), *merge),
         Example(book.render("merge_final", proposals), *merge),
@@ -241,20 +241,20 @@ async def _reflect(asked: dict[str, Any]) -> None:
             **asked,
             step=1,
             tokens=1000,
-            analysis=analyses(update_config, SKILL, max_edits=1),
+            analysis=choose_analysis(update_config, SKILL, max_edits=1),
             notes=lambda batch: "",
         )
         for batch in batches:
             await analyst.report(batch)
-    triage = Triage(LATER, _unread, successes=True, **asked, step=1, tokens=1000)
+    triage = LapseTriage(LATER, _unread, successes=True, **asked, step=1, tokens=1000)
     for batch in batches:
         await triage.report(batch)
 
 
 async def _merge(asked: dict[str, Any], skill: Skill, kind: EditKind, texts: Sequence[str]) -> None:
-    sources: tuple[Source, ...] = ("failure", "failure", "failure", "success")
+    sources: tuple[RolloutSource, ...] = ("failure", "failure", "failure", "success")
     reports = [
-        Report(
+        AnalystReport(
             source_type=source,
             index=n,
             item_ids=("0",),
@@ -275,22 +275,22 @@ async def _merge(asked: dict[str, Any], skill: Skill, kind: EditKind, texts: Seq
 
 async def _decide(asked: dict[str, Any]) -> None:
     edits = tuple(_edit("append", rule, "failure", 3 - n) for n, rule in enumerate(RULES[:3]))
-    merged = Merged(patch=Patch(edits=edits))
-    await step_size(merged, SKILL, notes=show_buffer(ATTEMPTS), **asked, step=1, otherwise=1)
+    merged = AggregateResult(patch=Patch(edits=edits))
+    await choose_step_size(merged, SKILL, notes=show_buffer(ATTEMPTS), **asked, step=1, default=1)
     await select(merged, SKILL, budget=2, notes=show_meta(MEMORY), **asked, step=1)
     suggestions = tuple(_edit("suggest", text, "failure", 2) for text in SUGGESTIONS)
-    await update(LIST, Chosen(patch=Patch(edits=suggestions), pool_size=2), **asked, step=1)
-    reports = [Report(source_type="failure", index=0, item_ids=("0",), reminders=NOTES[3:])]
-    await remind(with_notes(SKILL, NOTES[:3]), reports, threshold=2, **asked, step=1)
+    await update(LIST, SelectResult(patch=Patch(edits=suggestions), pool_size=2), **asked, step=1)
+    reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=NOTES[3:])]
+    await update_appendix(replace_notes(SKILL, NOTES[:3]), reports, threshold=2, **asked, step=1)
 
 
 async def _close(asked: dict[str, Any]) -> None:
     before = _rollouts(SKILL, WRONG, hard=0)
     after = (*_rollouts(LATER, RIGHT[:1], hard=1), *_rollouts(LATER, WRONG, hard=0)[1:])
-    comparison = show_comparison(categorised(ITEMS, before, after, None), tokens=1000)
+    comparison = show_comparison(categorize_items(ITEMS, before, after, None), tokens=1000)
     place = {**asked, "comparison": comparison, "step": 2, "epoch": 2}
     await slow_update(SKILL, LATER, guidance="Read the question twice.", **place)
-    await meta_skill(SKILL, LATER, attempts=show_buffer(ATTEMPTS), memory=MEMORY, **place)
+    await update_meta_skill(SKILL, LATER, attempts=show_buffer(ATTEMPTS), memory=MEMORY, **place)
 
 
 async def _judge(listener: Listener) -> None:
@@ -327,15 +327,15 @@ async def _contrast(listener: Listener) -> None:
     await meta_judge([event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same)
 
 
-async def _unread(batch: Minibatch) -> Report:
-    return batch.blank
+async def _unread(batch: Minibatch) -> AnalystReport:
+    return batch.empty_report
 
 
-def _edit(kind: EditKind, text: str, source: Source, support: int) -> Edit:
+def _edit(kind: EditKind, text: str, source: RolloutSource, support: int) -> Edit:
     return Edit(op=kind, content=text, source_type=source, support_count=support)
 
 
-def _batch(source: Source, answers: Sequence[str]) -> Minibatch:
+def _batch(source: RolloutSource, answers: Sequence[str]) -> Minibatch:
     rollouts = _rollouts(SKILL, answers, hard=0 if source == "failure" else 1)
     return Minibatch(source=source, index=0, items=ITEMS, rollouts=rollouts)
 
@@ -356,14 +356,19 @@ def _rollouts(skill: Skill, answers: Sequence[str], *, hard: float) -> tuple[Rol
 
 async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyModel:
     """Ask one example's question and return the validated reply."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     client = Client(
-        MODEL, role="optimizer", run_id="r", effects=store, journal=store.journal("r"), transport=transport
+        MODEL,
+        role="optimizer",
+        run_id="r",
+        effects=store,
+        journal=store.decision_log("r"),
+        transport=transport,
     )
     prompt = example.prompt
     async with client:
-        sample = Sample(role="optimizer", purpose=prompt.name, step=0, part=f"v{prompt.version}")
-        reply = await client.ask(prompt, example.reply_type, sample=sample, check=example.check)
+        call_id = CallId(role="optimizer", purpose=prompt.name, step=0, part=f"v{prompt.version}")
+        reply = await client.ask(prompt, example.reply_type, call_id=call_id, check=example.check)
     return reply.value
 
 

@@ -35,33 +35,33 @@ class Logged(NamedTuple):
     """A request as it arrived: the hash of its body, and its sample."""
 
     body: str
-    sample: str
+    call_id: str
 
 
-def answer(body: dict[str, Any], sample: str, *, spoiled: int | None = SPOILED_STEP) -> str:
+def answer(body: dict[str, Any], call_id: str, *, spoiled: int | None = SPOILED_STEP) -> str:
     """Return what the model says; the merges of the step ``spoiled`` are never valid."""
     messages = body["messages"]
     asked = next(m["content"] for m in messages if m["role"] == "user")
     system = "\n".join(m["content"] for m in messages if m["role"] == "system")
-    if sample.startswith("target/"):
-        return _target(system, asked, sample)
-    first_attempt = sample.endswith("attempt=0")
-    if first_attempt and "part=0" in sample and int(_digits(sample), 16) % 2:
+    if call_id.startswith("target/"):
+        return _target(system, asked, call_id)
+    first_attempt = call_id.endswith("attempt=0")
+    if first_attempt and "part=0" in call_id and int(_digits(call_id), 16) % 2:
         return "Let me think about that first."
-    if f"merge/step={spoiled}/" in sample:
+    if f"merge/step={spoiled}/" in call_id:
         return '{"edits": ['
     schema = body["response_format"]["json_schema"]
     return json.dumps(_reply(schema["name"], schema["schema"]["properties"], asked))
 
 
-def _target(skill: str, asked: str, sample: str) -> str:
+def _target(skill: str, asked: str, call_id: str) -> str:
     name, _, number = asked.partition(" ")
     if name == "coin":
-        return f"coin:{_digits(sample)}"
+        return f"coin:{_digits(call_id)}"
     lines = skill.splitlines()
     known = f"- rule {name}." in lines and name != "slip"
     if name == "flip":
-        known = int(_digits(sample), 16) % 2 == 0
+        known = int(_digits(call_id), 16) % 2 == 0
     return f"{name}:{number}" if known and "- hush." not in lines else "unknown"
 
 
@@ -165,8 +165,8 @@ def _guidance(asked: str) -> str:
     return missing[0] if missing else f"Take care of {_digits(asked)}."
 
 
-def _digits(sample: str) -> str:
-    return hashlib.sha256(sample.encode()).hexdigest()[:8]
+def _digits(call_id: str) -> str:
+    return hashlib.sha256(call_id.encode()).hexdigest()[:8]
 
 
 def completion(body: dict[str, Any], text: str) -> dict[str, Any]:
@@ -238,17 +238,17 @@ class Server:
                 self._until, self._broken = None, False
         return "200 OK", self._log
 
-    async def _chat(self, body: dict[str, Any], sample: str) -> tuple[str, Any]:
-        self._broken |= self._until is not None and sample.startswith(self._until)
+    async def _chat(self, body: dict[str, Any], call_id: str) -> tuple[str, Any]:
+        self._broken |= self._until is not None and call_id.startswith(self._until)
         if self._broken:
             return "503 Service Unavailable", {"error": {"message": "gone for good"}}
         fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         async with self._arrived:
-            self._log.append(Logged(fingerprint, sample))
+            self._log.append(Logged(fingerprint, call_id))
             self._arrived.notify_all()
-        share = int(hashlib.sha256((fingerprint + sample).encode()).hexdigest()[:4], 16) / 0xFFFF
+        share = int(hashlib.sha256((fingerprint + call_id).encode()).hexdigest()[:4], 16) / 0xFFFF
         await asyncio.sleep(share * SLOWEST_SECONDS)
-        return "200 OK", completion(body, answer(body, sample))
+        return "200 OK", completion(body, answer(body, call_id))
 
 
 async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:

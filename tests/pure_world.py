@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 import pure_server
 from reflact.results import Reuse, RunSummary, Spend, Usage
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 TWINS = ("train-4", "train-9")
 """Two items of one text, each answered in its own way."""
@@ -28,7 +28,7 @@ URL = "http://pure.test"
 Rows = tuple[tuple[Any, ...], ...]
 
 
-class Ended(Frozen):
+class Ended(FrozenModel):
     """Everything that a run leaves, but for times and what a crash cost.
 
     Args:
@@ -76,7 +76,9 @@ def left_by(out_dir: Path) -> Ended:
         replies=rows(out_dir, "SELECT key FROM replies ORDER BY key"),
         rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),
         spend=tuple(
-            s.model_copy(update={"unsettled": 0, "worst": Usage()}) for s in summary.spend if s.usage.calls
+            s.model_copy(update={"unsettled": 0, "worst_case": Usage()})
+            for s in summary.spend
+            if s.usage.calls
         ),
     )
 
@@ -159,11 +161,11 @@ class PureNetwork(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(await request.aread())
-        sample = request.headers["x-sample"]
-        self.samples.append(sample)
+        call_id = request.headers["x-sample"]
+        self.samples.append(call_id)
         await checkpoint()
         try:
-            said = self._answer(body, sample)
+            said = self._answer(body, call_id)
         except TooLong:
             return httpx.Response(400, json={"error": {"code": "context_length_exceeded"}})
         return httpx.Response(200, json=pure_server.completion(body, said))

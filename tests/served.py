@@ -133,7 +133,7 @@ class Endpoint:
         samples: What was asked for, in order.
     """
 
-    def __init__(self, hold: Callable[[str, list[str]], bool] = lambda sample, before: False) -> None:
+    def __init__(self, hold: Callable[[str, list[str]], bool] = lambda call_id, before: False) -> None:
         self.samples: list[str] = []
         self.held = threading.Event()
         self.go_on = threading.Event()
@@ -141,14 +141,14 @@ class Endpoint:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
-        body, sample = asked_of(handler), handler.headers["x-sample"]
-        wait = self._hold(sample, list(self.samples))
-        self.samples.append(sample)
+        body, call_id = asked_of(handler), handler.headers["x-sample"]
+        wait = self._hold(call_id, list(self.samples))
+        self.samples.append(call_id)
         if wait:
             self.held.set()
             self.go_on.wait(HANGS)
         try:
-            send(handler, pure_server.completion(body, pure_server.answer(body, sample)))
+            send(handler, pure_server.completion(body, pure_server.answer(body, call_id)))
         except OSError:
             assert wait, "only those that were kept waiting may have hung up"
 

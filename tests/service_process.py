@@ -46,11 +46,11 @@ class Provider:
 
     def __call__(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
-        body, sample = asked_of(handler), str(handler.headers["x-sample"])
-        self.asked.append(sample)
-        text = self._said(body, sample)
+        body, call_id = asked_of(handler), str(handler.headers["x-sample"])
+        self.asked.append(call_id)
+        text = self._said(body, call_id)
         if not body.get("stream"):
-            self._may_hold(sample)
+            self._may_hold(call_id)
             send(handler, pure_server.completion(body, text))
             return
         pieces = sse.stream(text)
@@ -60,11 +60,11 @@ class Provider:
         for piece in pieces[:-3]:
             handler.wfile.write(piece)
         handler.wfile.flush()
-        self._may_hold(sample)
+        self._may_hold(call_id)
         handler.wfile.write(b"".join(pieces[-3:]))
 
-    def _said(self, body: dict[str, Any], sample: str) -> str:
-        text = pure_server.answer(body, sample, spoiled=None)
+    def _said(self, body: dict[str, Any], call_id: str) -> str:
+        text = pure_server.answer(body, call_id, spoiled=None)
         if not self._hostile or '"edits"' not in text:
             return text
         reply = json.loads(text)
@@ -72,8 +72,8 @@ class Provider:
             edit["content"] += f"\n{self._hostile}"
         return json.dumps(reply)
 
-    def _may_hold(self, sample: str) -> None:
-        if self._holds is not None and sample.startswith(self._holds) and not self.released.is_set():
+    def _may_hold(self, call_id: str) -> None:
+        if self._holds is not None and call_id.startswith(self._holds) and not self.released.is_set():
             self.held.set()
             self.released.wait(PATIENCE)
 

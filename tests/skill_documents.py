@@ -66,7 +66,7 @@ def well_formed(text: str) -> bool:
 
 def protected(text: str) -> list[str]:
     """The text of each protected region, in order."""
-    return [text[region.start : region.end] for region in skills.regions(text)]
+    return [text[region.start : region.end] for region in skills.find_regions(text)]
 
 
 @st.composite

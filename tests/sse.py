@@ -9,8 +9,8 @@ from typing import Any
 import anyio.lowlevel
 import httpx
 
-from reflact.calls import Intent, StoredReply
-from reflact.testing import MemoryStore
+from reflact.calls import CallReservation, StoredResponse
+from reflact.testing import InMemoryRunStore
 
 COUNTS = {
     "prompt_tokens": 10,
@@ -89,14 +89,14 @@ class Streaming(httpx.AsyncBaseTransport):
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body(answer))
 
 
-class Kept(MemoryStore):
+class Kept(InMemoryRunStore):
     """Keeps the replies that are stored."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.replies: list[StoredReply] = []
+        self.replies: list[StoredResponse] = []
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
         """Store it, and keep it."""
         self.replies.append(reply)
-        await super().keep_reply(reply, intent)
+        await super().store_response(reply, intent)

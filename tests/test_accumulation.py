@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.data import epoch_plan
+from reflact.data import plan_epoch
 from reflact.testing import ToyEnvironment
 from reflact.types import Split
 from toy_runs import playing, run
@@ -24,7 +24,7 @@ async def test_a_step_takes_several_batches(tmp_path: Path) -> None:
         select={"max_edits": 4, "min_edits": 4},
     )
     train = [i.id for i in ToyEnvironment(train=8, val=4, test=4).items(Split.train)]
-    plan = epoch_plan(train, epoch=1, seed=42, batch_size=2, accumulation=2)
+    plan = plan_epoch(train, epoch=1, seed=42, batch_size=2, accumulation=2)
     assert len(done.records) == len(plan) == 2
     for record, batches in zip(done.records, plan, strict=True):
         assert record.item_ids == tuple(i for batch in batches for i in batch)
@@ -44,7 +44,7 @@ async def test_a_minibatch_never_spans_batches(tmp_path: Path) -> None:
     """Batches smaller than a minibatch have one each, where one batch of both would have one together."""
     done = await run(tmp_path, train={"batch_size": 2, "accumulation": 2}, reflect={"minibatch_size": 8})
     assert [(r.batch, r.index) for r in done.records[0].reports] == [(0, 0), (1, 0)]
-    parts = {c.sample.part for c in done.asked("analyst_failure") if c.sample.step == 1}
+    parts = {c.call_id.part for c in done.asked("analyst_failure") if c.call_id.step == 1}
     assert parts == {"0", "1/0"}
 
 

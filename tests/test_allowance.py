@@ -16,8 +16,8 @@ from reflact.llm.budget import Budget
 from reflact.ports import Session
 from reflact.results import Usage
 from reflact.tasks import fan_out
-from reflact.testing import MemoryStore, ToyEnvironment, ToyTarget
-from reflact.types import Graded, Item, Score, Skill, Split
+from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
+from reflact.types import Grade, Item, Score, Skill, Split
 
 pytestmark = pytest.mark.anyio
 
@@ -110,11 +110,11 @@ def test_declared_tokens_count_as_the_dearest_kind() -> None:
 class Swallowing(ToyEnvironment):
     """Takes every error for a wrong answer."""
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         try:
             return await super().run(item, session, seed=seed)
         except Exception:  # noqa: BLE001 - what users' environments do
-            return Graded(score=Score.of(0), answer="")
+            return Grade(score=Score.of(0), answer="")
 
 
 class Refusing:
@@ -151,7 +151,7 @@ class Busy(ToyEnvironment):
         self._broken = broken
         self.running = self.most = 0
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -163,7 +163,7 @@ class Busy(ToyEnvironment):
             self.running -= 1
 
 
-async def rolled(environment: Busy, store: MemoryStore, budget: Budget, size: int) -> Sequence[object]:
+async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, size: int) -> Sequence[object]:
     """Run as many items at once, with 100 tokens and 2 calls declared for each."""
     worst = Usage(calls=2, input_tokens=100)
     unseen = UnseenRollouts(environment, budget=budget, effects=store, run_id=RUN, worst=worst)
@@ -182,14 +182,14 @@ def test_unseen_rollouts_take_what_was_declared() -> None:
     """So many at once as fit, each booked in full; the ledger says that nobody counted."""
 
     async def main() -> None:
-        store, environment = MemoryStore(), Busy("train-001")
+        store, environment = InMemoryRunStore(), Busy("train-001")
         await store.open_run(RUN, {}, {})
         budget = Budget(BudgetConfig(max_tokens=350))
         outcomes = await rolled(environment, store, budget, 3)
-        assert [type(o) if isinstance(o, Graded) else o for o in outcomes] == [Graded, ValueError, Graded]
+        assert [type(o) if isinstance(o, Grade) else o for o in outcomes] == [Grade, ValueError, Grade]
         (spent,) = await store.spend(RUN)
         assert spent.usage == Usage(calls=4, uncounted=4)
-        assert (spent.unsettled, spent.worst) == (1, Usage(calls=2, input_tokens=300))
+        assert (spent.unsettled, spent.worst_case) == (1, Usage(calls=2, input_tokens=300))
         again = Budget(BudgetConfig(max_tokens=350))
         again.begin([spent], 0.0)
         assert await rolled(environment, store, again, 1) == (BudgetSpent,)
@@ -201,10 +201,10 @@ def test_unseen_rollouts_wait_for_each_other_and_end_with_the_budget() -> None:
     """Declared caps are never undercut, so those that do not fit are refused when the others are through."""
 
     async def main() -> None:
-        store, environment = MemoryStore(), Busy()
+        store, environment = InMemoryRunStore(), Busy()
         await store.open_run(RUN, {}, {})
         outcomes = await rolled(environment, store, Budget(BudgetConfig(max_calls=5)), 6)
-        assert sum(isinstance(outcome, Graded) for outcome in outcomes) == 2
+        assert sum(isinstance(outcome, Grade) for outcome in outcomes) == 2
         assert outcomes.count(BudgetSpent) == 4
         assert environment.most == 2
         assert anyio.current_time() == 1

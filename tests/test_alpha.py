@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.folding import alpha_at, opened
-from reflact.records import Alpha
+from reflact.folding import add_alpha, find_alpha
+from reflact.records import AlphaBudget
 from reflact.stages.replies import AnalystReply
-from reflact.testing import ToyEnvironment, appending
+from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import Evidence, Skill, Split
 from toy_runs import Actor, Part, Ran, playing, right, run
 
@@ -32,8 +32,8 @@ NOISY: dict[str, Any] = {
 def test_a_run_plans_its_decisions(epochs: int, per_epoch: int, slow_gated: bool, decisions: int) -> None:
     """Each step, each gated slow update from the second epoch on, and the promotion at the end."""
     total = epochs * per_epoch
-    alpha = alpha_at(1, (), alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
-    assert alpha == Alpha(alpha=0.1, decisions=decisions, until_step=total)
+    alpha = find_alpha(1, (), alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
+    assert alpha == AlphaBudget(alpha=0.1, decisions=decisions, until_step=total)
     assert alpha.level == pytest.approx(0.1 / decisions)
 
 
@@ -46,8 +46,8 @@ def test_no_more_decisions_are_taken_than_were_planned(
     per_epoch: int, slow_gated: bool, starts: list[tuple[int, bool]]
 ) -> None:
     """However often a run is extended, before its end or after it, each alpha is enough."""
-    alphas: tuple[Alpha, ...] = ()
-    taken: Counter[Alpha] = Counter()
+    alphas: tuple[AlphaBudget, ...] = ()
+    taken: Counter[AlphaBudget] = Counter()
     step = epochs = 0
     for more, is_cut in starts:
         epochs += more
@@ -55,8 +55,8 @@ def test_no_more_decisions_are_taken_than_were_planned(
 
         def decide(at: int, total: int = total) -> None:
             nonlocal alphas
-            alpha = alpha_at(at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
-            alphas = opened(alphas, alpha)
+            alpha = find_alpha(at, alphas, alpha=0.1, total=total, per_epoch=per_epoch, slow_gated=slow_gated)
+            alphas = add_alpha(alphas, alpha)
             taken[alpha] += 1
 
         last = total - per_epoch // 2 - 1 if is_cut else total
@@ -79,12 +79,12 @@ def evidence(done: Ran) -> list[Evidence]:
 async def test_an_extension_opens_another_one_and_states_it(tmp_path: Path) -> None:
     """Earlier decisions keep their share, the added ones share a further alpha, and both are told."""
     number = iter(range(1000))
-    script = playing((AnalystReply, lambda wanted, _: appending(wanted, f"- nonsense {next(number)}")))
+    script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, f"- nonsense {next(number)}")))
     short = await run(tmp_path, script=script, **NOISY)
-    assert short.state.alphas == (Alpha(alpha=0.2, decisions=3, until_step=2),)
+    assert short.state.alphas == (AlphaBudget(alpha=0.2, decisions=3, until_step=2),)
     assert [e.level for e in evidence(short)] == [pytest.approx(0.2 / 3)] * 2
     longer = await run(tmp_path, script=script, train={"num_epochs": 3}, **NOISY)
-    assert longer.state.alphas == (*short.state.alphas, Alpha(alpha=0.2, decisions=5, until_step=6))
+    assert longer.state.alphas == (*short.state.alphas, AlphaBudget(alpha=0.2, decisions=5, until_step=6))
     assert [e.level for e in evidence(longer)] == [pytest.approx(x) for x in [0.2 / 3] * 2 + [0.2 / 5] * 4]
     assert longer.records[:2] == short.records
     assert len([e for e in longer.events if e.kind == "outlook"]) == 2
@@ -94,12 +94,12 @@ async def test_an_extension_opens_another_one_and_states_it(tmp_path: Path) -> N
 
 async def test_guidance_and_promotion_have_their_share(tmp_path: Path) -> None:
     """Gated slow updates are decided at the same level as the steps; ungated ones take no share."""
-    idle: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+    idle: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
     gated = await run(
         tmp_path / "a", script=playing(idle), train={"num_epochs": 3}, slow_update={"enabled": True}, **NOISY
     )
     assert [a.decisions for a in gated.state.alphas] == [6 + 2 + 1]
-    slow = [e.slow.verdict.evidence for e in gated.epochs if e.slow and e.slow.verdict]
+    slow = [e.slow_update.verdict.evidence for e in gated.epochs if e.slow_update and e.slow_update.verdict]
     assert [e.level for e in slow if e] == [pytest.approx(0.2 / 9)] * len(slow)
     assert slow
     forced = {"enabled": True, "gated": False}
@@ -126,7 +126,7 @@ async def test_the_second_comparison_takes_no_share(tmp_path: Path) -> None:
         tmp_path,
         environment=environment,
         actor=Actor(better),
-        script=playing((AnalystReply, lambda wanted, _: appending(wanted, f"- nonsense {next(number)}"))),
+        script=playing((AnalystReply, lambda wanted, _: append_reply(wanted, f"- nonsense {next(number)}"))),
         train={"num_epochs": 2},
         slow_update={"enabled": True, "gated": False},
         target={"deterministic": False},

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 from rich.console import Console
 
-from reflact.prompts import load_book
+from reflact.prompts import load_prompts
 from reflact.reporting.summary import format_step, print_summary
-from reflact.skill import regions
-from reflact.stages.appendix import CompactReply, remind
+from reflact.skill import find_regions
+from reflact.stages.appendix import CompactReply, update_appendix
 from reflact.stages.lapses import LapseReply, ReminderReply
 from reflact.stages.replies import AnalystReply, DraftReply, SuccessDraftReply
 from reflact.stages.update import RewriteReply
-from reflact.tail import notes
-from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, appending
-from reflact.testing.llm import Answer
-from reflact.types import Report, Skill
+from reflact.tail import read_notes
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, append_reply
+from reflact.testing.llm import ScriptedAnswer
+from reflact.types import AnalystReport, Skill
 from skill_documents import documents
 from toy_runs import LINES, Actor, Part, document, playing, run
 
@@ -34,7 +34,7 @@ DEAF = "Mind the rule double."
 """The reminder of the toy optimizer for a rule that stands in the document and is not followed."""
 
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
-IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 
 
 def deaf(skill: Skill, message: str, times: int) -> str | None:
@@ -60,8 +60,8 @@ async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: 
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf), update={"mode": mode}, **ON)
     assert done.actions == ["no_patches", "no_patches"]
     first = done.records[0]
-    assert first.notes == notes(done.current) == (DEAF,)
-    (made,) = first.made
+    assert first.notes == read_notes(done.current) == (DEAF,)
+    (made,) = first.created_versions
     assert (made.origin, made.inherited, made.score) == ("step 1 notes", True, 0.75)
     (failures,) = [report for report in first.reports if report.source_type == "failure"]
     assert failures.lapses == failures.item_ids != ()
@@ -83,12 +83,12 @@ async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -
     )
     (record,) = done.records
     assert record.verdict.action == "accept_new_best"
-    accepted, noted = record.made
+    accepted, noted = record.created_versions
     assert (accepted.number, noted.number) == (1, 2)
     assert (noted.inherited, noted.score) == (True, accepted.score)
     assert (record.current, record.best) == (noted, accepted)
-    assert notes(done.texts[accepted.skill_hash]) == ()
-    assert notes(done.texts[noted.skill_hash]) == (DEAF,)
+    assert read_notes(done.texts[accepted.skill_hash]) == ()
+    assert read_notes(done.texts[noted.skill_hash]) == (DEAF,)
     assert body_of(done.texts[noted.skill_hash]) == done.texts[accepted.skill_hash].rstrip("\n")
     assert LINES["parity"] in done.texts[accepted.skill_hash]
 
@@ -117,7 +117,7 @@ async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) ->
     )
     (record,) = done.records
     assert record.verdict.action == "reject"
-    assert notes(done.current) == (DEAF,)
+    assert read_notes(done.current) == (DEAF,)
     assert body_of(done.current) == known.rstrip("\n")
     assert record.best.number == 0
     assert done.best == known
@@ -126,8 +126,8 @@ async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) ->
 async def test_the_same_reminder_stands_there_once(tmp_path: Path) -> None:
     """Steps that find the same lapse again add nothing, and make no new version."""
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf), train={"num_epochs": 2}, **ON)
-    assert notes(done.current) == (DEAF,)
-    assert [bool(record.made) for record in done.records] == [True, False, False, False]
+    assert read_notes(done.current) == (DEAF,)
+    assert [bool(record.created_versions) for record in done.records] == [True, False, False, False]
     assert [record.notes for record in done.records] == [(DEAF,), None, None, None]
 
 
@@ -159,10 +159,10 @@ async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
     """With ``source: both`` cases that went well are asked about; with ``failure_only`` they are not."""
     script = playing((ReminderReply, {"reminders": ["Keep to the numbers."]}))
     both = await run(tmp_path / "a", initial=ALL, actor=Actor(deaf), script=script, **ON)
-    assert set(notes(both.current)) == {DEAF, "Keep to the numbers."}
+    assert set(read_notes(both.current)) == {DEAF, "Keep to the numbers."}
     one: dict[str, Any] = {"appendix": {"enabled": True, "source": "failure_only"}}
     failures = await run(tmp_path / "b", initial=ALL, actor=Actor(deaf), script=script, **one)
-    assert notes(failures.current) == (DEAF,)
+    assert read_notes(failures.current) == (DEAF,)
     assert failures.asked("lapse_success") == []
 
 
@@ -173,9 +173,9 @@ async def test_a_triage_that_cannot_be_had_leaves_all_cases_to_the_analyst(tmp_p
     for record in done.records:
         for report in record.reports:
             if report.source_type == "failure":
-                assert "has no rule" in str(report.triage_refusal)
+                assert "has no rule" in str(report.triage_no_reply_reason)
                 assert report.patch.edits
-    assert notes(done.current) == ()
+    assert read_notes(done.current) == ()
 
 
 # --------------------------------------------------------------------------------------- consolidation
@@ -192,20 +192,20 @@ async def test_too_many_notes_are_compacted(tmp_path: Path) -> None:
     reply, section = crowded("One.", "Two.")
     script = playing(reply, (CompactReply, {"notes": ["Mind all."]}))
     few = await run(tmp_path / "a", initial=ALL, script=script, **section)
-    assert notes(few.current) == ("One.", "Two.")
+    assert read_notes(few.current) == ("One.", "Two.")
     assert few.asked("consolidate") == []
     many = await run(tmp_path / "b", initial=ALL, actor=Actor(deaf), script=script, **section)
-    assert notes(many.texts[many.records[0].current.skill_hash]) == ("Mind all.",)
-    assert {call.sample.step for call in many.asked("consolidate")} == {1, 2}
+    assert read_notes(many.texts[many.records[0].current.skill_hash]) == ("Mind all.",)
+    assert {call.call_id.step for call in many.asked("consolidate")} == {1, 2}
 
 
 @pytest.mark.parametrize("reply", ["nothing", {"notes": []}, {"notes": ["a", "b", "c"]}])
-async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Answer) -> None:
+async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: ScriptedAnswer) -> None:
     """Where no valid reply can be had all notes stand as they are, and the record and the events say so."""
     given_notes, section = crowded("One.", "Two.", "Three.")
     script = playing(given_notes, (CompactReply, reply))
     done = await run(tmp_path, initial=ALL, script=script, **section)
-    assert notes(done.current) == ("One.", "Two.", "Three.")
+    assert read_notes(done.current) == ("One.", "Two.", "Three.")
     (fallback,) = done.records[0].fallbacks
     assert fallback.label == "consolidate"
     assert [e.fallback for e in done.events if e.kind == "fallback_taken"] == [fallback]
@@ -216,7 +216,7 @@ async def test_without_a_threshold_notes_are_never_compacted(tmp_path: Path) -> 
     """By default the appendix only grows."""
     reply, _ = crowded("One.", "Two.", "Three.")
     done = await run(tmp_path, initial=ALL, script=playing(reply), **ON)
-    assert notes(done.current) == ("One.", "Two.", "Three.")
+    assert read_notes(done.current) == ("One.", "Two.", "Three.")
     assert done.asked("consolidate") == []
 
 
@@ -230,16 +230,16 @@ lines = st.lists(
 @given(documents(), lines)
 async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[str]) -> None:
     """On any document every byte outside the appendix is where it was, in its order."""
-    report = Report(source_type="failure", index=0, item_ids=("a",), reminders=tuple(reminders))
-    store = MemoryStore()
+    report = AnalystReport(source_type="failure", index=0, item_ids=("a",), reminders=tuple(reminders))
+    store = InMemoryRunStore()
     await store.open_run("r0", {}, {})
-    noted = await remind(
+    noted = await update_appendix(
         Skill(text=text),
         [report],
         threshold=None,
         llm=ScriptedLLM(lambda *_: "never asked"),
-        prompts=load_book(),
-        journal=store.journal("r0"),
+        prompts=load_prompts(),
+        decision_log=store.decision_log("r0"),
         step=1,
     )
     assert without_appendix(noted.skill.text).startswith(without_appendix(text).rstrip("\r\n"))
@@ -249,7 +249,7 @@ async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[s
 
 def without_appendix(text: str) -> str:
     """Return the document without its appendix."""
-    for region in regions(text):
+    for region in find_regions(text):
         if region.name == "appendix":
             return text[: region.start] + text[region.end :]
     return text

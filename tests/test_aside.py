@@ -9,17 +9,17 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from reflact.aside import SHORT, aside
+from reflact.aside import INLINE_LIMIT, run_in_thread
 from reflact.tasks import fan_out
 
 pytestmark = pytest.mark.anyio
-LONG = "x" * (SHORT + 1)
+LONG = "x" * (INLINE_LIMIT + 1)
 
 
 async def test_what_is_short_is_done_in_place() -> None:
     """Work on little runs on the thread that asks."""
-    assert await aside(threading.get_ident, "little") == threading.get_ident()
-    assert await aside(threading.get_ident, LONG) != threading.get_ident()
+    assert await run_in_thread(threading.get_ident, "little") == threading.get_ident()
+    assert await run_in_thread(threading.get_ident, LONG) != threading.get_ident()
 
 
 async def test_one_piece_follows_the_other() -> None:
@@ -33,7 +33,7 @@ async def test_one_piece_follows_the_other() -> None:
         time.sleep(0.002)
         at_work -= 1
 
-    await fan_out(lambda _: aside(work, LONG), range(10))
+    await fan_out(lambda _: run_in_thread(work, LONG), range(10))
     assert most == 1
 
 
@@ -44,7 +44,7 @@ async def test_an_error_is_raised_where_it_was_asked_for() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await aside(fail, LONG)
+        await run_in_thread(fail, LONG)
 
 
 async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
@@ -56,10 +56,10 @@ async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
         go_on.wait(10)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(aside, work, LONG)
+        tasks.start_soon(run_in_thread, work, LONG)
         await anyio.to_thread.run_sync(begun.wait)
         tasks.cancel_scope.cancel()
     assert not go_on.is_set()
     go_on.set()
     done: Callable[[], bool] = go_on.is_set
-    assert await aside(done, LONG)
+    assert await run_in_thread(done, LONG)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.betting import Tally, stakes_for
+from reflact.betting import PairStatistics, choose_stakes
 
 scores = st.sampled_from((0.0, 0.25, 0.5, 1.0))
 sides = st.tuples(scores, scores)
 
 
-def counted(pairs: Sequence[tuple[float | None, float | None]], margin: float = 0.0) -> Tally:
+def counted(pairs: Sequence[tuple[float | None, float | None]], margin: float = 0.0) -> PairStatistics:
     """Return the tally of some pairs in a plan for 40."""
-    tally = Tally(stakes=stakes_for(40, level=0.05, margin=margin), margin=margin)
+    tally = PairStatistics(stakes=choose_stakes(40, level=0.05, margin=margin), margin=margin)
     for candidate, current in pairs:
         tally.add(candidate, current)
     return tally
@@ -27,8 +27,10 @@ def counted(pairs: Sequence[tuple[float | None, float | None]], margin: float = 
 
 def test_stakes_are_those_of_the_plan() -> None:
     """Each is twice the one before it, and none can lose more than nine tenths in a pair."""
-    assert stakes_for(400, level=0.0125, margin=0.0) == pytest.approx((0.20933, 0.41867, 0.83733), abs=1e-5)
-    assert stakes_for(20, level=0.0125, margin=0.25) == (0.72, 0.72, 0.72)
+    assert choose_stakes(400, level=0.0125, margin=0.0) == pytest.approx(
+        (0.20933, 0.41867, 0.83733), abs=1e-5
+    )
+    assert choose_stakes(20, level=0.0125, margin=0.25) == (0.72, 0.72, 0.72)
 
 
 @given(st.lists(sides, min_size=2, max_size=20))
@@ -36,14 +38,14 @@ def test_sums_are_those_of_the_differences(pairs: list[tuple[float, float]]) -> 
     """Mean and two standard errors are the sample's."""
     tally, found = counted(pairs), [new - old for new, old in pairs]
     assert tally.total == pytest.approx(sum(found))
-    assert tally.upper == pytest.approx(mean(found) + 2 * stdev(found) / math.sqrt(len(found)))
+    assert tally.upper_bound == pytest.approx(mean(found) + 2 * stdev(found) / math.sqrt(len(found)))
 
 
 def test_unmeasured_pairs_are_counted_and_left_out() -> None:
     """Each side's are counted apart; neither sums nor evidence move."""
     tally, same = counted([(1.0, 0.0), (None, 1.0), (None, None), (1.0, None)]), counted([(1.0, 0.0)])
-    assert (tally.asked, tally.measured, tally.missed) == (4, 1, (2, 2))
-    assert (tally.total, tally.log_evidence(), tally.upper) == (1.0, same.log_evidence(), math.inf)
+    assert (tally.n_pairs, tally.n_measured, tally.n_unmeasured) == (4, 1, (2, 2))
+    assert (tally.total, tally.log_evidence(), tally.upper_bound) == (1.0, same.log_evidence(), math.inf)
 
 
 @given(st.lists(sides, max_size=8), st.integers(0, 5), st.sampled_from((-1.0, 1.0)))

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from calibration_reports import everything, evidence
-from reflact.brief import Brief
+from reflact.brief import ShortReprModel
 from reflact.calibration.events import (
     BatchTested,
     Calibrated,
@@ -22,7 +22,7 @@ from reflact.results import Usage
 SHORT = 300
 
 
-class Some(Brief):
+class Some(ShortReprModel):
     """A value with fields of all sorts."""
 
     number: float = 1.0
@@ -72,7 +72,7 @@ def test_a_promotion_is_one_line() -> None:
     ],
     ids=lambda event: event.kind,
 )
-def test_an_event_is_one_line(event: Brief) -> None:
+def test_an_event_is_one_line(event: ShortReprModel) -> None:
     """Also with a report in it, a long message, or many pairs."""
     assert "\n" not in str(event)
     assert len(str(event)) <= SHORT + 60

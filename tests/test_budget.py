@@ -20,7 +20,7 @@ from reflact.errors import BudgetSpent
 from reflact.llm.budget import Amount, Budget, amount_of, lacking, overrun
 from reflact.llm.pricing import BILLION
 from reflact.results import Spend, Usage
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 
 WORST = Usage(calls=1, input_tokens=80, output_tokens=20, usd=0.1)
 USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)
@@ -129,7 +129,7 @@ async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
             await anyio.sleep(seconds)
             reservation.settle(USED)
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for name, seconds in (("a", 5), ("b", 3), ("c", 1)):
             tasks.start_soon(call, name, seconds)
     assert order == [("a", 0), ("b", 0), ("c", 5)]
@@ -149,7 +149,7 @@ async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
     async def late() -> None:
         reasons.append(await refused(held))
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for work in (call, call, late, late):
             tasks.start_soon(work)
     assert len(set(reasons)) == 1
@@ -170,7 +170,7 @@ async def test_nobody_overtakes() -> None:
             await anyio.sleep(1)
             reservation.release()
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for name, tokens in (("first", 100), ("large", 100), ("small", 10)):
             tasks.start_soon(call, name, tokens)
     assert order == ["first", "large", "small"]
@@ -220,7 +220,7 @@ async def test_a_waiter_that_leaves_lets_the_next_one_go() -> None:
                 order.append((name, anyio.current_time()))
                 await anyio.sleep(5)
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for name, tokens, patience in (("first", 100, 9), ("leaves", 100, 1), ("small", 10, 9)):
             tasks.start_soon(call, name, tokens, patience)
     assert order == [("first", 0), ("small", 1)]
@@ -255,7 +255,9 @@ async def test_earlier_starts_count() -> None:
     held = budget(max_calls=10, max_tokens=1000)
     spent = [
         Spend(role="a", purpose="b", usage=Usage(calls=3, input_tokens=100, uncounted=1), unsettled=2),
-        Spend(role="a", purpose="c", usage=Usage(), unsettled=2, worst=Usage(calls=2, output_tokens=850)),
+        Spend(
+            role="a", purpose="c", usage=Usage(), unsettled=2, worst_case=Usage(calls=2, output_tokens=850)
+        ),
     ]
     held.begin(spent, 0.0)
     assert "950 are taken" in await refused(held)
@@ -278,7 +280,7 @@ async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
         assert "does not keep to caps" in await refused(held)
         ended.append(anyio.current_time())
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(call, 1, USED.model_copy(update={"output_tokens": 99}))
         tasks.start_soon(call, 5, USED)
         tasks.start_soon(late)
@@ -374,7 +376,7 @@ def test_no_limit_is_exceeded_and_none_is_left_unused(seed: int, limit: int) -> 
 
     async def main() -> None:
         held = budget(max_tokens=limit)
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             for _ in range(64):
                 tasks.start_soon(world.call, held, limit)
         assert world.taken <= limit

@@ -17,7 +17,7 @@ from reflact.config import BudgetConfig
 from reflact.errors import ConfigError
 from reflact.llm.budget import MORE
 from reflact.results import RunSummary, Usage
-from reflact.testing import MemoryStore, ToyEnvironment, ToyTarget
+from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
 
 RUNS = 40
@@ -49,7 +49,7 @@ def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) ->
     """Its first overrun is booked as it was, and the run ends with that reason once all have answered."""
 
     async def main() -> None:
-        plan, store = planned(tmp_path), MemoryStore()
+        plan, store = planned(tmp_path), InMemoryRunStore()
         network = Provider(random.Random(1), honest=False)
         summary = await started(plan, store, network, BudgetConfig.model_validate({key: NEED[key]}))
         assert summary.status == "budget"
@@ -65,7 +65,7 @@ def test_time_ends_what_is_in_flight(tmp_path: Path) -> None:
     """At once: what was sent is booked at its worst case, and the summary says so."""
 
     async def main() -> None:
-        plan, store, network = planned(tmp_path), MemoryStore(), Provider(random.Random(1))
+        plan, store, network = planned(tmp_path), InMemoryRunStore(), Provider(random.Random(1))
         summary = await started(plan, store, network, BudgetConfig(max_seconds=2.0))
         assert anyio.current_time() == 2.0
         assert summary.status == "budget"
@@ -73,7 +73,7 @@ def test_time_ends_what_is_in_flight(tmp_path: Path) -> None:
         assert summary.reason is not None
         assert summary.reason.startswith("budget.max_seconds is 2, and the time is over")
         (entry,) = summary.spend
-        assert entry.unsettled == entry.worst.calls > 0
+        assert entry.unsettled == entry.worst_case.calls > 0
         before = network.requests
         again = await started(plan, store, network, BudgetConfig(max_seconds=2.0))
         assert (again.status, network.requests) == ("budget", before)
@@ -85,7 +85,7 @@ def test_a_completed_run_is_looked_at_without_a_budget(tmp_path: Path) -> None:
     """Started again with nothing left of any limit it completes again: everything is stored."""
 
     async def main() -> None:
-        plan, store, network = planned(tmp_path), MemoryStore(), Provider(random.Random(1))
+        plan, store, network = planned(tmp_path), InMemoryRunStore(), Provider(random.Random(1))
         await started(plan, store, network, BudgetConfig())
         before = network.requests
         nothing = BudgetConfig(max_usd=0, max_tokens=0, max_calls=0, max_seconds=0)

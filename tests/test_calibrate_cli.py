@@ -23,7 +23,7 @@ from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CALIBRATION_EVENT, Began, Calibrated, PairsMade
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.results import CalibrationReport
-from reflact.calls import Message, Rendered
+from reflact.calls import Message, RenderedPrompt
 from reflact.cli.app import app
 from reflact.memory import Evaluation
 from served import HANGS, reflact_process, serving
@@ -59,15 +59,15 @@ def flattering(hold: Hold | None = None, *, first: str = "") -> Iterator[tuple[s
 
     def play(handler: BaseHTTPRequestHandler) -> None:
         text = handler.rfile.read(int(handler.headers["content-length"]))
-        sample = handler.headers["x-sample"]
-        asked.append(sample.encode() + text)
+        call_id = handler.headers["x-sample"]
+        asked.append(call_id.encode() + text)
         if hold is not None:
             hold.wait(len(asked))
         body = json.loads(text)
         messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
         reply_type = REPLIES[body["response_format"]["json_schema"]["name"]]
-        said = answer(Rendered(name="x", version=1, messages=messages), reply_type)
-        refused = first and sample.endswith("attempt=0")
+        said = answer(RenderedPrompt(name="x", version=1, messages=messages), reply_type)
+        refused = first and call_id.endswith("attempt=0")
         message = {"role": "assistant", "content": first if refused else json.dumps(said)}
         usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
         choice = {"index": 0, "finish_reason": "stop", "message": message}

@@ -12,9 +12,9 @@ from reflact import Trace
 from reflact.calibration.results import CalibrationReport
 from reflact.cli.app import app
 from reflact.memory import ContrastPair
-from reflact.prompts import data_folder
+from reflact.prompts import find_data_folder
 
-FOLDER = data_folder("calibration")
+FOLDER = find_data_folder("calibration")
 PAGE = Path(__file__).parents[1] / "docs" / "calibrate-demo.md"
 PARTS = {
     part: sorted((FOLDER / "traces" / part).glob("*.jsonl")) for part in ("learn", "held_out", "anchors")
@@ -85,7 +85,7 @@ def test_a_changed_prompt_is_a_miss_that_names_it(tmp_path: Path) -> None:
     """The cassette holds no answer to a critic that is asked in other words; the difference is shown."""
     prompts = tmp_path / "prompts"
     (prompts / "critic").mkdir(parents=True)
-    text = (data_folder("prompts") / "critic" / "v1.md").read_text(encoding="utf-8")
+    text = (find_data_folder("prompts") / "critic" / "v1.md").read_text(encoding="utf-8")
     changed = text.replace("version: 1", "version: 99").replace(
         "You judge one step", "You rate\u202e one step"
     )

@@ -14,10 +14,10 @@ from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CalibrationEvent, Stopped
 from reflact.calibration.limited import FIRST
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError, RunFailed
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 from test_calibrate_cli import configured, flattering, record, reflact
 from test_calibrator import names
 from test_cost_estimate import traces
@@ -32,7 +32,7 @@ def silent(until: int | None = None) -> ScriptedLLM:
     """Return the flattered model, which gives no valid score, or none in so many first questions."""
     numbers = count()
 
-    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if reply_type is CriticReply and (until is None or next(numbers) < until):
             return ReplyError("phi_after: 11 is above 10")
         return answer(prompt, reply_type)

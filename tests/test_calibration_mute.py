@@ -17,18 +17,18 @@ from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, Stopped
 from reflact.calibration.limited import FIRST
 from reflact.calibration.results import CalibrationReport
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.cli.calibrated import print_calibration
 from reflact.errors import ProviderDown, ReplyError, RunFailed
 from reflact.pages.calibration import calibration_page
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 from test_calibrator import names, recorded
 from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 
-Mute = Callable[[Sample], bool]
+Mute = Callable[[CallId], bool]
 
 
 def settings(*, judges: int = 0, places: int = 2, rounds: int = 1) -> CalibratorSettings:
@@ -44,27 +44,27 @@ def muted(mute: Mute, *, stops: int | None = None) -> ScriptedLLM:
     """Return the flattered model, mute where that says so, and out of reach after so many questions."""
     numbers = count()
 
-    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if stops is not None and next(numbers) >= stops:
             return ProviderDown("gone")
-        return ReplyError("better: [b]neither[/b]") if mute(sample) else answer(prompt, reply_type)
+        return ReplyError("better: [b]neither[/b]") if mute(call_id) else answer(prompt, reply_type)
 
     return ScriptedLLM(script)
 
 
-def judging(sample: Sample) -> bool:
+def judging(call_id: CallId) -> bool:
     """Whether a judge is asked."""
-    return sample.role == "judge"
+    return call_id.role == "judge"
 
 
-def writing(sample: Sample) -> bool:
+def writing(call_id: CallId) -> bool:
     """Whether a writer is asked."""
-    return sample.role == "contrast"
+    return call_id.role == "contrast"
 
 
 def asked(llm: ScriptedLLM, who: Mute) -> set[str]:
     """Return the different questions that somebody was asked."""
-    return {call.sample.label for call in llm.calls if who(call.sample)}
+    return {call.call_id.label for call in llm.calls if who(call.call_id)}
 
 
 async def calibrated(
@@ -89,7 +89,7 @@ async def test_a_mute_judge_ends_it_with_the_last_reason() -> None:
 async def test_one_valid_comparison_is_enough_to_go_on() -> None:
     """A judge that is often silent loses pairs, and ends nothing."""
     numbers = count(1)
-    llm = muted(lambda sample: judging(sample) and next(numbers) != FIRST)
+    llm = muted(lambda call_id: judging(call_id) and next(numbers) != FIRST)
     report = await calibrated(llm, settings(judges=3))
     assert len(asked(llm, judging)) > FIRST
     assert {drop.reason for drop in report.drops} >= {"judged_wrong"}
@@ -140,7 +140,7 @@ async def test_a_writer_that_was_heard_once_is_asked_on() -> None:
     mute = muted(writing)
     await calibrated(mute, settings(), learn=FIRST)
     valid = min(asked(mute, writing))
-    llm = muted(lambda sample: writing(sample) and sample.label != valid)
+    llm = muted(lambda call_id: writing(call_id) and call_id.label != valid)
     report = await calibrated(llm, settings(), learn=2 * FIRST)
     assert report.writer_given_up is None
     assert len(asked(llm, writing)) > len(asked(mute, writing))

@@ -17,8 +17,8 @@ from reflact.calibration.words import OUTCOMES
 from reflact.pages.calibration import calibration_page
 from reflact.pages.frame import counted, number
 from reflact.pages.verdict import DROPS, verdict
-from reflact.prompts import data_folder
-from reflact.results import Estimate
+from reflact.prompts import find_data_folder
+from reflact.results import IntervalEstimate
 
 MARKUP = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -28,7 +28,9 @@ MARKUP = (
 
 def recorded() -> CalibrationReport:
     """Return the report of the recorded calibration."""
-    return CalibrationReport.model_validate_json((data_folder("calibration") / "report.json").read_bytes())
+    return CalibrationReport.model_validate_json(
+        (find_data_folder("calibration") / "report.json").read_bytes()
+    )
 
 
 REPORTS = {
@@ -48,7 +50,7 @@ def page_of(report: CalibrationReport) -> Node:
     return read(calibration_page(report))
 
 
-def shown(estimate: Estimate | None) -> str:
+def shown(estimate: IntervalEstimate | None) -> str:
     """Return a figure as a table shows it."""
     if estimate is None:
         return "–"
@@ -152,7 +154,7 @@ def test_no_text_adds_an_element_or_an_attribute(text: str) -> None:
     def bones(report: CalibrationReport) -> list[tuple[str, tuple[str, ...]]]:
         return [(node.name, tuple(node.attributes)) for node in page_of(report).all()]
 
-    said = NOTHING.model_copy(update={"outlook": text, "not_tested": text})
+    said = NOTHING.model_copy(update={"estimate_power": text, "not_tested": text})
     assert bones(said) == bones(NOTHING.model_copy(update={"not_tested": ""}))
 
 
@@ -336,7 +338,7 @@ def test_the_verdict_says_why_nothing_was_promoted(outcome: str, words: str) -> 
 
 def test_a_rising_error_is_said_to_rise() -> None:
     """An effect below zero turns its interval round with it."""
-    gain = Estimate(value=-0.5, low=-0.8, high=-0.2)
+    gain = IntervalEstimate(value=-0.5, low=-0.8, high=-0.2)
     full = everything()
     worse = full.model_copy(update={"held_out": full.held_out.model_copy(update={"gain": gain})})
     assert "rose by 0.50 points [0.20,\N{NO-BREAK SPACE}0.80]" in verdict(worse).headline

@@ -28,7 +28,7 @@ def booked(calls: int, *, unsettled: int, at_risk: int) -> Spend:
         purpose="score",
         usage=Usage(calls=calls, input_tokens=calls),
         unsettled=unsettled,
-        worst=Usage(input_tokens=at_risk),
+        worst_case=Usage(input_tokens=at_risk),
     )
 
 

@@ -12,7 +12,7 @@ from html_page import read
 from reflact.calibration.words import FIGURES, moved, number, outcome_of, spent
 from reflact.cli.calibrated import print_calibration
 from reflact.pages.calibration import calibration_page
-from reflact.results import Estimate
+from reflact.results import IntervalEstimate
 
 
 def shown() -> tuple[str, str]:
@@ -67,7 +67,7 @@ def report_change() -> tuple[str, str]:
 def test_a_change_is_said_by_its_direction(gain: tuple[float, float, float], words: str) -> None:
     """An error falls or rises by a positive number, and nothing is minus zero."""
     value, low, high = gain
-    assert moved(Estimate(value=value, low=low, high=high)) == words
+    assert moved(IntervalEstimate(value=value, low=low, high=high)) == words
 
 
 def test_what_tests_leave_is_said() -> None:

@@ -39,11 +39,11 @@ from reflact.calibration.events import (
 from reflact.calibration.holding import Slices
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.trace import Trace
-from reflact.calls import Message, Rendered, ReplyModel, Sample
+from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError
 from reflact.memory import Evaluation
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +86,7 @@ def names(use: str, number: int, *, slices: int = 4) -> list[str]:
 def slow(seconds: float) -> ScriptedLLM:
     """Return the flattered model, so many seconds for each call."""
 
-    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await anyio.sleep(seconds)
         return answer(prompt, reply_type)
 
@@ -185,7 +185,7 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
     held, learned, told = names("hold_out", 25), names("learn", 12), list[CalibrationEvent]()
     hopeless = [f'"folder": "{name}-0"' for name in held[:5]]
 
-    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         text = "".join(message.content for message in prompt.messages)
         if reply_type is CriticReply and any(one in text for one in hopeless):
             return ReplyError("nothing valid")
@@ -439,7 +439,7 @@ class Playing(httpx.AsyncBaseTransport):
         schema = body["response_format"]["json_schema"]["name"]
         messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
         reply_type = REPLIES[schema]
-        said: Any = answer(Rendered(name="x", version=1, messages=messages), reply_type)
+        said: Any = answer(RenderedPrompt(name="x", version=1, messages=messages), reply_type)
         return completion(json.dumps(said))
 
 

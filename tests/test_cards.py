@@ -9,13 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import cards
-from reflact.cards import FLOOR, RejectedEdit, content_words, distinct, rejected, relevant
+from reflact.cards import (
+    MIN_RELEVANCE,
+    RejectedEdit,
+    collect_rejected_edits,
+    content_words,
+    deduplicate_edits,
+    select_relevant_edits,
+)
 from reflact.prompts import fence
-from reflact.records import StepRecord, Version
+from reflact.records import SkillVersion, StepRecord
 from reflact.stages.material import show_memory, show_meta
-from reflact.types import Action, Chosen, Edit, EditKind, EditResult, Measurement, Merged, Split, Verdict
+from reflact.types import (
+    AggregateResult,
+    Edit,
+    EditKind,
+    EditResult,
+    GateAction,
+    Measurement,
+    SelectResult,
+    Split,
+    Verdict,
+)
 
-VERSION = Version(number=0, skill_hash="h", origin="initial")
+VERSION = SkillVersion(number=0, skill_hash="h", origin="initial")
 WORDS = ("weather", "wind", "rain", "August", "the", "7", "温度最高", "ラーメン", "temp_max", "Straße")
 
 texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
@@ -30,7 +47,7 @@ def applied(content: str, op: EditKind = "append", target: str = "") -> EditResu
 
 
 def record(
-    step: int, action: Action, *edits: EditResult, before: float = 0.5, after: float = 0.25
+    step: int, action: GateAction, *edits: EditResult, before: float = 0.5, after: float = 0.25
 ) -> StepRecord:
     """Return a committed step that tried these edits."""
     verdict = Verdict(action=action, reason="r", current_score=before, candidate_score=after)
@@ -43,8 +60,8 @@ def record(
         rollout=Measurement(skill_hash="h", split=Split.train, n=1),
         n_failures=1,
         reports=(),
-        merged=Merged(),
-        chosen=Chosen(),
+        merged=AggregateResult(),
+        chosen=SelectResult(),
         edits=edits,
         candidate_hash="c",
         verdict=verdict,
@@ -75,7 +92,7 @@ def test_applied_edits_of_rejected_steps_are_cards() -> None:
         record(3, "inconclusive", applied("d")),
         record(4, "no_change", applied("e")),
     ]
-    assert rejected(steps) == (
+    assert collect_rejected_edits(steps) == (
         RejectedEdit(op="append", content="b", score_before=0.5, score_after=0.25, origin="step 2"),
         RejectedEdit(op="delete", target="c", score_before=0.5, score_after=0.25, origin="step 2"),
     )
@@ -83,7 +100,7 @@ def test_applied_edits_of_rejected_steps_are_cards() -> None:
 
 def test_a_score_of_zero_stays_zero() -> None:
     """A candidate that solved nothing is remembered with 0, not without a score."""
-    (only,) = rejected([record(1, "reject", applied("a"), before=0.0, after=0.0)])
+    (only,) = collect_rejected_edits([record(1, "reject", applied("a"), before=0.0, after=0.0)])
     assert (only.score_before, only.score_after) == (0.0, 0.0)
 
 
@@ -93,34 +110,36 @@ def test_an_edit_is_one_card() -> None:
         record(1, "reject", applied("a  b"), applied("c")),
         record(2, "reject", applied(" a\nb "), applied("a b", "replace", "x"), after=0.4),
     ]
-    found = rejected(steps)
+    found = collect_rejected_edits(steps)
     assert [(each.op, each.content, each.origin) for each in found] == [
         ("append", "c", "step 1"),
         ("append", " a\nb ", "step 2"),
         ("replace", "a b", "step 2"),
     ]
-    assert distinct([*found, *found]) == found
+    assert deduplicate_edits([*found, *found]) == found
 
 
 def test_an_edit_that_was_accepted_later_is_forgotten() -> None:
     """What helped in the end is not held against itself, until it is rejected again."""
     steps = [record(1, "reject", applied("a")), record(2, "accept_new_best", applied("a "))]
-    assert rejected(steps) == ()
-    assert contents(rejected([*steps, record(3, "reject", applied("a"))])) == ["a"]
+    assert collect_rejected_edits(steps) == ()
+    assert contents(collect_rejected_edits([*steps, record(3, "reject", applied("a"))])) == ["a"]
 
 
 def test_a_rewrite_is_remembered_by_its_suggestions() -> None:
     """Where suggestions led to a whole text they are the cards; a draft without any is one itself."""
     suggested = record(1, "reject", applied("say more", "suggest"), applied("Whole text.", "rewrite"))
-    assert contents(rejected([suggested])) == ["say more"]
-    assert contents(rejected([record(1, "reject", applied("Whole text.", "rewrite"))])) == ["Whole text."]
+    assert contents(collect_rejected_edits([suggested])) == ["say more"]
+    assert contents(collect_rejected_edits([record(1, "reject", applied("Whole text.", "rewrite"))])) == [
+        "Whole text."
+    ]
 
 
 def test_cards_for_other_runs_name_their_run() -> None:
     """The origin is the step, or the run where one is given."""
     steps = [record(3, "reject", applied("a"))]
-    assert [each.origin for each in rejected(steps)] == ["step 3"]
-    assert [each.origin for each in rejected(steps, run_id="r7")] == ["r7"]
+    assert [each.origin for each in collect_rejected_edits(steps)] == ["step 3"]
+    assert [each.origin for each in collect_rejected_edits(steps, run_id="r7")] == ["r7"]
 
 
 # --------------------------------------------------------------------------------------- what is relevant
@@ -129,12 +148,12 @@ def test_cards_for_other_runs_name_their_run() -> None:
 @given(some_cards, texts, st.integers(0, 6))
 def test_relevant_cards_share_words_with_the_text(found: list[RejectedEdit], text: str, most: int) -> None:
     """At most so many are taken, all of them given ones that share two words with the text at least."""
-    taken = relevant(found, text, most=most)
+    taken = select_relevant_edits(found, text, most=most)
     assert len(taken) <= most
     assert all(any(each is given for given in found) for each in taken)
     assert all(len(content_words(each.text) & content_words(text)) >= 2 for each in taken)
-    assert taken == relevant(found, f"{text}\n{text.upper()}", most=most)
-    assert taken == relevant(found, text)[:most] or most > 5
+    assert taken == select_relevant_edits(found, f"{text}\n{text.upper()}", most=most)
+    assert taken == select_relevant_edits(found, text)[:most] or most > 5
 
 
 @given(some_cards, texts)
@@ -142,38 +161,42 @@ def test_a_card_whose_words_are_all_at_hand_is_relevant(found: list[RejectedEdit
     """A text that holds a card's own words finds it, unless it has but one."""
     for each in found:
         own = f"{each.text} {text}"
-        assert (each in relevant(found, own, most=len(found))) == (len(content_words(each.text)) >= 2)
+        assert (each in select_relevant_edits(found, own, most=len(found))) == (
+            len(content_words(each.text)) >= 2
+        )
 
 
 def test_rare_shared_words_count_more_than_common_ones() -> None:
     """A word that many cards hold says little; cards are ranked by the weight of what they share."""
     common = [card(f"query weather table column {n}x filler{n}") for n in range(6)]
     rare = card("query weather fog visibility")
-    found = relevant([rare, *common], "query weather table fog visibility column")
+    found = select_relevant_edits([rare, *common], "query weather table fog visibility column")
     assert found == (rare,)
-    assert len(relevant(common, "query weather table column 3x")) == 1
+    assert len(select_relevant_edits(common, "query weather table column 3x")) == 1
 
 
 def test_cards_below_the_floor_are_left_out() -> None:
     """Two words of many make no card relevant."""
     long = card("fog rain " + " ".join(f"word{n}" for n in range(20)))
-    assert relevant([long], "fog rain wind") == ()
-    assert relevant([card("fog rain wind hail")], "fog rain") != ()
-    assert 0 < FLOOR < 0.5
+    assert select_relevant_edits([long], "fog rain wind") == ()
+    assert select_relevant_edits([card("fog rain wind hail")], "fog rain") != ()
+    assert 0 < MIN_RELEVANCE < 0.5
 
 
 def test_of_equal_cards_the_later_comes_first() -> None:
     """Age breaks ties, in favour of what was tried last."""
     found = [card("fog rain", origin=f"step {n}") for n in range(7)]
-    assert [each.origin for each in relevant(found, "rain and fog")] == [f"step {n}" for n in range(6, 1, -1)]
+    assert [each.origin for each in select_relevant_edits(found, "rain and fog")] == [
+        f"step {n}" for n in range(6, 1, -1)
+    ]
 
 
 def test_scripts_without_spaces_are_compared_by_character_pairs() -> None:
     """Chinese, Japanese and Thai texts share pairs of neighbouring characters; a lone one is itself."""
     assert content_words("最高温度 x 日") == {"最高", "高温", "温度", "日"}
     found = [card("计算最高温度时使用最大值"), card("分组统计用户数量")]
-    assert relevant(found, "八月的最高温度是多少？") == (found[0],)
-    assert relevant(found, "八月有多少个雾天？") == ()
+    assert select_relevant_edits(found, "八月的最高温度是多少？") == (found[0],)
+    assert select_relevant_edits(found, "八月有多少个雾天？") == ()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +246,7 @@ def test_the_optimizers_memory_is_fenced() -> None:
 def test_the_module_holds_no_state() -> None:
     """Looking for cards twice gives the same, whatever was looked for between."""
     found = [card("fog rain"), card("wind hail")]
-    first = relevant(found, "fog rain")
-    relevant(found, "wind hail")
-    assert relevant(found, "fog rain") == first == (found[0],)
-    assert cards.rejected([]) == ()
+    first = select_relevant_edits(found, "fog rain")
+    select_relevant_edits(found, "wind hail")
+    assert select_relevant_edits(found, "fog rain") == first == (found[0],)
+    assert cards.collect_rejected_edits([]) == ()

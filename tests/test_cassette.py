@@ -15,14 +15,14 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from doubles import PROMPT, Endpoint, completion, config, connected, opened, sample
-from reflact.calls import Message, Rendered, ReplyModel, Text
+from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
+from reflact.calls import Message, RenderedPrompt, ReplyModel, Text
 from reflact.errors import BadRequest, CassetteError, CassetteMiss
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
 from reflact.roles import ModelConfig
 from reflact.tasks import fan_out
-from reflact.testing import MemoryStore
+from reflact.testing import InMemoryRunStore
 
 pytestmark = pytest.mark.anyio
 
@@ -35,9 +35,9 @@ class Word(ReplyModel):
     word: str
 
 
-def asked(text: str) -> Rendered:
+def asked(text: str) -> RenderedPrompt:
     """Return a prompt with a user message."""
-    return Rendered(name="word", version=1, messages=(Message(role="user", content=text),))
+    return RenderedPrompt(name="word", version=1, messages=(Message(role="user", content=text),))
 
 
 def echo(body: Any) -> httpx.Response:
@@ -52,7 +52,7 @@ async def taped(
     inner: httpx.AsyncBaseTransport | None = None,
     *,
     settings: ModelConfig | None = None,
-    store: MemoryStore | None = None,
+    store: InMemoryRunStore | None = None,
 ) -> AsyncIterator[Client]:
     """Enter a client in front of a cassette."""
     async with (
@@ -66,7 +66,7 @@ async def recorded(path: Path, *texts: str) -> None:
     """Record one call for each text, at places of the same names."""
     async with taped(path, "record", Endpoint(echo)) as llm:
         for text in texts:
-            await llm.ask(asked(text), Word, sample=sample(text))
+            await llm.ask(asked(text), Word, call_id=call_id(text))
 
 
 async def test_a_recording_is_replayed_in_any_order(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_a_recording_is_replayed_in_any_order(tmp_path: Path) -> None:
     await recorded(tmp_path / "c.jsonl", *texts)
     random.Random(7).shuffle(texts)
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        replies = await fan_out(lambda t: llm.ask(asked(t), Word, sample=sample(t)), texts)
+        replies = await fan_out(lambda t: llm.ask(asked(t), Word, call_id=call_id(t)), texts)
     assert [reply.value.word for reply in replies] == texts
 
 
@@ -84,9 +84,9 @@ async def test_equal_prompts_are_told_apart_by_their_sample(tmp_path: Path) -> N
     answers = Endpoint(completion("heads"), completion("tails"))
     async with taped(tmp_path / "c.jsonl", "record", answers) as llm:
         for part in ("a", "b"):
-            await llm.ask(PROMPT, Text, sample=sample(part))
+            await llm.ask(PROMPT, Text, call_id=call_id(part))
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        said = {part: await llm.ask(PROMPT, Text, sample=sample(part)) for part in ("b", "a")}
+        said = {part: await llm.ask(PROMPT, Text, call_id=call_id(part)) for part in ("b", "a")}
     assert (said["a"].value.text, said["b"].value.text) == ("heads", "tails")
 
 
@@ -94,9 +94,9 @@ async def test_re_asks_are_recorded_and_replayed_too(tmp_path: Path) -> None:
     """A replay goes through validation and the second attempt as the live run did."""
     answers = Endpoint(completion("no word"), completion('{"word": "yes"}'))
     async with taped(tmp_path / "c.jsonl", "record", answers) as llm:
-        live = await llm.ask(PROMPT, Word, sample=sample())
+        live = await llm.ask(PROMPT, Word, call_id=call_id())
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        assert await llm.ask(PROMPT, Word, sample=sample()) == live
+        assert await llm.ask(PROMPT, Word, call_id=call_id()) == live
     assert live.attempts == 2
 
 
@@ -113,7 +113,7 @@ async def test_nothing_secret_and_no_host_is_written(tmp_path: Path) -> None:
     settings = config(key=key, base_url="http://private-host.test:8443/v1")
     endpoint = Endpoint(answer)
     async with taped(tmp_path / "c.jsonl", "record", endpoint, settings=settings) as llm:
-        await llm.ask(PROMPT, Word, sample=sample())
+        await llm.ask(PROMPT, Word, call_id=call_id())
     assert SECRET in endpoint.requests[0].headers["authorization"]
     written = (tmp_path / "c.jsonl").read_text()
     for secret in (SECRET, "private-host", "req-17", "session", "acme", "8443"):
@@ -144,7 +144,7 @@ async def test_a_settled_mode_replays(tmp_path: Path) -> None:
     said = []
     for mode, inner in (("record", Endpoint(picky)), ("replay", None)):
         async with taped(tmp_path / "c.jsonl", mode, inner, settings=config(mode="auto")) as llm:
-            said.append(await llm.ask(PROMPT, Word, sample=sample()))
+            said.append(await llm.ask(PROMPT, Word, call_id=call_id()))
     assert said[0] == said[1]
     assert [line.status for line in read_cassette(tmp_path / "c.jsonl")] == [400, 400, 200]
 
@@ -155,7 +155,7 @@ async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     endpoint = Endpoint(echo)
     async with taped(tmp_path / "c.jsonl", "record", endpoint) as llm:
         for text in ("a", "b", "c"):
-            await llm.ask(asked(text), Word, sample=sample(text))
+            await llm.ask(asked(text), Word, call_id=call_id(text))
     assert [body["messages"][-1]["content"] for body in endpoint.bodies] == ["c"]
     assert len(read_cassette(tmp_path / "c.jsonl")) == 3
 
@@ -164,7 +164,7 @@ async def test_lines_are_whole_as_soon_as_their_answers_are_used(tmp_path: Path)
     """A recording that is killed holds every answer that anything has seen."""
     async with taped(tmp_path / "c.jsonl", "record", Endpoint(echo)) as llm:
         for number in range(3):
-            await llm.ask(asked(str(number)), Word, sample=sample(str(number)))
+            await llm.ask(asked(str(number)), Word, call_id=call_id(str(number)))
             assert len(read_cassette(tmp_path / "c.jsonl")) == number + 1
 
 
@@ -176,10 +176,10 @@ async def test_a_miss_shows_what_changed(tmp_path: Path) -> None:
     await recorded(tmp_path / "c.jsonl", "the old wording", "something else")
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
         with pytest.raises(CassetteMiss) as miss:
-            await llm.ask(asked("the new wording"), Word, sample=sample("the old wording"))
+            await llm.ask(asked("the new wording"), Word, call_id=call_id("the old wording"))
     message, difference = str(miss.value), miss.value.difference
     assert "merge" in message
-    assert sample("the old wording").label in message
+    assert call_id("the old wording").label in message
     assert "\n" not in message
     assert '-   "content": "the old wording",' in difference
     assert '+   "content": "the new wording",' in difference
@@ -193,7 +193,7 @@ async def test_a_change_late_in_a_long_line_is_shown(tmp_path: Path) -> None:
     await recorded(tmp_path / "c.jsonl", f"{paragraph}It ends here. Thanks.")
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
         with pytest.raises(CassetteMiss) as miss:
-            await llm.ask(asked(f"{paragraph}It ends there. Thanks."), Word, sample=sample())
+            await llm.ask(asked(f"{paragraph}It ends there. Thanks."), Word, call_id=call_id())
     assert miss.value.difference[3:] == ("-It ends here.", "+It ends there.")
 
 
@@ -202,7 +202,7 @@ async def test_a_miss_without_its_like_says_so(tmp_path: Path) -> None:
     await recorded(tmp_path / "c.jsonl", "a")
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
         with pytest.raises(CassetteMiss, match="nor one of its kind; record it again") as miss:
-            await llm.ask(asked("a"), Word, sample=sample(purpose="rank"))
+            await llm.ask(asked("a"), Word, call_id=call_id(purpose="rank"))
     assert miss.value.difference == ()
 
 
@@ -212,7 +212,7 @@ async def test_a_miss_leaves_nothing_in_the_store(tmp_path: Path) -> None:
     store = await opened()
     async with taped(tmp_path / "c.jsonl", "replay", store=store) as llm:
         with pytest.raises(CassetteMiss):
-            await llm.ask(asked("b"), Word, sample=sample())
+            await llm.ask(asked("b"), Word, call_id=call_id())
     await store.open_run("r0", {}, {})
     assert await store.spend("r0") == ()
 
@@ -292,4 +292,4 @@ async def test_a_refusal_replays_as_a_refusal(tmp_path: Path) -> None:
     for mode, inner in (("record", Endpoint(answer)), ("replay", None)):
         async with taped(tmp_path / "c.jsonl", mode, inner) as llm:
             with pytest.raises(BadRequest, match="no such model"):
-                await llm.ask(PROMPT, Word, sample=sample())
+                await llm.ask(PROMPT, Word, call_id=call_id())

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from reflact.calls import Message, Rendered, ReplyModel, Sample, Text
+from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.errors import ProviderDown
 from reflact.ports import Target
-from reflact.targets.chat import VERSION, ChatTarget, system_message
+from reflact.targets.chat import CHAT_TARGET_VERSION, ChatTarget, join_system_message
 from reflact.testing import ScriptedLLM
 from reflact.types import Skill, Turn
 
 pytestmark = pytest.mark.anyio
 
 
-def _echo(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> str:
+def _echo(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
     return f"{prompt.messages[-1].content}!"
 
 
@@ -26,8 +26,8 @@ async def test_a_conversation_is_sent_in_full_each_time() -> None:
     first, second = llm.calls
     assert first.reply_type is Text
     system = Message(role="system", content="Shout.")
-    assert first.prompt == Rendered(
-        name="target", version=VERSION, messages=(system, Message(role="user", content="hi"))
+    assert first.prompt == RenderedPrompt(
+        name="target", version=CHAT_TARGET_VERSION, messages=(system, Message(role="user", content="hi"))
     )
     assert second.prompt.messages == (
         system,
@@ -35,8 +35,8 @@ async def test_a_conversation_is_sent_in_full_each_time() -> None:
         Message(role="assistant", content="hi!"),
         Message(role="user", content="there"),
     )
-    assert [call.sample for call in llm.calls] == [
-        Sample(role="target", purpose="rollout", rollout="key", number=number) for number in (0, 1)
+    assert [call.call_id for call in llm.calls] == [
+        CallId(role="target", purpose="rollout", rollout="key", number=number) for number in (0, 1)
     ]
 
 
@@ -81,7 +81,7 @@ async def test_an_empty_skill_sends_no_system_message() -> None:
 )
 def test_the_system_message_joins_its_parts(parts: tuple[str, ...], expected: str) -> None:
     """One blank line stands between parts; empty ones are left out; nothing is read as a template."""
-    assert system_message(*parts) == expected
+    assert join_system_message(*parts) == expected
 
 
 def test_identity_holds_all_that_answers_depend_on() -> None:

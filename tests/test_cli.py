@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.events import EVENT, Finished, RunStarted
+from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.results import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
@@ -272,8 +272,8 @@ def test_json_is_one_event_a_line_and_nothing_else(tmp_path: Path) -> None:
         path = configured(tmp_path, url)
         result = reflact("train", path, "--json", "--set", "train.num_epochs=1")
     assert (result.exit_code, result.stderr) == (0, "")
-    happenings = [EVENT.validate_json(line) for line in result.stdout.splitlines()]
+    happenings = [EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
     assert isinstance(happenings[0], RunStarted)
     last = happenings[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, RunFinished)
     assert last.summary.status == "completed"

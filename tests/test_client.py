@@ -15,8 +15,8 @@ import respx
 from instructor.processing.response import handle_response_model
 from pydantic import Field
 
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
-from reflact.calls import Message, Rendered, ReplyModel, Text
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.calls import Message, RenderedPrompt, ReplyModel, Text
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -33,14 +33,14 @@ from reflact.ports import LLM
 from reflact.results import Usage
 from reflact.store.runs import open_store
 from reflact.tasks import fan_out
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 pytestmark = pytest.mark.anyio
 
 SECRET = "sk-very-secret-key"
 
 
-class Part(Frozen):
+class Part(FrozenModel):
     """A nested value."""
 
     title: str = Field(description="What it is called.")
@@ -70,7 +70,7 @@ def refused(status: int, message: str, code: str | None = None) -> httpx.Respons
 async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
     """Values are equal to, and pickled and compared like, any other of their type."""
     async with connected(Endpoint(GOOD)) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample())
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert reply.value == VALUE
     assert type(reply.value) is Pick
     assert reply.attempts == 1
@@ -92,14 +92,14 @@ HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell},
 @pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
 async def test_prompts_are_never_templates(mode: str) -> None:
     """What a skill contains arrives as it is, in every mode."""
-    prompt = Rendered(
+    prompt = RenderedPrompt(
         name="p",
         version=1,
         messages=(Message(role="system", content=HOSTILE), Message(role="user", content=HOSTILE)),
     )
     endpoint = Endpoint(completion(TEXT, arguments=TEXT))
     async with connected(endpoint, config(mode=mode)) as client:
-        await client.ask(prompt, Pick, sample=sample())
+        await client.ask(prompt, Pick, call_id=call_id())
     system, user = endpoint.bodies[0]["messages"]
     assert user == {"role": "user", "content": HOSTILE}
     assert system["content"].startswith(HOSTILE)
@@ -121,7 +121,7 @@ async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text:
     """Text is asked for without a format; empty, cut off and unwilling answers are answers."""
     endpoint = Endpoint(answer)
     async with connected(endpoint, config(mode="auto")) as client:
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert (reply.value, reply.attempts) == (Text(text=text), 1)
     assert endpoint.bodies == [{"model": "m", "messages": [m.model_dump() for m in PROMPT.messages]}]
 
@@ -135,7 +135,7 @@ async def test_plain_replies_are_checked_too() -> None:
 
     endpoint = Endpoint(completion("four"), completion("two"))
     async with connected(endpoint) as client:
-        reply = await client.ask(PROMPT, Text, sample=sample(), check=short)
+        reply = await client.ask(PROMPT, Text, call_id=call_id(), check=short)
     assert (reply.value.text, reply.attempts) == ("two", 2)
 
 
@@ -155,7 +155,7 @@ async def test_settings_are_sent_and_absent_ones_left_out() -> None:
         extra_body={"top_k": 3, "nested": {"a": [1.5]}},
     )
     async with connected(endpoint, settings) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
     (body,) = endpoint.bodies
     del body["messages"]
     assert body == {
@@ -177,7 +177,7 @@ async def test_seeds_follow_the_place_in_the_plan() -> None:
         endpoint = Endpoint(GOOD)
         async with connected(endpoint, config(seed="per_sample")) as client:
             for part in ("a", "b"):
-                await client.ask(PROMPT, Text, sample=sample(part))
+                await client.ask(PROMPT, Text, call_id=call_id(part))
         seeds.append([body["seed"] for body in endpoint.bodies])
     assert seeds[0] == seeds[1]
     assert seeds[0][0] != seeds[0][1]
@@ -192,7 +192,7 @@ async def test_the_identity_holds_what_influences_replies() -> None:
     store = await opened()
 
     def identity(**settings: Any) -> str:
-        arguments: dict[str, Any] = {"effects": store, "journal": store.journal(RUN)}
+        arguments: dict[str, Any] = {"effects": store, "journal": store.decision_log(RUN)}
         return Client(config(**settings), role="optimizer", run_id=RUN, **arguments).identity
 
     plain = identity()
@@ -255,7 +255,7 @@ async def test_keys_come_from_the_environment_or_a_function(monkeypatch: pytest.
     ):
         endpoint = Endpoint(GOOD)
         async with connected(endpoint, settings) as client:
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
         assert endpoint.requests[0].headers["authorization"] == sent
         assert "from-" not in endpoint.requests[0].content.decode()
 
@@ -269,7 +269,7 @@ async def test_azure_has_its_own_address_and_header() -> None:
     endpoint = Endpoint(GOOD)
     settings = config(api="azure", api_version="2024-10-21", base_url="https://acme.test", key=key)
     async with connected(endpoint, settings) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample())
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
     (request,) = endpoint.requests
     assert reply.value == VALUE
     assert str(request.url) == (
@@ -306,7 +306,7 @@ async def test_instructor_writes_the_schema_and_the_format_of_each_mode(mode: An
         made["response_format"] = {"type": "json_object", "schema": schema}
     endpoint = Endpoint(completion(TEXT, arguments=TEXT))
     async with connected(endpoint, config(mode=mode)) as client:
-        assert (await client.ask(PROMPT, Pick, sample=sample())).value == VALUE
+        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert endpoint.bodies == [{"model": "m", **made}]
 
 
@@ -330,7 +330,7 @@ async def test_each_mode_has_its_own_field() -> None:
     for mode, fields in expected.items():
         endpoint = Endpoint(completion(TEXT, arguments=TEXT))
         async with connected(endpoint, config(mode=mode)) as client:
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
         (body,) = endpoint.bodies
         messages = body.pop("messages")
         assert body == {"model": "m", **fields}
@@ -397,9 +397,9 @@ async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     store = await opened()
     async with connected(endpoint, config(mode="auto"), store=store) as client:
         for part in ("a", "b"):
-            assert (await client.ask(PROMPT, Pick, sample=sample(part))).value == VALUE
+            assert (await client.ask(PROMPT, Pick, call_id=call_id(part))).value == VALUE
     assert len(endpoint.requests) == tried + 1
-    assert await store.journal(RUN).recall(0, "mode/optimizer") == mode
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") == mode
     (spent,) = await store.spend(RUN)
     assert spent.usage.calls == 2
 
@@ -420,20 +420,20 @@ async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_fi
     store = await opened()
     async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
         if settles:
-            assert (await client.ask(PROMPT, Pick, sample=sample("a"))).value == VALUE
+            assert (await client.ask(PROMPT, Pick, call_id=call_id("a"))).value == VALUE
             return
         with pytest.raises(ProviderDown, match=said):
-            await client.ask(PROMPT, Pick, sample=sample("a"))
+            await client.ask(PROMPT, Pick, call_id=call_id("a"))
 
 
 async def test_a_settled_mode_is_remembered_by_the_run() -> None:
     """The next start asks in the noted mode at once."""
     store = await opened()
     async with connected(only("tools"), config(mode="auto"), store=store) as client:
-        await client.ask(PROMPT, Pick, sample=sample("a"))
+        await client.ask(PROMPT, Pick, call_id=call_id("a"))
     endpoint = only("tools")
     async with connected(endpoint, config(mode="auto"), store=store) as client:
-        await client.ask(PROMPT, Pick, sample=sample("b"))
+        await client.ask(PROMPT, Pick, call_id=call_id("b"))
     assert len(endpoint.requests) == 1
 
 
@@ -441,7 +441,7 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
     """Ten calls that start together cost one round of refusals."""
     endpoint = only("json_object_with_schema")
     async with connected(endpoint, config(mode="auto")) as client:
-        await fan_out(lambda n: client.ask(PROMPT, Pick, sample=sample(str(n))), range(10))
+        await fan_out(lambda n: client.ask(PROMPT, Pick, call_id=call_id(str(n))), range(10))
     assert len(endpoint.requests) == 2 + 10
 
 
@@ -450,7 +450,7 @@ async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
     endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
     async with connected(endpoint, config(mode="auto")) as client:
         with pytest.raises(BadRequest, match="no such page"):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     assert len(endpoint.requests) == 4
 
 
@@ -461,7 +461,7 @@ async def test_an_unknown_model_is_asked_for_once(status: int) -> None:
     async with connected(endpoint, config(mode="auto")) as client:
         for part in ("a", "b"):
             with pytest.raises(UnknownModel, match=r"set models\.optimizer\.model .* m does not exist"):
-                await client.ask(PROMPT, Pick, sample=sample(part))
+                await client.ask(PROMPT, Pick, call_id=call_id(part))
     assert len(endpoint.requests) == 1
 
 
@@ -475,7 +475,7 @@ async def test_a_refused_key_costs_at_most_one_call_for_each_slot(monkeypatch: p
 
         async def worker(number: int) -> None:
             try:
-                await client.ask(PROMPT, Text, sample=sample(str(number)))
+                await client.ask(PROMPT, Text, call_id=call_id(str(number)))
             except AccessDenied as denied:
                 told.append(str(denied))
 
@@ -499,7 +499,7 @@ async def test_failures_to_connect_name_the_setting() -> None:
             messages = set()
             for part in ("a", "b"):
                 with pytest.raises(ProviderDown, match=words) as down:
-                    await client.ask(PROMPT, Text, sample=sample(part))
+                    await client.ask(PROMPT, Text, call_id=call_id(part))
                 messages.add(str(down.value))
         assert len(messages) == 1
 
@@ -514,9 +514,9 @@ async def test_other_failures_do_not_settle_a_mode(answer: httpx.Response, error
     endpoint = Endpoint(answer)
     async with connected(endpoint, config(mode="auto", max_retries=0), store=store) as client:
         with pytest.raises(error):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     assert len(endpoint.requests) == 1
-    assert await store.journal(RUN).recall(0, "mode/optimizer") is None
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
 
 
 async def test_one_exchange_on_the_wire() -> None:
@@ -527,11 +527,11 @@ async def test_one_exchange_on_the_wire() -> None:
 
     store = await opened()
     settings = config(key=key, temperature=0.5)
-    client = Client(settings, role="optimizer", run_id=RUN, effects=store, journal=store.journal(RUN))
+    client = Client(settings, role="optimizer", run_id=RUN, effects=store, journal=store.decision_log(RUN))
     with respx.mock(assert_all_called=True) as router:
         route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
         async with client:
-            reply = await client.ask(PROMPT, Pick, sample=sample())
+            reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert reply.value == VALUE
     (call,) = route.calls
     assert call.request.headers["authorization"] == f"Bearer {SECRET}"
@@ -569,7 +569,7 @@ async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Respon
     endpoint = Endpoint(answer)
     async with connected(endpoint, config(mode="auto")) as client:
         with pytest.raises(ContextOverflow):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     assert len(endpoint.requests) == 1
 
 
@@ -601,7 +601,7 @@ async def test_failures_have_the_names_of_the_house(
     settings = config(max_retries=0, api_key_env="REFLACT_TEST_KEY")
     async with connected(Endpoint(answer), settings) as client:
         with pytest.raises(error, match=words) as failure:
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert type(failure.value) is error
     assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
 
@@ -615,7 +615,7 @@ async def test_no_error_quotes_a_key() -> None:
     endpoint = Endpoint(refused(401, f"Incorrect API key: {SECRET}."))
     async with connected(endpoint, config(key=key)) as client:
         with pytest.raises(AccessDenied) as failure:
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert SECRET not in str(failure.value)
     assert "[key]" in str(failure.value)
 
@@ -636,7 +636,7 @@ async def test_failures_on_the_way_quote_no_key(answer: httpx.Response | Excepti
 
     async with connected(Endpoint(answer), config(key=key, max_retries=0)) as client:
         with pytest.raises(ModelError) as failure:
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert SECRET not in str(failure.value)
     assert "[key]" in str(failure.value)
 
@@ -648,7 +648,7 @@ async def test_an_error_that_is_being_handled_is_not_taken_for_the_new_one() -> 
             raise ContextOverflow("the first failure")
         except ContextOverflow:
             with pytest.raises(ProviderDown, match="no route"):
-                await client.ask(PROMPT, Text, sample=sample())
+                await client.ask(PROMPT, Text, call_id=call_id())
 
 
 async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
@@ -662,12 +662,12 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
             role="optimizer",
             run_id=RUN,
             effects=store,
-            journal=store.journal(RUN),
+            journal=store.decision_log(RUN),
             transport=endpoint,
         )
         async with client:
-            plain = await client.ask(PROMPT, Text, sample=sample())
-            typed = await client.ask(PROMPT, Pick, sample=sample("typed"))
+            plain = await client.ask(PROMPT, Text, call_id=call_id())
+            typed = await client.ask(PROMPT, Pick, call_id=call_id("typed"))
     assert plain.value.text == "a \ufffd b"
     assert (typed.value, typed.attempts) == (VALUE, 2)
     assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"
@@ -696,7 +696,7 @@ async def test_nothing_secret_is_stored() -> None:
             raise AssertionError
 
     async with connected(Endpoint(GOOD), config(key=key), store=store, effects=Noting()) as client:
-        await client.ask(PROMPT, Pick, sample=sample())
+        await client.ask(PROMPT, Pick, call_id=call_id())
     assert len(seen) == 3
     assert SECRET not in "".join(seen)
 
@@ -715,7 +715,7 @@ async def test_two_clients_in_one_loop_keep_apart() -> None:
         store = await opened()
         settings = config(key=key, model=f"model-{number}")
         async with connected(endpoint, settings, store=store) as client:
-            replies = await fan_out(lambda n: client.ask(PROMPT, Text, sample=sample(str(n))), range(5))
+            replies = await fan_out(lambda n: client.ask(PROMPT, Text, call_id=call_id(str(n))), range(5))
         (spent,) = await store.spend(RUN)
         (text,) = {reply.value.text for reply in replies}
         (header,) = {request.headers["authorization"] for request in endpoint.requests}
@@ -735,7 +735,7 @@ async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:
     async def work() -> None:
         async with connected(Endless()) as client:
             with anyio.move_on_after(0):
-                await client.ask(PROMPT, Text, sample=sample())
+                await client.ask(PROMPT, Text, call_id=call_id())
             raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"), anyio.fail_after(5):
@@ -746,6 +746,6 @@ async def test_a_reply_error_is_no_provider_error() -> None:
     """Replies that came and were no good are told apart from replies that did not come."""
     async with connected(Endpoint(completion("no")), config(reasks=0)) as client:
         with pytest.raises(ReplyError) as failure:
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     assert failure.value.reasons
     assert not isinstance(failure.value, ProviderDown | BadRequest)

@@ -17,12 +17,12 @@ from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.trace import Trace
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
 from reflact.memory_cards import Recording
 from reflact.memory_ports import BatchTest
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -272,7 +272,7 @@ def unreadable(share: int) -> ScriptedLLM:
     """Return the flattered model, which gives nothing valid of every so-many-th held-out trace."""
     folders = [f"held out {n}-" for n in range(0, 100, share)]
 
-    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         question = EXAMPLE.sub("", prompt.messages[-1].content)
         critic = issubclass(reply_type, CriticReply)
         return "?" if critic and any(f in question for f in folders) else answer(prompt, reply_type)
@@ -306,7 +306,7 @@ def silenced(least: int) -> ScriptedLLM:
         least: Worked examples from which on it has nothing to say of a claim; 0: whatever it is shown.
     """
 
-    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         text = prompt.messages[-1].content
         question = EXAMPLE.sub("", text)
         critic = issubclass(reply_type, CriticReply)

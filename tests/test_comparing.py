@@ -15,7 +15,7 @@ from reflact.calibration.comparing import compare, needed, outcome, passes, side
 from reflact.calibration.contrast import ContrastSettings, Made, contrast
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Gold
-from reflact.prompts import load_book
+from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ def clear(step: int) -> ContrastPair:
 
 async def kept(judge: KnowingJudge, *, judges: int, agreement: float) -> Counter[str]:
     """Compare many pairs and count what became of them."""
-    llm, prompts = ScriptedLLM(judge), load_book()
+    llm, prompts = ScriptedLLM(judge), load_prompts()
     results: Counter[str] = Counter()
     for n in range(PAIRS):
         decided, _ = await compare(
@@ -79,9 +79,9 @@ async def test_a_judge_that_always_picks_one_side_keeps_nothing(side: str, judge
 
 async def test_a_judge_without_answers_finds_nothing() -> None:
     """Comparisons that give no valid reply never keep a pair."""
-    llm = ScriptedLLM(lambda prompt, reply_type, sample: ReplyError("no reply"))
+    llm = ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("no reply"))
     decided, found = await compare(
-        clear(0), sides(0, 6, seed=0), step="", judge=llm, prompts=load_book(), agreement=0.6
+        clear(0), sides(0, 6, seed=0), step="", judge=llm, prompts=load_prompts(), agreement=0.6
     )
     assert decided != "kept"
     assert not any(found)
@@ -101,7 +101,7 @@ def test_sides_are_balanced_exactly(candidates: int, judges: int, seed: int) -> 
 async def test_the_judge_is_blind_and_sees_both_orders() -> None:
     """Prompts of one pair differ in nothing but the order of the two evaluations."""
     llm = ScriptedLLM(KnowingJudge())
-    await compare(clear(0), sides(0, 4, seed=0), step="", judge=llm, prompts=load_book(), agreement=0.6)
+    await compare(clear(0), sides(0, 4, seed=0), step="", judge=llm, prompts=load_prompts(), agreement=0.6)
     texts = Counter(call.prompt.messages[1].content for call in llm.calls)
     assert sorted(texts.values()) == [2, 2]
     one, other = texts
@@ -164,7 +164,7 @@ async def test_hopeless_comparisons_end_early() -> None:
     """A judge who is always wrong is asked until that is certain, and not once more."""
     llm = ScriptedLLM(KnowingJudge(0.0))
     plan = sides(0, 20, seed=0)
-    decided, found = await compare(clear(0), plan, step="", judge=llm, prompts=load_book(), agreement=0.6)
+    decided, found = await compare(clear(0), plan, step="", judge=llm, prompts=load_prompts(), agreement=0.6)
     assert decided == "judged_wrong"
     assert len(found) == 9
     assert len(llm.calls) == 9
@@ -184,7 +184,7 @@ async def test_difficulty_is_the_share_that_erred() -> None:
             purpose=PURPOSE,
             trace_id="t",
             plan=round_of("inflated_score"),
-            llm=ScriptedLLM(lambda prompt, reply_type, sample: ReplyError("not asked")),
+            llm=ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("not asked")),
             judge=ScriptedLLM(KnowingJudge(accuracy)),
             settings=ContrastSettings(per_event=1, judges=10),
         )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from reflact.calibration.config import CalibrateConfig
 from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
-from reflact.loading import fingerprint, identity, keys, load
-from reflact.roles import CONNECTION
+from reflact.loading import config_fingerprint, config_identity, list_config_keys, load_config
+from reflact.roles import CONNECTION_KEYS
 
 MODELS = {"target": {"model": "small"}}
 
@@ -51,21 +51,21 @@ def test_a_wrong_key_or_value_is_refused_with_the_right_one(
 ) -> None:
     """The error names the place, what was given, and the nearest right name."""
     with pytest.raises(ConfigError, match=sentence):
-        load(settings)
+        load_config(settings)
 
 
 def test_all_problems_are_named_at_once() -> None:
     """Two mistakes give one error that names both."""
     with pytest.raises(ConfigError, match=r"train\.epochs.*select\.budget"):
-        load({"train": {"epochs": 1}, "select": {"budget": 2}})
+        load_config({"train": {"epochs": 1}, "select": {"budget": 2}})
 
 
 def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
     """The same settings in both notations are equal and have the same fingerprint."""
     yaml = written(tmp_path, "a.yaml", "seed: 7\nmodels:\n  target: {model: m}\ntrain:\n  num_epochs: 2\n")
     toml = written(tmp_path, "a.toml", 'seed = 7\n[models.target]\nmodel = "m"\n[train]\nnum_epochs = 2\n')
-    assert load(yaml) == load(toml)
-    assert fingerprint(load(yaml)) == fingerprint(load(toml))
+    assert load_config(yaml) == load_config(toml)
+    assert config_fingerprint(load_config(yaml)) == config_fingerprint(load_config(toml))
 
 
 @pytest.mark.parametrize(
@@ -81,25 +81,27 @@ def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, text: str, sentence: str) -> None:
     """Whatever is wrong with a file, the error names the file and stands on one line."""
     with pytest.raises(ConfigError, match=sentence) as caught:
-        load(written(tmp_path, name, text))
+        load_config(written(tmp_path, name, text))
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A missing file, a folder and bytes that are no text are told apart."""
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file"):
-        load(tmp_path / "none.yaml")
+        load_config(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="directory"):
-        load(tmp_path)
+        load_config(tmp_path)
     (tmp_path / "b.yaml").write_bytes(b"seed: \xff\n")
     with pytest.raises(ConfigError, match="not UTF-8 text"):
-        load(tmp_path / "b.yaml")
+        load_config(tmp_path / "b.yaml")
 
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     """Assignments reach into sections, make missing ones, and keep their neighbours."""
     path = written(tmp_path, "a.yaml", "train:\n  num_epochs: 9\n  batch_size: 3\n")
-    config = load(path, overrides=["train.num_epochs=2", "gate.enabled=false", "models.target.model=m"])
+    config = load_config(
+        path, overrides=["train.num_epochs=2", "gate.enabled=false", "models.target.model=m"]
+    )
     assert (config.train.num_epochs, config.train.batch_size) == (2, 3)
     assert config.gate.enabled is False
     assert config.models.target.model == "m"
@@ -107,9 +109,9 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
 
 def test_overrides_apply_to_a_ready_configuration() -> None:
     """A ``TrainerConfig`` can be overridden as a file can; without overrides it comes back as it is."""
-    config = load({"models": MODELS, "seed": 5})
-    assert load(config) is config
-    changed = load(config, overrides=["models.target.temperature=0.5"])
+    config = load_config({"models": MODELS, "seed": 5})
+    assert load_config(config) is config
+    changed = load_config(config, overrides=["models.target.temperature=0.5"])
     assert changed.models.target.temperature == 0.5
     assert (changed.seed, changed.models.target.model) == (5, "small")
 
@@ -127,7 +129,7 @@ def test_overrides_apply_to_a_ready_configuration() -> None:
 def test_a_wrong_override_is_refused(assignment: str, sentence: str) -> None:
     """An override that assigns nothing, or something that does not exist, says so."""
     with pytest.raises(ConfigError, match=sentence):
-        load({}, overrides=[assignment])
+        load_config({}, overrides=[assignment])
 
 
 def test_the_optimizer_inherits_the_connection_alone() -> None:
@@ -139,8 +141,8 @@ def test_the_optimizer_inherits_the_connection_alone() -> None:
         "temperature": 1.0,
         "max_tokens": 5,
     }
-    models = load({"models": {"target": target}}).models
-    for name in CONNECTION:
+    models = load_config({"models": {"target": target}}).models
+    for name in CONNECTION_KEYS:
         assert getattr(models.optimizer, name) == getattr(models.target, name)
     assert (models.optimizer.temperature, models.optimizer.max_tokens) == (None, None)
 
@@ -149,7 +151,7 @@ def test_the_optimizer_inherits_the_connection_alone() -> None:
 def test_an_address_that_cannot_be_asked_is_refused(address: str) -> None:
     """Another scheme, or a port that does not exist, is said before anything is sent."""
     with pytest.raises(ConfigError, match="base_url"):
-        load({"models": {"target": {"model": "m", "base_url": address}}})
+        load_config({"models": {"target": {"model": "m", "base_url": address}}})
 
 
 @pytest.mark.parametrize(("base_url", "taken"), [(None, True), ("http://elsewhere/v1", False)])
@@ -163,18 +165,18 @@ def test_the_optimizer_takes_the_limits_of_the_targets_endpoint(base_url: str | 
     }
     own = {} if base_url is None else {"base_url": base_url}
     target = {"model": "m", "base_url": "http://host/v1", **limits}
-    models = load({"models": {"target": target, "optimizer": own}}).models
+    models = load_config({"models": {"target": target, "optimizer": own}}).models
     assert {
         name: getattr(models.optimizer, name) == value for name, value in limits.items()
     } == dict.fromkeys(limits, taken)
-    kept = load({"models": {"target": target, "optimizer": {**own, "concurrency": 3}}}).models
+    kept = load_config({"models": {"target": target, "optimizer": {**own, "concurrency": 3}}}).models
     assert kept.optimizer.concurrency == 3
 
 
 def test_the_optimizer_keeps_what_it_names_itself() -> None:
     """An own model at the inherited endpoint."""
     target = {"model": "m", "base_url": "http://host/v1"}
-    models = load({"models": {"target": target, "optimizer": {"model": "large"}}}).models
+    models = load_config({"models": {"target": target, "optimizer": {"model": "large"}}}).models
     assert (models.optimizer.model, models.optimizer.base_url) == ("large", "http://host/v1")
 
 
@@ -184,7 +186,7 @@ def test_input_paths_count_from_the_file(tmp_path: Path) -> None:
         "skill: s.md\nout_dir: out\ndata: {path: data}\nprompts: {folder: p}\n"
         "replay: {cassette: /abs/c.jsonl}\n"
     )
-    config = load(written(tmp_path, "a.yaml", text))
+    config = load_config(written(tmp_path, "a.yaml", text))
     assert (config.skill, config.data.path, config.prompts.folder) == (
         tmp_path / "s.md",
         tmp_path / "data",
@@ -196,13 +198,13 @@ def test_input_paths_count_from_the_file(tmp_path: Path) -> None:
 
 def test_a_preset_is_a_start_that_settings_override() -> None:
     """``preset: skillopt`` sets the older defaults; what the user writes wins."""
-    older = load({"preset": "skillopt"})
+    older = load_config({"preset": "skillopt"})
     assert (older.gate.policy, older.gate.metric, older.gate.early_stop) == ("strict", "hard", False)
     assert (older.slow_update.enabled, older.slow_update.gated) == (True, False)
     assert (older.reflect.memory, older.reflect.step_buffer) == ("off", True)
     assert (older.select.scheduler, older.select.max_edits, older.select.floor) == ("cosine", 4, 2)
-    assert load({"preset": "skillopt", "select": {"max_edits": 1}}).select.floor == 1
-    assert load({"preset": "skillopt", "slow_update": {"gated": True}}).slow_update.gated
+    assert load_config({"preset": "skillopt", "select": {"max_edits": 1}}).select.floor == 1
+    assert load_config({"preset": "skillopt", "slow_update": {"gated": True}}).slow_update.gated
 
 
 def changed_leaf(key: str) -> dict[str, object]:
@@ -245,7 +247,7 @@ def changed_leaf(key: str) -> dict[str, object]:
 )
 def test_changeable_keys_do_not_make_another_run(key: str) -> None:
     """Limits, places and lengths may change between two starts of a run."""
-    assert fingerprint(load(changed_leaf(key))) == fingerprint(load({}))
+    assert config_fingerprint(load_config(changed_leaf(key))) == config_fingerprint(load_config({}))
 
 
 @pytest.mark.parametrize(
@@ -260,12 +262,12 @@ def test_changeable_keys_do_not_make_another_run(key: str) -> None:
 )
 def test_other_keys_make_another_run(settings: dict[str, object]) -> None:
     """A change to the algorithm, a model or the randomness is a new identity."""
-    assert fingerprint(load(settings)) != fingerprint(load({}))
+    assert config_fingerprint(load_config(settings)) != config_fingerprint(load_config({}))
 
 
 def test_every_key_is_described() -> None:
     """Each key of the reference has a description that ends as a sentence does, and a type."""
-    for key, kind, _, _, description in keys():
+    for key, kind, _, _, description in list_config_keys():
         assert description.endswith("."), key
         assert kind, key
 
@@ -275,7 +277,7 @@ def test_types_and_defaults_are_told_as_a_file_has_them() -> None:
     told = {
         key: (kind, default)
         for section in (TrainerConfig, CalibrateConfig)
-        for key, kind, default, *_ in keys(section)
+        for key, kind, default, *_ in list_config_keys(section)
     }
     assert told["calibrator.contrast.mistakes"] == ("list of mapping", "[]")
     assert told["update.operations"] == (
@@ -287,8 +289,8 @@ def test_types_and_defaults_are_told_as_a_file_has_them() -> None:
 
 def test_the_identity_names_known_keys_and_no_secret() -> None:
     """The identity holds dotted keys of the reference, and never a key's source."""
-    known = {key for key, *_ in keys()}
-    named = identity(load({"models": MODELS}))
+    known = {key for key, *_ in list_config_keys()}
+    named = config_identity(load_config({"models": MODELS}))
     assert set(named) <= known
     assert not {key for key in named if "api_key" in key}
     json.dumps(named)
@@ -298,7 +300,7 @@ def test_the_identity_names_known_keys_and_no_secret() -> None:
 def test_any_mapping_gives_a_configuration_or_a_config_error(settings: dict[str, object]) -> None:
     """No mapping, however wild, raises anything else."""
     try:
-        config = load(settings)
+        config = load_config(settings)
     except ConfigError:
         return
     assert isinstance(config, TrainerConfig)

@@ -17,18 +17,18 @@ from contrast_world import PURPOSE, KnowingJudge, PlainCritic, event, mistaken, 
 from reflact.calibration.contrast import ContrastSettings, Drop, Made, contrast, contrasting, selected
 from reflact.calibration.curriculum import KindShare, Round
 from reflact.calibration.mistakes import Mistake
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ConfigError, ProviderDown
 from reflact.memory import ContrastPair, ScoreEvent
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
 
-Script = Callable[[Rendered, type[ReplyModel], Sample], Any]
+Script = Callable[[RenderedPrompt, type[ReplyModel], CallId], Any]
 EVENTS = (event(0), event(1, said=(2, 9)), event(2, after=2, said=(2, 5), changed=False), event(3, before=5))
 
 
-def silent(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Never give a valid reply."""
     return {"nothing": True}
 
@@ -221,7 +221,7 @@ async def test_equal_steps_are_learned_from_once() -> None:
 async def test_equal_replies_are_one_pair() -> None:
     """A model that writes the same twice gives one pair and one drop."""
 
-    def same(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    def same(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
         return {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
 
     result = await made(event(), plan=round_of("inflated_score"), write=same)
@@ -268,10 +268,10 @@ async def test_the_order_of_replies_changes_nothing() -> None:
     chance = random.Random(3)
 
     def late(script: Script) -> Script:
-        async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Any:
+        async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Any:
             for _ in range(chance.randrange(9)):
                 await anyio.lowlevel.checkpoint()
-            return script(prompt, reply_type, sample)
+            return script(prompt, reply_type, call_id)
 
         return answer
 
@@ -300,7 +300,7 @@ async def test_calls_in_flight_stay_within_the_limit() -> None:
     flying = [0, 0]
 
     def counted(script: Script) -> Script:
-        async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Any:
+        async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Any:
             flying[0] += 1
             flying[1] = max(flying)
             try:
@@ -308,7 +308,7 @@ async def test_calls_in_flight_stay_within_the_limit() -> None:
                     await anyio.lowlevel.checkpoint()
             finally:
                 flying[0] -= 1
-            return script(prompt, reply_type, sample)
+            return script(prompt, reply_type, call_id)
 
         return answer
 
@@ -321,7 +321,7 @@ async def test_calls_in_flight_stay_within_the_limit() -> None:
 async def test_a_dead_provider_is_an_error_and_not_a_drop() -> None:
     """What could not be asked is not counted as made: the error comes out as it is."""
 
-    def down(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Any:
+    def down(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Any:
         return ProviderDown("the endpoint is gone")
 
     with pytest.raises(ProviderDown):

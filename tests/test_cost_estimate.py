@@ -14,11 +14,11 @@ from reflact import Calibrator, Critic, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.cost_estimate import CostEstimate
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation, Provenance
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer, Call, Script
+from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 
 pytestmark = pytest.mark.anyio
 
@@ -55,20 +55,20 @@ def settings(
     )
 
 
-def obliging(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def obliging(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Play the flattered model."""
     return answer(prompt, reply_type)
 
 
-def different(calls: list[Call]) -> Counter[str]:
+def different(calls: list[ScriptedCall]) -> Counter[str]:
     """Return what a store of calls would pay for, by purpose."""
-    asked = {json.dumps([c.sample.purpose, c.sample.label, str(c.prompt.messages)]) for c in calls}
+    asked = {json.dumps([c.call_id.purpose, c.call_id.label, str(c.prompt.messages)]) for c in calls}
     return Counter(json.loads(one)[0] for one in asked)
 
 
 async def taken(
     how: CalibratorSettings, learn: list[Trace], held_out: list[Trace], script: Script = obliging
-) -> tuple[CostEstimate, list[Call]]:
+) -> tuple[CostEstimate, list[ScriptedCall]]:
     """Return the estimate for a calibration, and what it asked."""
     llm = ScriptedLLM(script)
     calibrator = Calibrator(llm, ListMemory(), settings=how)
@@ -91,26 +91,26 @@ async def test_a_calibration_stays_between_its_bounds(
     assert len(calls) <= estimate.calls_high
 
 
-def stubborn(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def stubborn(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Give a valid reply at the last attempt alone."""
-    return answer(prompt, reply_type) if sample.attempt == 2 else "?"
+    return answer(prompt, reply_type) if call_id.attempt == 2 else "?"
 
 
-def unwritten(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def unwritten(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Give scores and comparisons, and write nothing."""
-    return ReplyError("nothing") if sample.role == "contrast" else answer(prompt, reply_type)
+    return ReplyError("nothing") if call_id.role == "contrast" else answer(prompt, reply_type)
 
 
-def first_always(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def first_always(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Judge by position."""
-    if sample.role == "judge":
+    if call_id.role == "judge":
         return {"reasoning": "It stands first.", "better": "first"}
     return answer(prompt, reply_type)
 
 
 @pytest.mark.parametrize("script", [stubborn, unwritten, first_always])
 @pytest.mark.parametrize("gold", [True, False], ids=["gold", "agreement"])
-async def test_the_most_is_a_bound(script: Callable[..., Answer], gold: bool) -> None:
+async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer], gold: bool) -> None:
     """However often replies are refused, samples fail and judges err: calls do not exceed the bound."""
     how = settings(judges=4, rounds=2, patience=2, per_event=4)
     estimate, calls = await taken(how, traces("learn", 5, gold=gold), traces("held out", 20), script)

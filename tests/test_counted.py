@@ -20,16 +20,16 @@ from reflact.calibration.critic import CriticReply
 from reflact.calibration.limited import Books, CountedLLM, total
 from reflact.calibration.results import Consumed
 from reflact.calibration.trace import Trace
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import Evaluation
 from reflact.results import Usage
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 
 pytestmark = pytest.mark.anyio
 
-PLACE = Sample(role="judge", purpose="compare")
+PLACE = CallId(role="judge", purpose="compare")
 GOOD = json.dumps({"reasoning": "By the states.", "better": "first"})
 ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
 
@@ -44,9 +44,9 @@ async def test_replies_that_were_refused_count() -> None:
     endpoint, books = Endpoint(completion("?"), completion(GOOD), *[completion("?")] * 3), Books()
     async with connected(endpoint) as client:
         counted = CountedLLM(client, books)
-        await counted.ask(PROMPT, JudgeReply, sample=PLACE)
+        await counted.ask(PROMPT, JudgeReply, call_id=PLACE)
         with pytest.raises(ReplyError):
-            await counted.ask(PROMPT, JudgeReply, sample=PLACE.model_copy(update={"trial": 1}))
+            await counted.ask(PROMPT, JudgeReply, call_id=PLACE.model_copy(update={"trial": 1}))
     (entry,) = books.entries
     assert (entry.questions, entry.unanswered, entry.refused) == (2, 1, 4)
     assert entry.usage == books.usage == ONE + ONE + ONE + ONE + ONE
@@ -58,7 +58,7 @@ async def test_what_was_answered_counts_where_a_later_attempt_fails() -> None:
     full = {"error": {"code": "context_length_exceeded", "message": "too long"}}
     async with connected(Endpoint(completion("?"), httpx.Response(400, json=full)), store=store) as client:
         with pytest.raises(ContextOverflow):
-            await CountedLLM(client, books).ask(PROMPT, JudgeReply, sample=PLACE)
+            await CountedLLM(client, books).ask(PROMPT, JudgeReply, call_id=PLACE)
     (spent,) = await store.spend(RUN)
     assert books.usage == spent.usage
     assert (books.usage.calls, books.entries[0].refused, books.entries[0].unanswered) == (1, 1, 1)
@@ -68,14 +68,14 @@ async def test_a_question_that_is_cancelled_is_left_to_the_books_of_the_models_s
     """Nobody here knows what it took, so nothing is made up."""
     books = Books()
 
-    async def hang(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    async def hang(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await anyio.sleep_forever()
         return None
 
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
-                lambda: CountedLLM(ScriptedLLM(hang), books).ask(PROMPT, JudgeReply, sample=PLACE)
+                lambda: CountedLLM(ScriptedLLM(hang), books).ask(PROMPT, JudgeReply, call_id=PLACE)
             )
             await anyio.wait_all_tasks_blocked()
             scope.cancel()
@@ -113,9 +113,9 @@ async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
     """Its calls are in the report by purpose, refused replies too; what others ask it is not."""
     refused = 0
 
-    def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         nonlocal refused
-        if reply_type is CriticReply and sample.attempt == 0:
+        if reply_type is CriticReply and call_id.attempt == 0:
             refused += 1
             return "?"
         return answer(prompt, reply_type)
@@ -140,7 +140,7 @@ async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> Non
     """No more calls are in flight than the calibrator may have, those of the critic included."""
     flying = most = 0
 
-    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         nonlocal flying, most
         flying += 1
         most = max(most, flying)

@@ -145,13 +145,13 @@ async def test_the_median_of_several_samples_counts() -> None:
     assert (score.evaluation.phi_after, score.evaluation.reasoning) == (5, "5")
     assert (score.samples, score.spread, score.guarded) == (3, 3, ("spread",))
     assert score.evaluation.confidence == pytest.approx(0.7)
-    assert len({call.sample.label for call in llm.calls}) == 3
+    assert len({call.call_id.label for call in llm.calls}) == 3
 
 
 async def test_each_sample_is_guarded_on_its_own() -> None:
     """Two samples that invent evidence outweigh one that does not."""
     invented = [reply(evidence=["it works"], phi_after=6)] * 3
-    llm = ScriptedLLM(lambda _, __, sample: reply() if sample.trial == 1 else invented[0])
+    llm = ScriptedLLM(lambda _, __, call_id: reply() if call_id.trial == 1 else invented[0])
     score = await Critic(llm, settings=CriticSettings(samples=3)).score(PAID, purpose=PURPOSE)
     assert (score.evaluation.delta, score.guarded) == (0, ("invented_evidence",))
     assert score.spread == 3
@@ -204,7 +204,7 @@ async def test_samples_of_trials_do_not_meet() -> None:
     critic = Critic(llm, settings=CriticSettings(samples=3))
     for trial in range(3):
         await critic.score(PAID, purpose=PURPOSE, trial=trial)
-    assert sorted(call.sample.trial for call in llm.calls) == [*range(9)]
+    assert sorted(call.call_id.trial for call in llm.calls) == [*range(9)]
 
 
 async def test_a_call_is_known_by_its_content() -> None:
@@ -213,7 +213,7 @@ async def test_a_call_is_known_by_its_content() -> None:
     await Critic(llm).score(PAID, purpose=PURPOSE)
     await Critic(llm).score(PAID, purpose=PURPOSE, pairs=[pair(Random(1))])
     await Critic(llm).score(PAID, purpose="Another.")
-    one, same, other = (call.sample for call in llm.calls)
+    one, same, other = (call.call_id for call in llm.calls)
     assert one == same != other
     assert (one.role, one.purpose, one.step, one.rollout) == ("critic", "score", None, None)
 

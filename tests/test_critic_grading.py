@@ -15,10 +15,10 @@ from rich.console import Console
 from flattered_world import flattered, trace_of
 from reflact import Critic, Item, Score, Skill, Trainer
 from reflact.calibration.grading import CriticGrader, input_of, measure_critic, nothing_said
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
-from reflact.environments.graders import judge
+from reflact.environments.graders import apply_grader
 from reflact.errors import (
     BudgetSpent,
     ConfigError,
@@ -29,11 +29,11 @@ from reflact.errors import (
 )
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
 from reflact.reporting.summary import print_summary
-from reflact.results import CriticAccuracy, CriticUsed, Estimate, RunSummary
-from reflact.stages.rollout import rollout_key
+from reflact.results import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
+from reflact.stages.rollout import build_rollout_key
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import Answer
-from reflact.types import Graded, Split
+from reflact.testing.llm import ScriptedAnswer
+from reflact.types import Grade, Split
 from toy_runs import document, settings, written
 
 pytestmark = pytest.mark.anyio
@@ -69,9 +69,9 @@ def failing(error: Exception) -> ScriptedLLM:
     return ScriptedLLM(lambda *_: error)
 
 
-async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!", *, passes_at: float = 8.0) -> Graded:
+async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!", *, passes_at: float = 8.0) -> Grade:
     """Return what a critic without worked examples makes of an answer."""
-    return await judge(CriticGrader(Critic(llm).pinned(()), passes_at=passes_at), ITEM, answer)
+    return await apply_grader(CriticGrader(Critic(llm).pinned(()), passes_at=passes_at), ITEM, answer)
 
 
 # --------------------------------------------------------------------------------------------- one score
@@ -198,8 +198,8 @@ async def test_the_critic_sees_input_answer_and_purpose() -> None:
     """The item's input is the state before and, unless said otherwise, the purpose; never the reference."""
     llm = saying(9)
     item = ITEM.model_copy(update={"reference": "sealed"})
-    await judge(CriticGrader(Critic(llm).pinned(()), purpose=_courtesy), item, "Your Majesty!")
-    await judge(CriticGrader(Critic(llm).pinned(())), item, "Your Majesty!")
+    await apply_grader(CriticGrader(Critic(llm).pinned(()), purpose=_courtesy), item, "Your Majesty!")
+    await apply_grader(CriticGrader(Critic(llm).pinned(())), item, "Your Majesty!")
     with_function, with_input = ("\n".join(m.content for m in call.prompt.messages) for call in llm.calls)
     assert "Courtesy to Greet the queen." in with_function
     assert "Courtesy" not in with_input
@@ -255,7 +255,7 @@ def test_a_purpose_has_a_name() -> None:
 def key(grader: CriticGrader) -> str:
     """Return the key of a rollout that is graded so."""
     environment = DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader)
-    return rollout_key(
+    return build_rollout_key(
         Skill(text=""), ITEM, target=ToyTarget(), environment=environment, feedback=True, trial=0
     )
 
@@ -278,7 +278,7 @@ def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
 # ------------------------------------------------------------------------------------------------- a run
 
 
-def toy_critic(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def toy_critic(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Play a critic who knows the toy world: an answer that is not unknown is right."""
     shown = prompt.messages[-1].content
     knows = "unknown" not in shown
@@ -324,7 +324,7 @@ async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
     summary = await trained(tmp_path, CriticGrader(critic))
     assert summary.status == "completed"
     assert critic.snapshot is not None
-    used = CriticUsed(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=1)
+    used = CriticDescription(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=1)
     assert summary.critic == used
     stored = RunSummary.model_validate_json((tmp_path / "summary.json").read_text("utf-8"))
     assert stored.critic == used
@@ -346,9 +346,9 @@ async def test_items_that_the_critic_could_not_score_stay_unmeasured(
 ) -> None:
     """One item of four is lost to a critic's failure: it lacks in the count and does not lower the score."""
 
-    def broken(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def broken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         lost = "double 18" in prompt.messages[-1].content
-        return error if lost else toy_critic(prompt, reply_type, sample)
+        return error if lost else toy_critic(prompt, reply_type, call_id)
 
     config = settings(tmp_path, gate={"coverage": 0.5})
     summary = await Trainer(
@@ -376,7 +376,7 @@ async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None
     measured = await measure_critic(critic, traces)
     assert measured is not None
     assert measured.error.value == pytest.approx(0.75)
-    used = CriticGrader(critic, measured=measured).scored_by.measured
+    used = CriticGrader(critic, measured=measured).scored_by.accuracy
     assert used is not None
     assert (used.traces, used.transitions) == (20, 40)
     assert (used.error, used.accuracy) == (measured.error, measured.accuracy)
@@ -388,10 +388,10 @@ def test_the_printed_accuracy_has_its_intervals(tmp_path: Path) -> None:
     accuracy = CriticAccuracy(
         traces=40,
         transitions=80,
-        error=Estimate(value=0.75, low=0.5, high=1),
-        accuracy=Estimate(value=0.9, low=0.8, high=0.95),
+        error=IntervalEstimate(value=0.75, low=0.5, high=1),
+        accuracy=IntervalEstimate(value=0.9, low=0.8, high=0.95),
     )
-    used = CriticUsed(identity="{}", snapshot="a" * 64, prompt="critic@1", pairs=3, measured=accuracy)
+    used = CriticDescription(identity="{}", snapshot="a" * 64, prompt="critic@1", pairs=3, accuracy=accuracy)
     shown = printed(RunSummary(run_id="r1", status="completed", critic=used), tmp_path)
     assert (
         "mean absolute error 0.75 (95% interval 0.50 to 1.00) of 10, "

@@ -11,15 +11,15 @@ import pytest
 
 from reflact import Critic, Item, Rollout, Trainer
 from reflact.calibration.grading import CriticNotes
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ConfigError, ContextOverflow, ProviderDown, ReflactError
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
-from reflact.results import CriticUsed, RunSummary
-from reflact.stages.annotate import Annotated
+from reflact.results import CriticDescription, RunSummary
+from reflact.stages.annotate import AnnotatingAnalyst
 from reflact.stages.reflect import Minibatch
-from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import Answer
-from reflact.types import Report, Score, Source, Turn
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing.llm import ScriptedAnswer
+from reflact.types import AnalystReport, RolloutSource, Score, Turn
 from toy_runs import settings, shown_to
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ PAIR = ContrastPair(
 )
 
 
-def unmoved(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def unmoved(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Play a critic whom nothing moves."""
     return {
         "reasoning": "No bow in it.",
@@ -77,19 +77,23 @@ class Noting:
 
 
 async def fed_back(
-    annotator: Noting, store: MemoryStore, *, source: Source = "failure", feedback: str | None = "No bow."
+    annotator: Noting,
+    store: InMemoryRunStore,
+    *,
+    source: RolloutSource = "failure",
+    feedback: str | None = "No bow.",
 ) -> list[str | None]:
     """Return the feedback that an analyst is shown of one rollout."""
     seen: list[str | None] = []
 
-    async def analyse(batch: Minibatch) -> Report:
+    async def analyse(batch: Minibatch) -> AnalystReport:
         seen.extend(rollout.feedback for rollout in batch.rollouts)
-        return batch.blank
+        return batch.empty_report
 
     rollout = ROLLOUT.model_copy(update={"feedback": feedback})
     batch = Minibatch(source=source, index=0, items=(ITEM,), rollouts=(rollout,))
     await store.open_run("r1", {}, None)
-    await Annotated(analyse, annotator, journal=store.journal("r1"), step=1).report(batch)
+    await AnnotatingAnalyst(analyse, annotator, decision_log=store.decision_log("r1"), step=1).report(batch)
     return seen
 
 
@@ -98,22 +102,22 @@ async def fed_back(
 
 async def test_notes_stand_below_the_feedback_of_failures() -> None:
     """A failure's analyst reads the environment's words first and then the notes, line by line."""
-    assert await fed_back(Noting("one", "two"), MemoryStore()) == ["No bow.\none\ntwo"]
-    assert await fed_back(Noting("one"), MemoryStore(), feedback=None) == ["one"]
-    assert await fed_back(Noting(), MemoryStore(), feedback=None) == [None]
+    assert await fed_back(Noting("one", "two"), InMemoryRunStore()) == ["No bow.\none\ntwo"]
+    assert await fed_back(Noting("one"), InMemoryRunStore(), feedback=None) == ["one"]
+    assert await fed_back(Noting(), InMemoryRunStore(), feedback=None) == [None]
 
 
 async def test_successes_are_not_annotated() -> None:
     """Nobody is asked about what went well."""
     noting = Noting("one")
-    assert await fed_back(noting, MemoryStore(), source="success") == ["No bow."]
+    assert await fed_back(noting, InMemoryRunStore(), source="success") == ["No bow."]
     assert noting.asked == []
 
 
 async def test_a_restart_reads_the_same_notes() -> None:
     """Notes that were read once are in the journal, also where there were none."""
     for first in (("one",), ()):
-        store, again = MemoryStore(), Noting("other")
+        store, again = InMemoryRunStore(), Noting("other")
         shown = await fed_back(Noting(*first), store)
         assert await fed_back(again, store) == shown
         assert again.asked == []
@@ -172,7 +176,7 @@ async def trained(folder: Path, annotate: CriticNotes | None) -> tuple[RunSummar
     """Train and return the summary and what failure analysts were shown."""
     optimizer = ScriptedLLM(toy_optimizer())
     summary = await trainer(folder, annotate, optimizer).train()
-    asked = [call for call in optimizer.calls if call.sample.purpose == "analyst_failure"]
+    asked = [call for call in optimizer.calls if call.call_id.purpose == "analyst_failure"]
     return summary, [shown_to(call) for call in asked]
 
 
@@ -185,7 +189,7 @@ async def test_failure_analysts_of_a_run_read_the_critic(tmp_path: Path) -> None
     assert all("No bow in it." in text for text in shown)
     assert not any("No bow in it." in text for text in without)
     assert critic.snapshot is not None
-    used = CriticUsed(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=0)
+    used = CriticDescription(identity=critic.identity, snapshot=critic.snapshot, prompt="critic@1", pairs=0)
     assert (noted.noted_by, noted.critic) == (used, None)
     assert plain.noted_by is None
     assert "noted_by" not in json.loads((tmp_path / "plain" / "summary.json").read_text("utf-8"))

@@ -25,8 +25,8 @@ from reflact.calibration.curriculum import (
     plateau,
 )
 from reflact.calibration.metrics import Scored
-from reflact.calls import Rendered, ReplyModel, Sample
-from reflact.data import rng
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
+from reflact.data import make_rng
 from reflact.memory import MISTAKES, ContrastPair, Gold
 from reflact.testing import ScriptedLLM
 
@@ -193,14 +193,14 @@ def test_short_traces_together_get_all_kinds_in_their_shares() -> None:
 # ------------------------------------------------------------------------------------ three whole rounds
 
 
-def by_distance(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def by_distance(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Judge as people do: the smaller the difference, the more often wrongly."""
     text = prompt.messages[1].content
     sides = [text[text.index(f"<{tag}>") : text.index(f"</{tag}>")] for tag in ("first", "second")]
     phis = [float(side.split("After: ")[1].split()[0]) for side in sides]
     accuracy = min(1.0, 0.75 + 0.06 * abs(phis[0] - phis[1]))
     right = "second" if "It looks like more" in sides[0] or "was scored" in sides[0] else "first"
-    hit = rng(0, sample.label).random() < accuracy
+    hit = make_rng(0, call_id.label).random() < accuracy
     return {
         "reasoning": "So it seems.",
         "better": right if hit else {"first": "second", "second": "first"}[right],

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.data import DataSet, check, epoch_plan, load, rng, shuffled, split_named, steps_per_epoch
+from reflact.data import (
+    DataSet,
+    check_dataset,
+    count_steps_per_epoch,
+    load_dataset,
+    make_rng,
+    parse_split,
+    plan_epoch,
+    shuffle,
+)
 from reflact.errors import DataError
 from reflact.types import Item, Split
 
@@ -53,7 +62,7 @@ def test_a_folder_holds_its_splits_as_files_or_folders(tmp_path: Path) -> None:
     _write(tmp_path / "selection.json", _rows(2, "b"))
     _write(tmp_path / "valid_unseen" / "x.json", _rows(1, "c"))
     (tmp_path / "train" / "README.md").write_text("about", encoding="utf-8")
-    dataset = load(tmp_path, "2:1:7", 42)
+    dataset = load_dataset(tmp_path, "2:1:7", 42)
     assert _counts(dataset) == (3, 2, 1)
     assert [item.id for item in dataset.train] == ["a0", "a1", "a2"]
 
@@ -65,14 +74,14 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
         _write(tmp_path / f"{split.value}.json", [row])
     (tmp_path / "train.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "train.json").read_bytes())
     expected = Item(id="ä", input={"q": [1, None]}, task_type="sum", reference=[3.5])
-    assert load(tmp_path, "2:1:7", 42).train == (expected,)
+    assert load_dataset(tmp_path, "2:1:7", 42).train == (expected,)
 
 
 def test_blank_lines_are_no_items(tmp_path: Path) -> None:
     """Empty lines of a .jsonl file are passed over, line separators inside text are not line breaks."""
     path = tmp_path / "all.jsonl"
     path.write_text('\n{"id": "a", "input": "x\u2028y"}\r\n\n{"id": "b", "input": "z"}', encoding="utf-8")
-    assert load(path, "1:0:0", 42).train == (Item(id="a", input="x\u2028y"), Item(id="b", input="z"))
+    assert load_dataset(path, "1:0:0", 42).train == (Item(id="a", input="x\u2028y"), Item(id="b", input="z"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +115,7 @@ def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: st
     """What is wrong is said with the file and the row, and unknown fields with the nearest right one."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=words) as error:
-        load(tmp_path / name, "2:1:7", 42)
+        load_dataset(tmp_path / name, "2:1:7", 42)
     assert name in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -115,28 +124,28 @@ def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
     """A file that is not UTF-8 is named as such."""
     (tmp_path / "a.json").write_bytes('[{"id": "ä", "input": 1}]'.encode("latin-1"))
     with pytest.raises(DataError, match=r"a.json is not UTF-8 text"):
-        load(tmp_path / "a.json", "2:1:7", 42)
+        load_dataset(tmp_path / "a.json", "2:1:7", 42)
 
 
 def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
     """A path with nothing, a missing split, two sources of one, and two files in one are told apart."""
     with pytest.raises(DataError, match="there is no data at"):
-        load(tmp_path / "nowhere", "2:1:7", 42)
+        load_dataset(tmp_path / "nowhere", "2:1:7", 42)
     _write(tmp_path / "train.json", _rows(1))
     with pytest.raises(DataError, match=r"has no val split: looked for val, val.json"):
-        load(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7", 42)
     _write(tmp_path / "val.json", _rows(1))
     _write(tmp_path / "selection.json", _rows(1))
     with pytest.raises(DataError, match=r"more than one val split: val.json, selection.json"):
-        load(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7", 42)
     (tmp_path / "selection.json").unlink()
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"exactly one .json or .jsonl file; it holds none"):
-        load(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7", 42)
     _write(tmp_path / "test" / "a.json", _rows(1))
     _write(tmp_path / "test" / "b.json", _rows(1))
     with pytest.raises(DataError, match=r"it holds a.json, b.json"):
-        load(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7", 42)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +160,14 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
 )
 def test_aliases_name_their_split(name: str, split: str) -> None:
     """Each split is known under its name and its aliases."""
-    assert split_named(name) is Split(split)
+    assert parse_split(name) is Split(split)
 
 
 @pytest.mark.parametrize("name", ["tset", "TEST", "", "validation"])
 def test_any_other_split_name_is_an_error(name: str) -> None:
     """A misspelt split is never taken for another one; the names are listed."""
     with pytest.raises(DataError, match="train, val, valid_seen, selection, test, valid_unseen"):
-        split_named(name)
+        parse_split(name)
 
 
 # -------------------------------------------------------------------------------------------- splitting
@@ -170,7 +179,7 @@ def test_any_other_split_name_is_an_error(name: str) -> None:
 )
 def test_one_file_is_split_by_its_ratio(tmp_path: Path, n: int, ratio: str, counts: tuple[int, ...]) -> None:
     """Sizes follow the ratio by largest remainders, and every item is in exactly one split."""
-    dataset = load(_write(tmp_path / "all.jsonl", _rows(n)), ratio, 42)
+    dataset = load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), ratio, 42)
     assert _counts(dataset) == counts
     assert {item.id for split in Split for item in dataset.items(split)} == {f"q{k}" for k in range(n)}
 
@@ -179,15 +188,15 @@ def test_one_file_is_split_by_its_ratio(tmp_path: Path, n: int, ratio: str, coun
 def test_a_ratio_that_is_none_is_refused(tmp_path: Path, ratio: str) -> None:
     """A ratio is three whole numbers, not all zero."""
     with pytest.raises(DataError, match="is not train:val:test in whole numbers"):
-        load(_write(tmp_path / "all.json", _rows(4)), ratio, 42)
+        load_dataset(_write(tmp_path / "all.json", _rows(4)), ratio, 42)
 
 
 def test_the_split_depends_on_the_items_and_the_seed_alone(tmp_path: Path) -> None:
     """Rows in another order fall into the same splits; another seed deals them anew. Values are pinned."""
     rows = _rows(10)
-    dataset = load(_write(tmp_path / "a.jsonl", rows), "4:3:3", 42)
-    turned = load(_write(tmp_path / "b.jsonl", rows[::-1]), "4:3:3", 42)
-    other = load(_write(tmp_path / "a.jsonl", rows), "4:3:3", 43)
+    dataset = load_dataset(_write(tmp_path / "a.jsonl", rows), "4:3:3", 42)
+    turned = load_dataset(_write(tmp_path / "b.jsonl", rows[::-1]), "4:3:3", 42)
+    other = load_dataset(_write(tmp_path / "a.jsonl", rows), "4:3:3", 43)
     assert [set(turned.items(s)) for s in Split] == [set(dataset.items(s)) for s in Split]
     assert [set(other.items(s)) for s in Split] != [set(dataset.items(s)) for s in Split]
     assert [item.id for item in dataset.train] == TRAIN_OF_SEED_42
@@ -197,7 +206,7 @@ def test_the_split_depends_on_the_items_and_the_seed_alone(tmp_path: Path) -> No
 def test_task_types_are_spread_over_the_splits(tmp_path: Path) -> None:
     """Each type has its share of every split, also where the file is sorted by type."""
     rows = [{**row, "task_type": "sum" if n < 30 else "text"} for n, row in enumerate(_rows(50))]
-    dataset = load(_write(tmp_path / "all.json", rows), "2:1:2", 7)
+    dataset = load_dataset(_write(tmp_path / "all.json", rows), "2:1:2", 7)
     assert _counts(dataset) == (20, 10, 20)
     assert [Counter(i.task_type for i in dataset.items(s))["sum"] for s in Split] == [12, 6, 12]
 
@@ -209,7 +218,7 @@ def test_no_type_is_far_from_its_share(
     """Whatever the types and the ratio, a type's count in a split is within two of its share."""
     rows = [{**row, "task_type": kind} for row, kind in zip(_rows(len(types)), types, strict=True)]
     path = _write(tmp_path_factory.mktemp("data") / "all.json", rows)
-    dataset = load(path, ":".join(map(str, ratio)), 42)
+    dataset = load_dataset(path, ":".join(map(str, ratio)), 42)
     for split in Split:
         found = Counter(item.task_type for item in dataset.items(split))
         for kind, count in Counter(types).items():
@@ -261,12 +270,14 @@ def test_unfit_data_is_refused(
 ) -> None:
     """Before anything is spent, each kind of unfit data is named in one sentence."""
     with pytest.raises(DataError, match=words):
-        check(_set(*splits), train_size)
+        check_dataset(_set(*splits), train_size)
 
 
 def test_fit_data_passes() -> None:
     """Equal inputs inside one split are allowed, and a right train size is none to complain of."""
-    check(_set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")), 3)
+    check_dataset(
+        _set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")), 3
+    )
 
 
 # ------------------------------------------------------------------------------------------------ plans
@@ -274,16 +285,16 @@ def test_fit_data_passes() -> None:
 
 def test_random_numbers_are_pinned() -> None:
     """A seed and a label give these numbers in every Python version; labels are independent."""
-    assert [rng(42, "epoch").random() for _ in range(2)] == [FIRST_OF_EPOCH] * 2
-    assert rng(42, "other").random() != FIRST_OF_EPOCH
-    assert shuffled(range(10), 42, "epoch") == SHUFFLE_OF_TEN
+    assert [make_rng(42, "epoch").random() for _ in range(2)] == [FIRST_OF_EPOCH] * 2
+    assert make_rng(42, "other").random() != FIRST_OF_EPOCH
+    assert shuffle(range(10), 42, "epoch") == SHUFFLE_OF_TEN
 
 
 def test_plans_are_pinned() -> None:
     """A plan is the same in every Python version, and another in every epoch."""
-    plan = epoch_plan("abcdefg", epoch=1, seed=42, batch_size=2, accumulation=3)
+    plan = plan_epoch("abcdefg", epoch=1, seed=42, batch_size=2, accumulation=3)
     assert ["".join(batch) for step in plan for batch in step] == PLAN_OF_SEVEN
-    assert epoch_plan("abcdefg", epoch=2, seed=42, batch_size=2, accumulation=3) != plan
+    assert plan_epoch("abcdefg", epoch=2, seed=42, batch_size=2, accumulation=3) != plan
 
 
 @given(ids, st.integers(0, 9), st.integers(), sizes, st.integers(1, 4))
@@ -291,8 +302,8 @@ def test_every_item_is_dealt_once_an_epoch(
     ids: list[str], epoch: int, seed: int, batch_size: int, accumulation: int
 ) -> None:
     """All items are dealt once, in full batches but the last; refills come after and repeat none."""
-    plan = epoch_plan(ids, epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
-    assert len(plan) == steps_per_epoch(len(ids), batch_size, accumulation)
+    plan = plan_epoch(ids, epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
+    assert len(plan) == count_steps_per_epoch(len(ids), batch_size, accumulation)
     assert all(len(step) == accumulation for step in plan)
     batches = [batch for step in plan for batch in step]
     dealt = -(-len(ids) // batch_size)
@@ -305,7 +316,7 @@ def test_every_item_is_dealt_once_an_epoch(
 def test_plans_do_not_depend_on_the_order_of_the_ids(ids: list[str], epoch: int, batch_size: int) -> None:
     """A list, its reverse, and a set of the same ids have the same plan."""
     plans = {
-        epoch_plan(given_ids, epoch=epoch, seed=1, batch_size=batch_size)
+        plan_epoch(given_ids, epoch=epoch, seed=1, batch_size=batch_size)
         for given_ids in (ids, ids[::-1], set(ids))
     }
     assert len(plans) == 1
@@ -317,14 +328,14 @@ def test_plans_do_not_depend_on_the_order_of_the_ids(ids: list[str], epoch: int,
 )
 def test_steps_of_an_epoch(n: int, batch_size: int, accumulation: int, steps: int) -> None:
     """The items divided by what a step takes, rounded up."""
-    assert steps_per_epoch(n, batch_size, accumulation) == steps
+    assert count_steps_per_epoch(n, batch_size, accumulation) == steps
 
 
 def test_impossible_plans_are_errors() -> None:
     """A plan needs items, distinct ids and positive sizes."""
     with pytest.raises(ValueError, match="at least 1"):
-        epoch_plan([], epoch=1, seed=1, batch_size=1)
+        plan_epoch([], epoch=1, seed=1, batch_size=1)
     with pytest.raises(ValueError, match="at least 1"):
-        steps_per_epoch(3, 0)
+        count_steps_per_epoch(3, 0)
     with pytest.raises(ValueError, match="distinct"):
-        epoch_plan(["a", "a"], epoch=1, seed=1, batch_size=1)
+        plan_epoch(["a", "a"], epoch=1, seed=1, batch_size=1)

@@ -19,7 +19,7 @@ from sqlite_utils import Migrations
 from permissions import open_to_all
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
-from reflact.tasks import fan_out, group
+from reflact.tasks import fan_out, open_task_group
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +84,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_waiting_writes_share_a_transaction(database: Database) -> None:
     """Writes that gather while the writer is busy are committed in one transaction, in order."""
     entered, go_on = threading.Event(), threading.Event()
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
         await until(entered.is_set)
         for n in range(100):
@@ -123,7 +123,7 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
         except (StoreError, LookupError) as error:
             answers[name] = error
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
         await until(entered.is_set)
         tasks.start_soon(
@@ -149,10 +149,10 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
 async def test_a_cancelled_write_still_completes(database: Database) -> None:
     """A cancelled caller leaves at once, while the writer is still busy; its write is committed."""
     entered, go_on = threading.Event(), threading.Event()
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
         await until(entered.is_set)
-        async with group() as doomed:
+        async with open_task_group() as doomed:
             doomed.start_soon(put, database, "kept")
             await anyio.wait_all_tasks_blocked()
             doomed.cancel_scope.cancel()
@@ -166,7 +166,7 @@ async def test_closing_finishes_what_was_begun(path: Path) -> None:
     """Writes that were cancelled just before closing are on disk after it."""
     database = Database(path, NOTES)
     with anyio.CancelScope() as scope:
-        async with database, group() as tasks:
+        async with database, open_task_group() as tasks:
             for n in range(20):
                 tasks.start_soon(put, database, f"note {n}")
             await anyio.wait_all_tasks_blocked()
@@ -178,7 +178,7 @@ async def test_closing_finishes_what_was_begun(path: Path) -> None:
 async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
     """A write that hangs does not hold up closing; it completes and then lets go of the file."""
     entered, go_on, before = threading.Event(), threading.Event(), set(threading.enumerate())
-    async with group() as tasks, Database(path, NOTES, grace=0.01) as database:
+    async with open_task_group() as tasks, Database(path, NOTES, grace=0.01) as database:
         tasks.start_soon(put, database, "first")
         tasks.start_soon(database.write, holding(entered, go_on))
         tasks.start_soon(put, database, "last")
@@ -202,7 +202,7 @@ async def test_readers_do_not_block_the_writer(database: Database) -> None:
         assert go_on.wait(20)
         seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(database.read, look)
         await until(begun.is_set)
         await put(database, "meanwhile")
@@ -334,7 +334,7 @@ async def test_a_full_disk(database: Database) -> None:
 
 async def test_a_lock_that_is_not_given_up(path: Path) -> None:
     """Another process's lock is waited for, then named; nothing of the write remains."""
-    async with Database(path, NOTES, patience=0.01) as database:
+    async with Database(path, NOTES, lock_timeout=0.01) as database:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="another process kept it locked"):
@@ -350,7 +350,7 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
     async with Database(path, NOTES) as database:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             tasks.start_soon(put, database, "patient")
             await anyio.wait_all_tasks_blocked()
             other.execute("ROLLBACK")
@@ -366,7 +366,10 @@ async def test_leaving_does_not_wait_for_a_lock(path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with anyio.fail_after(5):
-        async with group() as tasks, Database(path, NOTES, patience=600, grace=0.01) as database:
+        async with (
+            open_task_group() as tasks,
+            Database(path, NOTES, lock_timeout=600, grace=0.01) as database,
+        ):
             tasks.start_soon(put, database, "too late")
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()

@@ -14,11 +14,11 @@ from pydantic import JsonValue
 from reflact.config import DataConfig, TrainerConfig
 from reflact.data import DataSet
 from reflact.environment_config import EnvironmentConfig
-from reflact.environments.dataset import DatasetEnvironment, from_config
-from reflact.environments.graders import Exact, Grader, Numeric
+from reflact.environments.dataset import DatasetEnvironment, build_environment
+from reflact.environments.graders import ExactGrader, Grader, NumericGrader
 from reflact.errors import ConfigError, DataError, ProviderDown
 from reflact.ports import Environment
-from reflact.types import Graded, Item, Score, Split, Turn
+from reflact.types import Grade, Item, Score, Split, Turn
 
 
 class _Session:
@@ -44,8 +44,8 @@ def _data(*items: Item) -> DataSet:
 
 
 def _message(template: str, given_: JsonValue) -> str:
-    environment = DatasetEnvironment(_data(), grade=Exact(), template=template)
-    return environment.message(Item(id="q", input=given_))
+    environment = DatasetEnvironment(_data(), grade=ExactGrader(), template=template)
+    return environment.render_message(Item(id="q", input=given_))
 
 
 # ---------------------------------------------------------------------------------------------- messages
@@ -72,7 +72,7 @@ def test_other_inputs_are_shown_as_json() -> None:
 def test_a_template_without_a_hole_is_refused() -> None:
     """An environment that would ask the same of every item is a mistake."""
     with pytest.raises(ConfigError, match="input"):
-        DatasetEnvironment(_data(), grade=Exact(), template="Solve it.")
+        DatasetEnvironment(_data(), grade=ExactGrader(), template="Solve it.")
 
 
 # ----------------------------------------------------------------------------------------------- running
@@ -82,11 +82,11 @@ def test_a_template_without_a_hole_is_refused() -> None:
 async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
     """One message goes out, and the grader gets the item and what came back."""
     item = Item(id="q", input="2 + 2", reference="4")
-    environment = DatasetEnvironment(_data(item), grade=Exact(), template="Q: {input}")
+    environment = DatasetEnvironment(_data(item), grade=ExactGrader(), template="Q: {input}")
     session = _Session("5")
     graded = await environment.run(item, session, seed=0)
     assert session.heard == ["Q: 2 + 2"]
-    assert graded == Graded(score=Score.of(0), answer="5", feedback='expected "4", got "5"')
+    assert graded == Grade(score=Score.of(0), answer="5", feedback='expected "4", got "5"')
 
 
 @pytest.mark.anyio
@@ -106,13 +106,15 @@ async def test_a_model_error_is_passed_on() -> None:
     """A provider's failure is not an answer and is not graded."""
     item = Item(id="q", input="?", reference="4")
     with pytest.raises(ProviderDown, match="gone"):
-        await DatasetEnvironment(_data(item), grade=Exact()).run(item, _Session(ProviderDown("gone")), seed=0)
+        await DatasetEnvironment(_data(item), grade=ExactGrader()).run(
+            item, _Session(ProviderDown("gone")), seed=0
+        )
 
 
 def test_items_come_in_the_order_of_the_data() -> None:
     """Each split is what the data set holds, and the environment is one by its port."""
     items = tuple(Item(id=f"q{n}", input=n, reference="1") for n in (2, 0, 1))
-    environment: Environment = DatasetEnvironment(_data(*items), grade=Exact())
+    environment: Environment = DatasetEnvironment(_data(*items), grade=ExactGrader())
     assert (environment.items(Split.train), environment.items(Split.val)) == (items, ())
 
 
@@ -126,8 +128,8 @@ def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
     good = Item(id="good", input="y", reference=1)
     data = DataSet.model_validate({s.value: (good, bad) if s is split else (good,) for s in Split})
     with pytest.raises(DataError, match=r"item 'bad'.*many"):
-        DatasetEnvironment(data, grade=Numeric())
-    DatasetEnvironment(data, grade=Numeric(), check_references=False)
+        DatasetEnvironment(data, grade=NumericGrader())
+    DatasetEnvironment(data, grade=NumericGrader(), check_references=False)
     DatasetEnvironment(data, grade=lambda item, answer: True)
 
 
@@ -149,7 +151,7 @@ def _own(item: Item, answer: str) -> bool:
 
 def test_identity_holds_all_that_scores_depend_on() -> None:
     """Name, version, template, grader and its settings each make a difference; construction does not."""
-    graders: tuple[Grader, ...] = (Exact(), Numeric(), Numeric(tolerance=1), _own)
+    graders: tuple[Grader, ...] = (ExactGrader(), NumericGrader(), NumericGrader(tolerance=1), _own)
     identities = [identity for grade in graders for identity in _identities(grade)]
     assert len(set(identities)) == len(identities) == 16
     assert _identities(_own) == _identities(_own)
@@ -157,7 +159,7 @@ def test_identity_holds_all_that_scores_depend_on() -> None:
 
 def test_identity_is_pinned() -> None:
     """Stored rollouts are found again only while this text stays what it is."""
-    assert DatasetEnvironment(_data(), grade=Numeric()).identity == (
+    assert DatasetEnvironment(_data(), grade=NumericGrader()).identity == (
         '{"environment":"dataset","grader":{"grader":"numeric","settings":{"relative_tolerance":1e-06,'
         '"tolerance":0.0},"version":1},"template":"{input}","version":1}'
     )
@@ -182,20 +184,20 @@ def _write(path: Path, references: Sequence[JsonValue]) -> Path:
 def test_a_configuration_describes_an_environment(tmp_path: Path) -> None:
     """Data, split, grader, settings and template are those of the configuration."""
     path = _write(tmp_path / "data.json", list(range(10)))
-    environment = from_config(_config(path, ratio="5:3:2"))
+    environment = build_environment(_config(path, ratio="5:3:2"))
     assert [len(environment.items(split)) for split in Split] == [5, 3, 2]
-    same = DatasetEnvironment(_data(), grade=Numeric(tolerance=0.5), template="Q: {input}")
+    same = DatasetEnvironment(_data(), grade=NumericGrader(tolerance=0.5), template="Q: {input}")
     assert environment.identity == same.identity
 
 
 def test_bad_data_is_refused(tmp_path: Path) -> None:
     """No path, an empty split, another train size and a useless reference are each an error."""
     with pytest.raises(ConfigError, match=r"data\.path is required"):
-        from_config(_config(None))
+        build_environment(_config(None))
     with pytest.raises(DataError, match="split is empty"):
-        from_config(_config(_write(tmp_path / "few.json", [1, 2])))
+        build_environment(_config(_write(tmp_path / "few.json", [1, 2])))
     ten = _write(tmp_path / "ten.json", list(range(10)))
     with pytest.raises(DataError, match="train_size is 9"):
-        from_config(_config(ten, train_size=9))
+        build_environment(_config(ten, train_size=9))
     with pytest.raises(DataError, match="item 'q9'"):
-        from_config(_config(_write(tmp_path / "bad.json", [*range(9), "x"])))
+        build_environment(_config(_write(tmp_path / "bad.json", [*range(9), "x"])))

@@ -10,11 +10,11 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.ports import Session
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import Answer, Script
+from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Skill, Turn
 
 pytestmark = pytest.mark.anyio
@@ -66,11 +66,11 @@ class _SlowSession:
 def slow(script: Script, waits: Waits) -> Script:
     """Return a script whose answers come in random order; those of some merges are of no use."""
 
-    async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await waits.some()
-        if sample.purpose == "merge" and sample.step == 2:
+        if call_id.purpose == "merge" and call_id.step == 2:
             return "no list at all"
-        said = script(prompt, reply_type, sample)
+        said = script(prompt, reply_type, call_id)
         return await said if isinstance(said, Awaitable) else said
 
     return answer
@@ -104,11 +104,11 @@ async def history(
         stored = await store.events(trainer.run_id)
         records = await store.records(trainer.run_id)
     assert tuple(happened) == stored
-    assert any(isinstance(event, events.FallbackTaken) for event in stored)
+    assert any(isinstance(event, events.FallbackUsed) for event in stored)
     assert len({r.verdict.action for r in records}) > 1
     skills = [f"{p.name}\n{p.read_text('utf-8')}" for p in sorted((folder / "skills").iterdir())]
     return (
-        *(event.said for event in stored),
+        *(event.canonical_content for event in stored),
         *(record.model_dump_json() for record in records),
         *skills,
         (folder / "best_skill.md").read_text("utf-8"),

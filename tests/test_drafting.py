@@ -14,25 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ConfigDict
 
-from doubles import PROMPT, RUN, completion, config, connected, opened, sample
+from doubles import PROMPT, RUN, call_id, completion, config, connected, opened
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
 from reflact.calls import Draft, Reply, ReplyModel, Text
 from reflact.errors import ProviderDown, ReplyError
-from reflact.events import Drafted, DraftReset, Event, ModelCalled
+from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
 from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
 from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
 from reflact.llm.sse import chunk_of, events_of
-from reflact.ports import Drafter
-from reflact.tasks import group
-from reflact.types import Frozen
+from reflact.ports import DraftingLLM
+from reflact.tasks import open_task_group
+from reflact.types import FrozenModel
 from sse import Body, Kept, Streaming, chunk, stream
 
 pytestmark = pytest.mark.anyio
 
 
-class Part(Frozen):
+class Part(FrozenModel):
     """A part of a reply."""
 
     title: str
@@ -66,9 +66,9 @@ class Told(list[Event]):
         """What was drafted between resets."""
         attempts: list[list[Any]] = [[]]
         for event in self:
-            if isinstance(event, DraftReset):
+            if isinstance(event, DraftDiscarded):
                 attempts.append([])
-            elif isinstance(event, Drafted):
+            elif isinstance(event, DraftUpdated):
                 attempts[-1].append(event.draft)
         return attempts
 
@@ -81,7 +81,7 @@ def only_grow(drafts: list[Any]) -> bool:
 def test_a_client_shows_drafts() -> None:
     """The client has the shape of the port."""
 
-    def door(drafter: Drafter) -> Drafter:
+    def door(drafter: DraftingLLM) -> DraftingLLM:
         return drafter
 
     assert door(Client.__new__(Client))
@@ -113,7 +113,7 @@ async def test_a_recorded_reply_grows_to_what_was_validated(mode: str) -> None:
     if mode == "tools":
         transport = Streaming([piece.encode() for piece in with_tools(recorded)])
     async with connected(transport, MODEL.model_copy(update={"mode": mode}), emit=told) as client:
-        reply = await client.ask(LONG_PROMPT, Handbook, sample=SAMPLE)
+        reply = await client.ask(LONG_PROMPT, Handbook, call_id=SAMPLE)
     assert len(reply.value.model_dump_json()) >= 10_000
     (drafts,) = told.attempts
     assert only_grow(drafts)
@@ -136,7 +136,7 @@ async def test_elements_appear_one_by_one(tools: bool, size: int) -> None:
     told = Told()
     settings = config(mode="tools" if tools else "json_schema")
     async with connected(Streaming(stream(TEXT, tools=tools, size=size)), settings, emit=told) as client:
-        reply = await client.ask(PROMPT, Plan, sample=sample())
+        reply = await client.ask(PROMPT, Plan, call_id=call_id())
     (drafts,) = told.attempts
     assert only_grow(drafts)
     assert drafts[-1] == reply.value.model_dump(mode="json")
@@ -167,7 +167,7 @@ async def test_drafts_are_told_before_the_answer_is_whole() -> None:
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Patient([]))
 
     async with connected(Streaming(answer), emit=emit) as client:
-        assert (await client.ask(PROMPT, Plan, sample=sample())).value == VALUE
+        assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == VALUE
     assert len(told.attempts[0]) > 1
 
 
@@ -181,16 +181,16 @@ async def test_who_watches_slowly_holds_up_no_answer() -> None:
         await told(event)
 
     async with connected(Streaming(GOOD), config(timeout=5), store=store, emit=emit) as client:
-        await client.ask(PROMPT, Plan, sample=sample())
+        await client.ask(PROMPT, Plan, call_id=call_id())
     assert len(told.attempts[0]) > 8
-    assert isinstance(told[-1], ModelCalled)
+    assert isinstance(told[-1], ModelCallFinished)
 
 
 async def test_an_element_that_does_not_fit_is_never_shown() -> None:
     """Drafts end before it, as the attempt will."""
     told = Told()
     async with connected(Streaming(stream(LONG), GOOD), emit=told) as client:
-        reply = await client.ask(PROMPT, Plan, sample=sample())
+        reply = await client.ask(PROMPT, Plan, call_id=call_id())
     first, second = told.attempts
     assert (len(first[-1]["parts"]), len(second[-1]["parts"]), reply.attempts) == (7, 8, 2)
 
@@ -199,7 +199,7 @@ async def test_garbage_is_not_drafted() -> None:
     """What is no JSON leaves no drafts, and no reset."""
     told = Told()
     async with connected(Streaming(stream("I would rather not. " * 20), GOOD), emit=told) as client:
-        reply = await client.ask(PROMPT, Plan, sample=sample())
+        reply = await client.ask(PROMPT, Plan, call_id=call_id())
     assert (reply.attempts, len(told.attempts)) == (2, 1)
     assert told.attempts[0][-1] == VALUE.model_dump(mode="json")
 
@@ -320,15 +320,15 @@ async def test_a_reset_stands_between_attempts() -> None:
 
     wrong = stream(TEXT.replace("Because", "Whyever"))
     async with connected(Streaming(wrong, GOOD), emit=told) as client:
-        reply = await client.ask(PROMPT, Plan, sample=sample(), check=check)
+        reply = await client.ask(PROMPT, Plan, call_id=call_id(), check=check)
     assert (reply.value, reply.attempts) == (VALUE, 2)
     first, second = told.attempts
     assert only_grow(first)
     assert only_grow(second)
     assert second[-1] == VALUE.model_dump(mode="json")
-    (reset,) = [event for event in told if isinstance(event, DraftReset)]
-    assert (reset.attempt, reset.reason, reset.sample) == (1, "no reason is given", sample().label)
-    assert {event.attempt for event in told if isinstance(event, Drafted)} == {1, 2}
+    (reset,) = [event for event in told if isinstance(event, DraftDiscarded)]
+    assert (reset.attempt, reset.reason, reset.call_id) == (1, "no reason is given", call_id().label)
+    assert {event.attempt for event in told if isinstance(event, DraftUpdated)} == {1, 2}
 
 
 @pytest.mark.parametrize("failure", [[*GOOD[:40], httpx.ReadError("gone")], stream(LONG)])
@@ -337,9 +337,9 @@ async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exc
     told = Told()
     async with connected(Streaming(failure), config(max_retries=0, reasks=0), emit=told) as client:
         with pytest.raises(ProviderDown if len(failure) == 41 else ReplyError):
-            await client.ask(PROMPT, Plan, sample=sample())
-    assert isinstance(told[-2], DraftReset)
-    assert isinstance(told[-1], ModelCalled)
+            await client.ask(PROMPT, Plan, call_id=call_id())
+    assert isinstance(told[-2], DraftDiscarded)
+    assert isinstance(told[-1], ModelCallFinished)
     assert told.attempts[0] != []
     assert told.attempts[1:] == [[]]
 
@@ -351,8 +351,8 @@ async def test_the_last_draft_carries_the_reply() -> None:
     """The iterator gives drafts that grow, and then the reply itself; events tell the same."""
     told = Told()
     async with connected(Streaming(GOOD), emit=told) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Plan, sample=sample())]
-        reply = await client.ask(PROMPT, Plan, sample=sample())
+        drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
+        reply = await client.ask(PROMPT, Plan, call_id=call_id())
     *earlier, last = drafts
     assert {draft.reply for draft in earlier} == {None}
     assert last.reply == reply
@@ -364,7 +364,7 @@ async def test_the_last_draft_carries_the_reply() -> None:
 async def test_another_attempt_has_another_number() -> None:
     """Who iterates sees by the attempt's number that a reply begins anew."""
     async with connected(Streaming(stream(LONG), [*GOOD[:40], httpx.ReadError("x")], GOOD)) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Plan, sample=sample())]
+        drafts = [draft async for draft in client.draft(PROMPT, Plan, call_id=call_id())]
     assert sorted({draft.attempt for draft in drafts}) == [1, 2, 3]
     for attempt in (1, 2, 3):
         assert only_grow([draft.value for draft in drafts if draft.attempt == attempt])
@@ -377,12 +377,12 @@ async def test_without_a_stream_the_reply_is_the_only_draft() -> None:
     store = await opened()
 
     async def only(client: Client, kind: type[ReplyModel], part: str) -> ReplyModel:
-        (draft,) = [draft async for draft in client.draft(PROMPT, kind, sample=sample(part))]
+        (draft,) = [draft async for draft in client.draft(PROMPT, kind, call_id=call_id(part))]
         assert draft.reply is not None
         return draft.reply.value
 
     async with connected(Streaming(GOOD), store=store) as client:
-        await client.ask(PROMPT, Plan, sample=sample())
+        await client.ask(PROMPT, Plan, call_id=call_id())
         assert await only(client, Plan, "") == VALUE
     async with connected(Streaming(completion(TEXT)), store=store) as client:
         assert await only(client, Plan, "plain") == VALUE
@@ -396,7 +396,7 @@ async def test_errors_of_a_call_end_its_drafts() -> None:
     seen: list[int] = []
 
     async def look(client: Client) -> None:
-        async for draft in client.draft(PROMPT, Plan, sample=sample()):
+        async for draft in client.draft(PROMPT, Plan, call_id=call_id()):
             seen.append(draft.attempt)  # noqa: PERF401 - what came before the error is kept
 
     async with connected(Streaming(stream(LONG)), config(reasks=0)) as client:
@@ -419,15 +419,15 @@ def endless() -> httpx.Response:
 
 async def first_draft(client: Client) -> None:
     """Ask for drafts and leave after the first."""
-    async with client.draft(PROMPT, Plan, sample=sample()) as drafts:
+    async with client.draft(PROMPT, Plan, call_id=call_id()) as drafts:
         async for _ in drafts:
             return
 
 
 async def cancelled(client: Client) -> None:
     """Ask, and cancel once something was drafted."""
-    async with group() as tasks:
-        tasks.start_soon(lambda: client.ask(PROMPT, Plan, sample=sample()))
+    async with open_task_group() as tasks:
+        tasks.start_soon(lambda: client.ask(PROMPT, Plan, call_id=call_id()))
         await anyio.sleep_forever()
 
 
@@ -446,9 +446,9 @@ async def test_a_call_that_is_left_stays_booked(leave: Callable[[Client], Awaita
         with scope:
             await leave(client)
     (spent,) = await store.spend(RUN)
-    assert (spent.usage.calls, spent.unsettled, spent.worst.output_tokens) == (0, 1, 50)
+    assert (spent.usage.calls, spent.unsettled, spent.worst_case.output_tokens) == (0, 1, 50)
     async with connected(Streaming(GOOD), store=store) as client:
-        reply: Reply[Plan] = await client.ask(PROMPT, Plan, sample=sample())
+        reply: Reply[Plan] = await client.ask(PROMPT, Plan, call_id=call_id())
     assert reply.value == VALUE
 
 
@@ -460,7 +460,7 @@ async def test_an_error_of_who_watches_ends_the_call() -> None:
 
     async with connected(Streaming(lambda _: endless()), emit=emit) as client:
         with pytest.raises(LookupError, match="closed"):
-            await client.ask(PROMPT, Plan, sample=sample())
+            await client.ask(PROMPT, Plan, call_id=call_id())
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -477,7 +477,7 @@ async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: 
     store = Kept()
     await store.open_run(RUN, {}, {})
     async with connected(provider, config(key=key), store=store, emit=told) as client:
-        reply = await client.ask(PROMPT, Plan, sample=sample())
+        reply = await client.ask(PROMPT, Plan, call_id=call_id())
     assert reply.value.why == "You sent [key], did you? " * 4
     assert only_grow(told.attempts[0])
     assert len(told.attempts[0]) > 3
@@ -490,5 +490,5 @@ async def test_texts_before_a_function_are_no_drafts() -> None:
     told = Told()
     pieces = [chunk({"content": "Let me see. "}), *stream(TEXT, tools=True)]
     async with connected(Streaming(pieces), config(mode="tools"), emit=told) as client:
-        assert (await client.ask(PROMPT, Plan, sample=sample())).value == VALUE
+        assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == VALUE
     assert told.attempts == [[]]

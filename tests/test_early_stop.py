@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reflact.early_stop import Watch, settled
-from reflact.paired import REPEATS, Ask, Pair, Ruling, Setting, look
+from reflact.early_stop import EarlyStopMonitor, decide_early
+from reflact.paired import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
 
 Sides = tuple[float | None, float | None]
 Score = Callable[[int, str], Sides]
@@ -20,16 +20,16 @@ WON, LOST, BOTH, NEITHER = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)
 SEQUENCES = 10_000
 
 
-def setting(n: int, **changes: Any) -> Setting:
+def setting(n: int, **changes: Any) -> GateSettings:
     """Return a setting for n items."""
     values = {"trials": 4, "level": 0.05, **changes}
-    return Setting.model_validate({"item_ids": tuple(f"item-{i:02}" for i in range(n)), **values})
+    return GateSettings.model_validate({"item_ids": tuple(f"item-{i:02}" for i in range(n)), **values})
 
 
-def pair(item_id: str, sides: Sides) -> Pair:
+def pair(item_id: str, sides: Sides) -> ScorePair:
     """Return a pair whose scores are also what is solved."""
     candidate, current = sides
-    return Pair(
+    return ScorePair(
         item_id=item_id,
         candidate=candidate,
         current=current,
@@ -38,25 +38,25 @@ def pair(item_id: str, sides: Sides) -> Pair:
     )
 
 
-def pairs(*sides: Sides) -> list[Pair]:
+def pairs(*sides: Sides) -> list[ScorePair]:
     """Return pairs of the first items."""
     return [pair(f"item-{i:02}", both) for i, both in enumerate(sides)]
 
 
-def trial(*sides: Sides) -> dict[str, Pair]:
+def trial(*sides: Sides) -> dict[str, ScorePair]:
     """Return the pairs of a trial's first items by id."""
     return {each.item_id: each for each in pairs(*sides)}
 
 
 def first_stop(
-    setting: Setting, trials: dict[int, dict[str, Pair]], sides: Sequence[Sides]
+    setting: GateSettings, trials: dict[int, dict[str, ScorePair]], sides: Sequence[Sides]
 ) -> tuple[int, str]:
     """Return after how many answers to the next question the decision is clear, and which it is."""
-    asked = look(setting, trials)
-    assert isinstance(asked, Ask)
+    asked = decide(setting, trials)
+    assert isinstance(asked, TrialRequest)
     found = [pair(i, both) for i, both in zip(asked.item_ids, sides, strict=False)]
     for length in range(1, len(found) + 1):
-        ruling = settled(setting, trials, asked, found[:length])
+        ruling = decide_early(setting, trials, asked, found[:length])
         if ruling is not None:
             assert ruling.evidence.bound
             return length, ruling.action
@@ -93,8 +93,11 @@ def test_the_least_improvement_counts_in_the_open_pairs_too() -> None:
 
 def test_the_record_says_that_it_is_a_bound() -> None:
     """The scores are those of the pairs that are known."""
-    ruling = settled(
-        setting(6, policy="strict"), {}, Ask(trial=0, item_ids=setting(6).item_ids), pairs(*[LOST] * 3)
+    ruling = decide_early(
+        setting(6, policy="strict"),
+        {},
+        TrialRequest(trial=0, item_ids=setting(6).item_ids),
+        pairs(*[LOST] * 3),
     )
     assert ruling is not None
     assert ruling.reason == (
@@ -129,11 +132,11 @@ def test_losing_suspects_again_does_not_undo_the_acceptance() -> None:
     """Evidence that was just enough stays so, whatever the further trials of suspects would make of it."""
     noisy = setting(12, trials=2, planned_level=0.2, no_regression=0, deterministic=False)
     first = {0: trial(LOST, LOST, *[WON] * 10)}
-    enough = look(noisy.model_copy(update={"no_regression": None, "level": 0.9}), first)
+    enough = decide(noisy.model_copy(update={"no_regression": None, "level": 0.9}), first)
     assert isinstance(enough, Ruling)
     assert enough.evidence.value is not None
     barely = noisy.model_copy(update={"level": 1.01 / enough.evidence.value})
-    assert look(barely, first) == Ask(trial=1, item_ids=("item-00", "item-01"))
+    assert decide(barely, first) == TrialRequest(trial=1, item_ids=("item-00", "item-01"))
     assert first_stop(barely, first, [LOST, LOST]) == (0, "open")
 
 
@@ -182,8 +185,8 @@ def test_proof_that_no_loss_can_undo_is_accepted() -> None:
     length = next(n for n in range(12) if left[n] >= 5)
     assert length < 11
     assert first_stop(noisy, {}, [WON] * 12) == (length, "accept")
-    ruling = settled(noisy, {}, Ask(trial=0, item_ids=noisy.item_ids), pairs(*[WON] * 11))
-    complete = look(noisy, {0: trial(*[WON] * length, *[LOST] * (12 - length))})
+    ruling = decide_early(noisy, {}, TrialRequest(trial=0, item_ids=noisy.item_ids), pairs(*[WON] * 11))
+    complete = decide(noisy, {0: trial(*[WON] * length, *[LOST] * (12 - length))})
     assert ruling is not None
     assert isinstance(complete, Ruling)
     assert ruling.evidence.value == complete.evidence.value == pytest.approx(left[length], rel=1e-5)
@@ -195,10 +198,10 @@ def test_a_round_that_will_end_as_futile_stops() -> None:
     noisy = setting(20, trials=4, level=0.0125, deterministic=False)
     length, action = first_stop(noisy, {0: trial(*[LOST] * 6, *[BOTH] * 14)}, [LOST] * 20)
     assert (0 < length < 20, action) == (True, "reject")
-    ruling = settled(
+    ruling = decide_early(
         noisy,
         {0: trial(*[LOST] * 6, *[BOTH] * 14)},
-        Ask(trial=1, item_ids=noisy.item_ids),
+        TrialRequest(trial=1, item_ids=noisy.item_ids),
         pairs(*[LOST] * 19),
     )
     assert ruling is not None
@@ -219,12 +222,12 @@ def test_the_last_round_stops_when_it_cannot_prove_anything() -> None:
 class Evaluation:
     """An evaluation of both sides, with what was run in it."""
 
-    setting: Setting
+    setting: GateSettings
     score: Score
-    trials: dict[int, dict[str, Pair]] = field(default_factory=dict)
+    trials: dict[int, dict[str, ScorePair]] = field(default_factory=dict)
     ran: set[tuple[int, str]] = field(default_factory=set)
-    last: Ask | None = None
-    prefix: list[Pair] = field(default_factory=list)
+    last: TrialRequest | None = None
+    prefix: list[ScorePair] = field(default_factory=list)
 
     def store(self, stored: dict[int, tuple[str, ...]]) -> Evaluation:
         """Begin with pairs at hand."""
@@ -233,9 +236,9 @@ class Evaluation:
             self.ran |= {(number, i) for i in item_ids}
         return self
 
-    def run(self, stop: Callable[[Ask, list[Pair]], Ruling | None]) -> Ruling:
+    def run(self, stop: Callable[[TrialRequest, list[ScorePair]], Ruling | None]) -> Ruling:
         """Answer what is asked until there is a decision."""
-        while isinstance(asked := look(self.setting, self.trials), Ask):
+        while isinstance(asked := decide(self.setting, self.trials), TrialRequest):
             found = [pair(i, self.score(asked.trial, i)) for i in asked.item_ids]
             self.last, self.prefix = asked, []
             if (ruling := stop(asked, found)) is not None:
@@ -250,8 +253,8 @@ class Evaluation:
     def in_order(self) -> Ruling:
         """Evaluate one item after the other."""
 
-        def stop(asked: Ask, found: list[Pair]) -> Ruling | None:
-            watch = Watch(self.setting, self.trials, asked)
+        def stop(asked: TrialRequest, found: list[ScorePair]) -> Ruling | None:
+            watch = EarlyStopMonitor(self.setting, self.trials, asked)
             for each in found:
                 self.prefix.append(each)
                 self.ran.add((asked.trial, each.item_id))
@@ -264,12 +267,12 @@ class Evaluation:
     def out_of_order(self, chance: random.Random) -> Ruling:
         """Evaluate all items at once; they finish in a random order."""
 
-        def stop(asked: Ask, found: list[Pair]) -> Ruling | None:
+        def stop(asked: TrialRequest, found: list[ScorePair]) -> Ruling | None:
             finished: set[int] = set()
             for place in chance.sample(range(len(found)), len(found)):
                 finished.add(place)
                 length = next(n for n in range(len(found) + 1) if n not in finished)
-                if (ruling := settled(self.setting, self.trials, asked, found[:length])) is not None:
+                if (ruling := decide_early(self.setting, self.trials, asked, found[:length])) is not None:
                     return ruling
             return None
 
@@ -297,11 +300,11 @@ class World:
         self.skill, self.lift = chance.random(), chance.choice((-0.5, 0.0, 0.5, 1.0))
         self.missing = chance.choice((0.0, 0.0, 0.05))
         ids = self.setting.item_ids
-        stored = chance.sample(range(REPEATS + 1), chance.choice((0, 0, 0, 1, 2)))
+        stored = chance.sample(range(CONFIRMATION_REPEATS + 1), chance.choice((0, 0, 0, 1, 2)))
         self.stored = {number: tuple(chance.sample(ids, chance.randint(0, len(ids)))) for number in stored}
         self.scores = {(0, item_id): self._sides(chance) for item_id in ids}
         noise = chance.choice((0.0, 0.3, 1.0))
-        for number in range(1, REPEATS + 1):
+        for number in range(1, CONFIRMATION_REPEATS + 1):
             for item_id in ids:
                 again = self._sides(chance) if chance.random() < noise else self.scores[0, item_id]
                 self.scores[number, item_id] = again
@@ -406,7 +409,7 @@ def test_measuring_an_unmeasured_pair_after_all_changes_nothing() -> None:
                 pair(each.item_id, (candidate if each.candidate is None else each.candidate, each.current))
                 for each in evaluation.prefix
             ]
-            again = settled(world.setting, evaluation.trials, evaluation.last, prefix)
+            again = decide_early(world.setting, evaluation.trials, evaluation.last, prefix)
             assert again is not None, seed
             assert again.action == stopped.action, seed
             mended += 1

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reflact.llm.cache_keys as keys_module
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
-from reflact.calls import Intent, ReplyModel, Sample, StoredReply, Text
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.calls import CallId, CallReservation, ReplyModel, StoredResponse, Text
 from reflact.errors import AccessDenied, ProviderDown
 from reflact.llm.cache_keys import address_of, effect_key, endpoint_of, seed_of
-from reflact.testing import MemoryStore
-from reflact.types import digest
+from reflact.testing import InMemoryRunStore
+from reflact.types import digest_json
 
 pytestmark = pytest.mark.anyio
 
@@ -150,7 +150,7 @@ def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
     """Order and spacing of the body do not matter, and the JSON is the one the rest of the house hashes."""
     turned = json.dumps(dict(reversed(body.items())), indent=2, ensure_ascii=False)
     parts: dict[str, Any] = {"endpoint": "e", "path": "p", "sample": "s", "reply": "r"}
-    assert effect_key(body=turned, **parts) == digest({**parts, "body": body})
+    assert effect_key(body=turned, **parts) == digest_json({**parts, "body": body})
 
 
 @pytest.mark.parametrize("part", ["endpoint", "path", "body", "sample", "reply"])
@@ -170,7 +170,7 @@ def test_addresses_lose_their_secrets() -> None:
 
 def test_seeds_are_pinned_and_fit_31_bits() -> None:
     """A sample's seed is a function of its label alone."""
-    seeds = [seed_of(sample(part=str(n)).label) for n in range(100)]
+    seeds = [seed_of(call_id(part=str(n)).label) for n in range(100)]
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert seed_of("target/rollout/step=1/part=/trial=0/attempt=0") == 1211934195
@@ -179,27 +179,27 @@ def test_seeds_are_pinned_and_fit_31_bits() -> None:
 # ------------------------------------------------------------------------------------------------- order
 
 
-class Watched(MemoryStore):
+class Watched(InMemoryRunStore):
     """A store that writes down what happens to it, and how often it is asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
-        self.intents: list[Intent] = []
-        self.replies: list[StoredReply] = []
+        self.intents: list[CallReservation] = []
+        self.replies: list[StoredResponse] = []
 
-    async def intend(self, intent: Intent) -> None:
+    async def intend(self, intent: CallReservation) -> None:
         self.seen.append("intent")
         self.intents.append(intent)
-        await super().intend(intent)
+        await super().reserve(intent)
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
-        await super().keep_reply(reply, intent)
+    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+        await super().store_response(reply, intent)
         self.replies.append(reply)
         self.seen.append("kept")
 
-    async def drop_intent(self, intent: Intent) -> None:
-        await super().drop_intent(intent)
+    async def drop_intent(self, intent: CallReservation) -> None:
+        await super().release(intent)
         self.seen.append("dropped")
 
 
@@ -222,7 +222,7 @@ async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_
         store.seen.append("seen")
 
     async with connected(Endpoint(answer), store=store) as client:
-        await client.ask(PROMPT, Word, sample=sample(), check=check)
+        await client.ask(PROMPT, Word, call_id=call_id(), check=check)
     assert store.seen == ["intent", "sent", "kept", "seen"]
 
 
@@ -230,11 +230,11 @@ async def test_an_intent_says_who_asks_for_what() -> None:
     """The ledger knows role, purpose, endpoint and model of a call in flight."""
     store = await watched()
     async with connected(Endpoint(GOOD), store=store) as client:
-        await client.ask(PROMPT, Word, sample=sample(purpose="rank"))
+        await client.ask(PROMPT, Word, call_id=call_id(purpose="rank"))
     (intent,) = store.intents
     assert (intent.run_id, intent.role, intent.purpose) == (RUN, "optimizer", "rank")
     assert (intent.endpoint, intent.model) == ("http://endpoint.test", "m")
-    assert intent.sample == sample(purpose="rank").label
+    assert intent.call_id == call_id(purpose="rank").label
 
 
 async def test_a_second_process_repeats_nothing() -> None:
@@ -242,10 +242,10 @@ async def test_a_second_process_repeats_nothing() -> None:
     store = await opened()
     answers = Endpoint(completion("no"), GOOD)
     async with connected(answers, store=store) as client:
-        first = await client.ask(PROMPT, Word, sample=sample())
+        first = await client.ask(PROMPT, Word, call_id=call_id())
     silent = Endpoint(RuntimeError("nothing may be sent"))
     async with connected(silent, store=store) as client:
-        second = await client.ask(PROMPT, Word, sample=sample())
+        second = await client.ask(PROMPT, Word, call_id=call_id())
     assert second == first
     assert second.attempts == 2
     assert len(answers.requests) == 2
@@ -259,7 +259,7 @@ async def test_samples_are_asked_apart() -> None:
     endpoint = Endpoint(GOOD)
     async with connected(endpoint) as client:
         for part in ("a", "b"):
-            await client.ask(PROMPT, Word, sample=sample(part))
+            await client.ask(PROMPT, Word, call_id=call_id(part))
     assert len(endpoint.requests) == 2
     assert endpoint.bodies[0] == endpoint.bodies[1]
 
@@ -270,8 +270,8 @@ async def test_a_raised_reply_version_is_a_new_call() -> None:
     endpoint = Endpoint(GOOD)
     newer = type("Word", (Word,), {"version": 2, "__doc__": Word.__doc__})
     async with connected(endpoint, store=store) as client:
-        await client.ask(PROMPT, Word, sample=sample())
-        await client.ask(PROMPT, newer, sample=sample())
+        await client.ask(PROMPT, Word, call_id=call_id())
+        await client.ask(PROMPT, newer, call_id=call_id())
     assert len(endpoint.requests) == 2
 
 
@@ -295,11 +295,11 @@ async def test_a_failure_that_costs_nothing_leaves_nothing_behind(
     store = await watched()
     async with connected(Endpoint(answer), config(max_retries=0), store=store) as client:
         with pytest.raises(error):
-            await client.ask(PROMPT, Word, sample=sample())
+            await client.ask(PROMPT, Word, call_id=call_id())
     assert store.seen == ["intent", "dropped"]
     assert await store.spend(RUN) == ()
     async with connected(Endpoint(GOOD), store=store) as client:
-        assert (await client.ask(PROMPT, Word, sample=sample())).value == Word(word="yes")
+        assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
 
 
 @pytest.mark.parametrize(
@@ -327,13 +327,18 @@ async def test_a_failure_that_may_be_charged_counts_at_its_worst_case(
     settings = config(max_retries=0, max_tokens=50)
     async with connected(Endpoint(answer), settings, store=store) as client:
         with pytest.raises(ProviderDown):
-            await client.ask(PROMPT, Word, sample=sample())
+            await client.ask(PROMPT, Word, call_id=call_id())
     assert store.seen == ["intent"]
     async with connected(Endpoint(GOOD), settings, store=store) as client:
-        assert (await client.ask(PROMPT, Word, sample=sample())).value == Word(word="yes")
+        assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
     (spent,) = await store.spend(RUN)
-    assert (spent.usage.calls, spent.unsettled, spent.worst.calls, spent.worst.output_tokens) == (1, 1, 1, 50)
-    assert spent.worst.input_tokens > 50
+    assert (spent.usage.calls, spent.unsettled, spent.worst_case.calls, spent.worst_case.output_tokens) == (
+        1,
+        1,
+        1,
+        50,
+    )
+    assert spent.worst_case.input_tokens > 50
 
 
 async def test_a_cancelled_call_stays_open() -> None:
@@ -348,7 +353,7 @@ async def test_a_cancelled_call_stays_open() -> None:
             raise AssertionError
 
     async with connected(Waiting(), store=store) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
         await reached.wait()
         tasks.cancel_scope.cancel()
     assert store.seen == ["intent"]
@@ -363,16 +368,16 @@ async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
     storing = anyio.Event()
 
     class Slow:
-        find_reply, intend, drop_intent = store.find_reply, store.intend, store.drop_intent
+        find_reply, intend, drop_intent = store.find_response, store.intend, store.drop_intent
 
-        async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+        async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
             storing.set()
             for _ in range(10):
                 await anyio.lowlevel.checkpoint()
             await store.keep_reply(reply, intent)
 
     async with connected(Endpoint(GOOD), effects=Slow()) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
         await storing.wait()
         tasks.cancel_scope.cancel()
     assert store.seen == ["intent", "kept"]
@@ -419,7 +424,7 @@ async def test_equal_calls_in_flight_are_one_request() -> None:
     async with connected(held, store=store) as client, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
-            words.append((await client.ask(PROMPT, Word, sample=sample())).value.word)
+            words.append((await client.ask(PROMPT, Word, call_id=call_id())).value.word)
 
         await joined(held, tasks, [ask] * 5)
         held.released.set()
@@ -432,11 +437,11 @@ async def test_equal_calls_in_flight_are_one_request() -> None:
 async def test_a_slow_look_up_does_not_pay_again() -> None:
     """A caller whose look-up began before the answer was stored, and ends after it, sends nothing."""
 
-    class Slow(MemoryStore):
+    class Slow(InMemoryRunStore):
         looked = 0
 
-        async def find_reply(self, key: str) -> StoredReply | None:
-            found = await super().find_reply(key)
+        async def find_reply(self, key: str) -> StoredResponse | None:
+            found = await super().find_response(key)
             self.looked += 1
             for _ in range(100 if self.looked == 2 else 0):
                 await anyio.lowlevel.checkpoint()
@@ -447,7 +452,7 @@ async def test_a_slow_look_up_does_not_pay_again() -> None:
     endpoint = Endpoint(GOOD)
     async with connected(endpoint, store=store) as client, anyio.create_task_group() as tasks:
         for _ in range(2):
-            tasks.start_soon(lambda: client.ask(PROMPT, Word, sample=sample()))
+            tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
     assert len(endpoint.requests) == 1
 
 
@@ -455,10 +460,10 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
     """At temperature 1 each trial draws for itself: same body, two requests, two stored answers."""
     endpoint = Endpoint(completion("heads"), completion("tails"))
     store = await watched()
-    places = [Sample(role="target", purpose="rollout", rollout=f"skill/item/trial={n}") for n in (0, 1)]
+    places = [CallId(role="target", purpose="rollout", rollout=f"skill/item/trial={n}") for n in (0, 1)]
     for _ in range(2):
         async with connected(endpoint, config(temperature=1.0), store=store) as client:
-            said = [(await client.ask(PROMPT, Text, sample=place)).value.text for place in places]
+            said = [(await client.ask(PROMPT, Text, call_id=place)).value.text for place in places]
         assert said == ["heads", "tails"]
     assert len(endpoint.requests) == 2
     assert len({reply.key for reply in store.replies}) == 2
@@ -472,9 +477,9 @@ async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
 
         async def leave() -> None:
             with leaving:
-                await client.ask(PROMPT, Word, sample=sample())
+                await client.ask(PROMPT, Word, call_id=call_id())
 
-        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, sample=sample()), leave])
+        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id()), leave])
         leaving.cancel()
         await anyio.wait_all_tasks_blocked()
         assert held.cancelled == 0
@@ -486,7 +491,7 @@ async def test_the_last_waiter_to_leave_cancels_the_request() -> None:
     """Nothing goes on being paid for that nobody waits for."""
     held = Held()
     async with connected(held) as client, anyio.create_task_group() as tasks:
-        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, sample=sample())] * 2)
+        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id())] * 2)
         tasks.cancel_scope.cancel()
     assert (held.arrived, held.cancelled) == (1, 1)
 
@@ -498,7 +503,7 @@ async def test_our_headers_stay_here() -> None:
     """The endpoint sees neither the sample nor the reply type."""
     endpoint = Endpoint(GOOD)
     async with connected(endpoint) as client:
-        await client.ask(PROMPT, Word, sample=sample())
+        await client.ask(PROMPT, Word, call_id=call_id())
     (request,) = endpoint.requests
     assert not [name for name in request.headers if "reflact" in name]
 
@@ -508,10 +513,10 @@ async def test_the_sample_can_be_forwarded_in_a_header() -> None:
     endpoint = Endpoint(GOOD)
     store = await opened()
     async with connected(endpoint, config(sample_header="X-Call"), store=store) as client:
-        await client.ask(PROMPT, Word, sample=sample())
-    assert endpoint.requests[0].headers["x-call"] == sample().label
+        await client.ask(PROMPT, Word, call_id=call_id())
+    assert endpoint.requests[0].headers["x-call"] == call_id().label
     async with connected(endpoint, store=store) as client:
-        await client.ask(PROMPT, Word, sample=sample())
+        await client.ask(PROMPT, Word, call_id=call_id())
     assert len(endpoint.requests) == 1
 
 
@@ -519,9 +524,9 @@ async def test_each_attempt_has_its_own_label() -> None:
     """A reply that is sent back is a place of its own, counted on from the sample's attempt."""
     endpoint = Endpoint(completion("no"), GOOD)
     async with connected(endpoint, config(sample_header="X-Call")) as client:
-        await client.ask(PROMPT, Word, sample=sample(attempt=2))
+        await client.ask(PROMPT, Word, call_id=call_id(attempt=2))
     labels = [request.headers["x-call"] for request in endpoint.requests]
-    assert labels == [sample(attempt=2).label, sample(attempt=3).label]
+    assert labels == [call_id(attempt=2).label, call_id(attempt=3).label]
 
 
 async def test_a_redirected_call_keeps_its_identity() -> None:
@@ -538,7 +543,7 @@ async def test_a_redirected_call_keeps_its_identity() -> None:
     for _ in range(2):
         async with connected(endpoint, store=store) as client:
             for part in ("a", "b"):
-                reply = await client.ask(PROMPT, Word, sample=sample(part))
+                reply = await client.ask(PROMPT, Word, call_id=call_id(part))
                 assert reply.value == Word(word="yes")
     served = [request for request in endpoint.requests if request.url.host == "elsewhere.test"]
     assert len(served) == 2
@@ -560,5 +565,5 @@ async def test_a_streamed_answer_is_kept_in_its_pieces() -> None:
     store = await watched()
     async with connected(Streaming(), store=store) as client:
         with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert list(store.replies[0].chunks) == pieces

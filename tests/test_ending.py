@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from reflact.errors import ProviderDown
-from reflact.records import Review
-from reflact.rolling import REPORTED
+from reflact.records import CandidateReview
+from reflact.rolling import FIRST_REPORT_TRIAL
 from reflact.stages.replies import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment, appending, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.trainer import evaluate_skill
 from reflact.types import Rollout, Skill, Split
-from reflact.wiring import Passed
+from reflact.wiring import Overrides
 from toy_runs import LINES, Actor, Part, Ran, playing, right, run, settings
 
 pytestmark = pytest.mark.anyio
 
 TEST: dict[str, Any] = {"test": {"enabled": True}}
-IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 HARM: Part = (GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance": "HARM"})
 HELP: Part = (GuidanceReply, {"reasoning": "r", "helped": "none", "guidance": LINES["double"]})
 DIVIDED: dict[str, Any] = {
@@ -129,11 +129,15 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
     for name in ("baseline", "best", "final"):
         score = done.summary.score(name, Split.val)
         assert score is not None
-        assert (score.trials, score.n, score.selected, score.hard) == (3, 12, False, 0.0)
+        assert (score.trials, score.n, score.selected_on, score.hard) == (3, 12, False, 0.0)
     val = {item.id for item in WORLD.items(Split.val)}
     trials = {r.trial for r in await rollouts_in(tmp_path) if r.item_id in val}
-    assert {t for t in trials if t >= REPORTED} == {REPORTED, REPORTED + 1, REPORTED + 2}
-    assert {t for t in trials if t < REPORTED} == {0, 1}
+    assert {t for t in trials if t >= FIRST_REPORT_TRIAL} == {
+        FIRST_REPORT_TRIAL,
+        FIRST_REPORT_TRIAL + 1,
+        FIRST_REPORT_TRIAL + 2,
+    }
+    assert {t for t in trials if t < FIRST_REPORT_TRIAL} == {0, 1}
 
 
 async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -
     gate = {"interleave": True, "max_trials": 2, "early_stop": False}
     environment = ToyEnvironment(train=1, val=1, test=1, rules=1)
     number = iter(range(1000))
-    script = playing((AnalystReply, lambda wanted, _: appending(wanted, f"- nonsense {next(number)}")))
+    script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, f"- nonsense {next(number)}")))
     done = await run(
         tmp_path,
         environment=environment,
@@ -152,7 +156,7 @@ async def test_interleaved_trials_stay_below_the_reported_ones(tmp_path: Path) -
     assert set(done.actions) == {"reject"}
     used = {r.trial for r in await rollouts_in(tmp_path) if r.item_id == "val-000"}
     assert max(used) > 1_000_000
-    assert max(used) < REPORTED
+    assert max(used) < FIRST_REPORT_TRIAL
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ async def test_scores_that_chose_the_skill_are_marked(
 ) -> None:
     """A validation score of the trials that the document was chosen by says so; test scores never do."""
     done = await run(tmp_path, gate=gate, train=train, **TEST)
-    marked = {(s.name, s.split) for s in done.summary.scores if s.selected}
+    marked = {(s.name, s.split) for s in done.summary.scores if s.selected_on}
     assert marked == {(name, Split.val) for name in selected}
 
 
@@ -234,7 +238,7 @@ async def test_the_summary_counts_by_epoch_and_action(tmp_path: Path) -> None:
         end = next(e for e in done.epochs if e.epoch == stats.epoch)
         assert (stats.current_score, stats.best_score) == (end.current.score, end.best.score)
         assert not end.current.inherited
-        assert stats.slow_update == (None if end.slow is None else end.slow.action)
+        assert stats.slow_update == (None if end.slow_update is None else end.slow_update.action)
     assert {a.action: a.count for a in summary.actions} == Counter(done.actions)
     assert summary.steps == sum(e.steps for e in summary.epochs) == 6
     assert (summary.best, summary.final) == (done.state.best, done.state.current)
@@ -331,8 +335,8 @@ async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
     """Evaluating a document on the test split counts, and a later start of the run still says so."""
     first = await run(tmp_path, **TEST)
     assert first.summary.test_openings == 1
-    passed = Passed(WORLD, Actor(), ScriptedLLM(toy_optimizer()))
-    await evaluate_skill(settings(tmp_path, **TEST), Skill(text="x"), Split.test, passed=passed)
+    passed = Overrides(WORLD, Actor(), ScriptedLLM(toy_optimizer()))
+    await evaluate_skill(settings(tmp_path, **TEST), Skill(text="x"), Split.test, overrides=passed)
     assert (await run(tmp_path, **TEST)).summary.test_openings == 2
 
 
@@ -353,7 +357,7 @@ async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
 async def test_a_veto_of_the_promotion_leaves_the_best(tmp_path: Path) -> None:
     """The reviewer's last word holds for the end as well."""
 
-    async def veto(review: Review) -> str:
+    async def veto(review: CandidateReview) -> str:
         return "Not that one."
 
     script = playing(IDLE, HELP)

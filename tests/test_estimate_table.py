@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from reflact.cli.forecast import estimate_table
-from reflact.estimates import Amount, Estimates, Row
+from reflact.estimates import CostEstimate, EstimateRange, EstimateRow
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,17 @@ from reflact.estimates import Amount, Estimates, Row
 )
 def test_counts_keep_three_digits(count: int, shown: str) -> None:
     """A count of any size is whole in its column, also where prices stand beside it."""
-    amount = Amount(low=count, expected=count, high=count)
-    money = Amount(low=1, expected=1234.567, high=9876.543)
-    row = Row(
+    amount = EstimateRange(low=count, expected=count, high=count)
+    money = EstimateRange(low=1, expected=1234.567, high=9876.543)
+    row = EstimateRow(
         role="optimizer",
         purpose="held-out steps, all",
         calls=amount,
         input_tokens=amount,
-        output_tokens=Amount(),
+        output_tokens=EstimateRange(),
         usd=money,
     )
     out = StringIO()
-    Console(file=out, width=80).print(estimate_table(Estimates(rows=(row,), assumptions=())))
+    Console(file=out, width=80).print(estimate_table(CostEstimate(rows=(row,), assumptions=())))
     assert "…" not in out.getvalue()
     assert out.getvalue().split().count(shown) == 10

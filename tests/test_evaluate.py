@@ -13,19 +13,27 @@ from hypothesis import strategies as st
 
 from reflact import events
 from reflact.errors import ProviderDown
-from reflact.paired import REPEATS, Ask, Setting
-from reflact.stages.evaluate import Duels, Evaluated, Scale, Until, evaluate, forced, unevaluated
+from reflact.paired import CONFIRMATION_REPEATS, GateSettings, TrialRequest
+from reflact.stages.evaluate import (
+    EvaluationResult,
+    GateMetric,
+    RolloutPairs,
+    StopCondition,
+    decide_without_evaluation,
+    evaluate,
+    force_accept,
+)
 from reflact.stages.replies import AnalystReply
 from reflact.stages.update import RewriteReply
-from reflact.testing import ToyEnvironment, appending
-from reflact.types import Candidate, Edit, Fallback, Merged, Patch, Rollout, Score, Skill, Split
+from reflact.testing import ToyEnvironment, append_reply
+from reflact.types import AggregateResult, Candidate, Edit, Fallback, Patch, Rollout, Score, Skill, Split
 from toy_runs import Actor, document, playing, right, run
 
 pytestmark = pytest.mark.anyio
 
 CANDIDATE, CURRENT, BEST = Skill(text="candidate"), Skill(text="current"), Skill(text="best")
 ITEMS = tuple(f"v{n}" for n in range(8))
-HARD = Scale(metric="hard")
+HARD = GateMetric(metric="hard")
 
 Marks = Callable[[str, str, int], "float | Score | None"]
 """The score of a document's text on an item in a trial; None is unmeasured."""
@@ -50,7 +58,9 @@ class Field:
         self.asked: list[tuple[str, int, tuple[str, ...]]] = []
         self.pairs = 0
 
-    async def duel(self, candidate: Skill, current: Skill, ask: Ask, until: Until | None) -> Duels:
+    async def duel(
+        self, candidate: Skill, current: Skill, ask: TrialRequest, until: StopCondition | None
+    ) -> RolloutPairs:
         self.asked.append((current.text, ask.trial, ask.item_ids))
         duels: list[tuple[Rollout, Rollout]] = []
         for item_id in ask.item_ids:
@@ -66,18 +76,18 @@ class Field:
         return duels
 
 
-def setting(**changes: Any) -> Setting:
+def setting(**changes: Any) -> GateSettings:
     """Return a gate of eight items with twenty trials at a level of 0.05."""
-    return Setting.model_validate({"item_ids": ITEMS, "trials": 20, "level": 0.05, **changes})
+    return GateSettings.model_validate({"item_ids": ITEMS, "trials": 20, "level": 0.05, **changes})
 
 
 async def judged(
-    marks: Marks, *, best: Skill = CURRENT, scale: Scale = HARD, **changes: Any
-) -> tuple[Evaluated, Field]:
+    marks: Marks, *, best: Skill = CURRENT, scale: GateMetric = HARD, **changes: Any
+) -> tuple[EvaluationResult, Field]:
     """Return the verdict on the candidate, and what it took."""
     field = Field(marks)
     evaluated = await evaluate(
-        CANDIDATE, CURRENT, best, setting=setting(**changes), scale=scale, duel=field.duel
+        CANDIDATE, CURRENT, best, settings=setting(**changes), scale=scale, duel=field.duel
     )
     return evaluated, field
 
@@ -95,17 +105,17 @@ def mixed_up(text: str, item_id: str, trial: int) -> float:
 
 # ------------------------------------------------------------------------------- without an evaluation
 
-PROPOSED = Merged(patch=Patch(edits=(Edit(op="append", content="x"),)))
+PROPOSED = AggregateResult(patch=Patch(edits=(Edit(op="append", content="x"),)))
 
 
 @pytest.mark.parametrize(
     ("candidate", "merged", "action"),
     [
-        (Candidate(skill=CURRENT), Merged(), "no_patches"),
+        (Candidate(skill=CURRENT), AggregateResult(), "no_patches"),
         (Candidate(skill=CURRENT), PROPOSED, "no_change"),
         (Candidate(skill=BEST), PROPOSED, "no_change"),
         (
-            Candidate(skill=CURRENT, fallbacks=(Fallback(label="rewrite", reason="r", instead="i"),)),
+            Candidate(skill=CURRENT, fallbacks=(Fallback(label="rewrite", reason="r", replacement="i"),)),
             PROPOSED,
             "no_rewrite",
         ),
@@ -113,10 +123,10 @@ PROPOSED = Merged(patch=Patch(edits=(Edit(op="append", content="x"),)))
     ],
 )
 def test_what_changes_nothing_is_not_evaluated(
-    candidate: Candidate, merged: Merged, action: str | None
+    candidate: Candidate, merged: AggregateResult, action: str | None
 ) -> None:
     """No proposals, no rewrite, no change, and a document known before each have an outcome of their own."""
-    verdict = unevaluated(candidate, CURRENT, merged=merged, known=[BEST.hash])
+    verdict = decide_without_evaluation(candidate, CURRENT, merged=merged, known=[BEST.hash])
     assert (None if verdict is None else verdict.action) == action
     if verdict is not None:
         assert (verdict.candidate, verdict.candidate_score, verdict.accepted) == (None, None, False)
@@ -131,7 +141,7 @@ async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None
     verdict = evaluated.verdict
     assert verdict.action == "accept_new_best"
     assert (verdict.candidate_score, verdict.current_score) == (0.25, 0.0)
-    repeats = [(trial, ("v1", "v5")) for trial in range(1, REPEATS + 1)]
+    repeats = [(trial, ("v1", "v5")) for trial in range(1, CONFIRMATION_REPEATS + 1)]
     assert [ask[1:] for ask in field.asked] == [(0, ITEMS), *repeats]
     assert verdict.deterministic
 
@@ -277,7 +287,7 @@ async def test_what_counts_as_solved_is_the_success_threshold(threshold: float |
         old, new = {"v0": (1.0, 0.5)}.get(item_id, (0.0, 1.0))
         return new if text == "candidate" else old
 
-    scale = Scale(metric="hard", threshold=threshold)
+    scale = GateMetric(metric="hard", threshold=threshold)
     assert (await judged(marks, scale=scale, no_regression=0))[0].verdict.action == action
 
 
@@ -389,7 +399,7 @@ async def test_the_metric_says_what_is_compared(metric: Any, action: str) -> Non
     def marks(text: str, item_id: str, trial: int) -> Score:
         return Score(hard=0.0, soft=0.5 if text == "candidate" else 0.25)
 
-    evaluated, _ = await judged(marks, scale=Scale(metric=metric, mixed_weight=0.5))
+    evaluated, _ = await judged(marks, scale=GateMetric(metric=metric, mixed_weight=0.5))
     assert evaluated.verdict.action == action
     expected = {"soft": 0.5, "mixed": 0.25}.get(metric, 0.0)
     assert evaluated.verdict.candidate_score == expected
@@ -398,10 +408,10 @@ async def test_the_metric_says_what_is_compared(metric: Any, action: str) -> Non
 # ---------------------------------------------------------------------------------------- the gate is off
 
 
-def unguarded(marks: Marks, **changes: Any) -> Evaluated:
+def unguarded(marks: Marks, **changes: Any) -> EvaluationResult:
     """Return the verdict of a gate that is off."""
     duels = [(rolled(marks, CANDIDATE, i, 0), rolled(marks, CURRENT, i, 0)) for i in ITEMS]
-    return forced(CANDIDATE, CURRENT, duels, setting=setting(**changes), scale=HARD)
+    return force_accept(CANDIDATE, CURRENT, duels, settings=setting(**changes), scale=HARD)
 
 
 def test_a_gate_that_is_off_accepts_and_records() -> None:
@@ -478,12 +488,12 @@ async def test_an_undecided_candidate_goes_on_with_its_trials(tmp_path: Path) ->
         mine, odd = ("double", 0) if "nonsense" in skill.text else ("square", 1)
         return right(message) if message.startswith(mine) and times % 2 == odd else None
 
-    script = playing((AnalystReply, lambda wanted, _: appending(wanted, "- nonsense")))
+    script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense")))
     done = await run(tmp_path, actor=Actor(coins), script=script, gate={"max_trials": 2, "effect": 0.01})
     assert done.actions == ["inconclusive", "inconclusive"]
     evidence = [r.verdict.evidence for r in done.records if r.verdict.evidence]
     assert [e.rounds for e in evidence] == [2, 4]
-    assert evidence[0].resolvable is not None
+    assert evidence[0].detectable_effect is not None
     val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
     times = Counter(asked for asked in done.actor.asked if asked[1] in val)
     assert set(times.values()) <= {4, 8}  # four gate trials; four fresh ones of the initial skill's report
@@ -498,7 +508,7 @@ async def test_an_undecided_candidate_that_is_measured_anew_starts_afresh(tmp_pa
         mine, odd = ("double", 0) if "nonsense" in skill.text else ("square", 1)
         return right(message) if message.startswith(mine) and times % 2 == odd else None
 
-    script = playing((AnalystReply, lambda wanted, _: appending(wanted, "- nonsense")))
+    script = playing((AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense")))
     done = await run(
         tmp_path,
         actor=Actor(coins),
@@ -517,7 +527,7 @@ def times_asked(done: Any, split: Split, **sizes: int) -> Counter[str]:
 
 async def test_interleaved_sides_are_both_rolled_out_anew(tmp_path: Path) -> None:
     """Each decision asks the current skill again, though its rollouts are at hand."""
-    idle = playing((AnalystReply, lambda wanted, shown: appending(wanted, f"- nonsense {len(shown)}")))
+    idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
     stored = await run(tmp_path / "a", script=idle)
     fresh = await run(tmp_path / "b", script=idle, gate={"interleave": True})
     assert stored.actions == fresh.actions == ["reject", "reject"]
@@ -528,7 +538,7 @@ async def test_interleaved_sides_are_both_rolled_out_anew(tmp_path: Path) -> Non
 
 async def test_rollouts_are_reused_across_phases_unless_they_are_not(tmp_path: Path) -> None:
     """With ``reuse_rollouts: false`` every step and the report measure the same document again."""
-    idle = playing((AnalystReply, lambda wanted, shown: appending(wanted, f"- nonsense {len(shown)}")))
+    idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
     gate = {"early_stop": False}
     shared = await run(tmp_path / "a", script=idle, gate=gate, test={"enabled": True})
     apart = await run(
@@ -557,7 +567,7 @@ async def test_unmeasured_pairs_are_tried_again_first(tmp_path: Path) -> None:
     whole = await run(tmp_path / "b")
     assert failed
     assert broken.records == whole.records
-    assert not [e for e in broken.events if isinstance(e, events.Repeated)]
+    assert not [e for e in broken.events if isinstance(e, events.StepRetried)]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ import pytest
 
 from pure_world import rows
 from reflact import wiring
-from reflact.events import EVENT, Event
-from reflact.loading import load
-from reflact.ports import Committed
+from reflact.events import EVENT_ADAPTER, Event
+from reflact.loading import load_config
+from reflact.ports import CommitRecord
 from reflact.records import RunState
 from reflact.run import Run
-from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Skill
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,7 @@ class Killed(Exception):
     """A process ended here."""
 
 
-class Mortal(MemoryStore):
+class Mortal(InMemoryRunStore):
     """A store whose process ends just after a write that is part of the history, before anyone knows of it.
 
     Attributes:
@@ -46,12 +46,12 @@ class Mortal(MemoryStore):
         self.writes = 0
 
     async def append(self, event: Event) -> bool:
-        is_new = await super().append(event)
+        is_new = await super().append_event(event)
         self._may_die()
         return is_new
 
     async def commit(
-        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         await super().commit(run_id, record, state, skills)
         self._may_die()
@@ -62,7 +62,7 @@ class Mortal(MemoryStore):
             raise Killed
 
 
-async def start(store: MemoryStore, folder: Path) -> list[Event]:
+async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
     """Start a run of two epochs, with all that ends them, over a store, and return what it told."""
     config = {
         "out_dir": folder,
@@ -73,14 +73,16 @@ async def start(store: MemoryStore, folder: Path) -> list[Event]:
         "appendix": {"enabled": True},
     }
     environment = ToyEnvironment(train=8, val=4, test=2)
-    passed = wiring.Passed(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
+    passed = wiring.Overrides(environment, ToyTarget(), ScriptedLLM(toy_optimizer()))
     told: list[Event] = []
 
     async def listen(event: Event) -> None:
         told.append(event)
 
     try:
-        async with wiring.furnished(wiring.plan(load(config), passed), passed, store, None) as house:
+        async with wiring.connect_models(
+            wiring.prepare_run(load_config(config), passed), passed, store, None
+        ) as house:
             run = Run(house, listen)
             await run.open()
             await run.complete()
@@ -89,10 +91,10 @@ async def start(store: MemoryStore, folder: Path) -> list[Event]:
     return [event for event in told if event.durable]
 
 
-async def log_of(store: MemoryStore) -> list[str]:
+async def log_of(store: InMemoryRunStore) -> list[str]:
     """Return what the events of the store's only run say."""
     (run_id,) = store._runs
-    return [event.said for event in await store.events(run_id)]
+    return [event.canonical_content for event in await store.events(run_id)]
 
 
 @pytest.mark.anyio
@@ -111,7 +113,7 @@ async def test_a_kill_at_any_write_loses_and_repeats_no_event(tmp_path: Path) ->
         assert len(await log_of(store)) < len(whole)
         second = await start(store, tmp_path / str(write))
         assert await log_of(store) == whole, f"killed at write {write}"
-        heard = [event.said for event in (*first, *second)]
+        heard = [event.canonical_content for event in (*first, *second)]
         assert heard == [line for line in whole if line in heard]
         assert len(whole) - len(heard) <= 1, "at most what was stored when the process died goes unheard"
 
@@ -145,7 +147,7 @@ class Demo:
 
 def durable(lines: Sequence[str]) -> list[Event]:
     """Return the durable events among whole printed lines."""
-    told = [EVENT.validate_json(line) for line in lines if line.endswith("\n")]
+    told = [EVENT_ADAPTER.validate_json(line) for line in lines if line.endswith("\n")]
     return [event for event in told if event.durable]
 
 
@@ -169,9 +171,9 @@ def test_the_demo_tells_the_same_at_any_concurrency_and_after_kills(tmp_path: Pa
         kept.seek(0)
         told = durable(kept.readlines())
     assert [unbroken.returncode, process.returncode] == [0, 0]
-    assert [event.said for event in told] == slow.log
+    assert [event.canonical_content for event in told] == slow.log
     assert fast.log == slow.log
-    said = [event.said for event in printed]
+    said = [event.canonical_content for event in printed]
     assert said == [line for line in fast.log if line in said], "no event is printed twice or out of order"
     assert len(fast.log) - len(said) <= len(KILLED_AT)
     assert all(began <= event.at <= datetime.now(UTC) for event in (*told, *printed))

@@ -13,18 +13,18 @@ import anyio
 import httpx
 import pytest
 
-from doubles import PROMPT, Endpoint, completion, config, connected, opened, sample
+from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.errors import ProviderError, ReplyError
 from reflact.results import Usage
 from reflact.stages.replies import RankReply
 from reflact.store.runs import open_store
-from reflact.testing import MemoryStore
+from reflact.testing import InMemoryRunStore
 
 KINDS: tuple[type[events._Event], ...] = get_args(get_args(events.Event)[0])
 STARTED = events.StepStarted(run_id="r", step=2, epoch=1, item_ids=("a", "b"))
-SAMPLE = sample("all", purpose="ranking")
+SAMPLE = call_id("all", purpose="ranking")
 
 # ------------------------------------------------------------------------------------------------- values
 
@@ -34,25 +34,28 @@ def test_the_time_is_no_part_of_what_an_event_says() -> None:
     later = STARTED.model_copy(update={"at": STARTED.at + timedelta(days=1)})
     assert later == STARTED
     assert hash(later) == hash(STARTED)
-    assert (later.id, later.said) == (STARTED.id, STARTED.said)
+    assert (later.id, later.canonical_content) == (STARTED.id, STARTED.canonical_content)
     assert STARTED.model_copy(update={"epoch": 2}) != STARTED
-    assert events.RolloutsDone(run_id="r", step=2, n=1, failures=0, unmeasured=0) != STARTED
+    assert events.RolloutsFinished(run_id="r", step=2, n=1, failures=0, unmeasured=0) != STARTED
     assert STARTED != "step_started"
 
 
 def test_identities_and_bytes_are_those_of_older_logs() -> None:
     """What is stored of an event, and its identity there, never changes."""
-    assert STARTED.said == '{"run_id":"r","step":2,"kind":"step_started","epoch":1,"item_ids":["a","b"]}'
+    assert (
+        STARTED.canonical_content
+        == '{"run_id":"r","step":2,"kind":"step_started","epoch":1,"item_ids":["a","b"]}'
+    )
     assert STARTED.id == "e7f0950a226e6499"
 
 
 def test_every_event_has_a_time_in_utc() -> None:
     """It is made with the event, and a line of JSON brings it along."""
     before = datetime.now(UTC)
-    event = events.Warned(run_id="r", message="m")
+    event = events.WarningIssued(run_id="r", message="m")
     assert before <= event.at <= datetime.now(UTC)
     assert event.at.tzinfo is UTC
-    again = events.EVENT.validate_json(event.model_dump_json())
+    again = events.EVENT_ADAPTER.validate_json(event.model_dump_json())
     assert again == event
     assert again.at == event.at
 
@@ -69,13 +72,13 @@ def test_the_union_is_closed() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_only_live_events_get_old(kind: type[events._Event]) -> None:
     """A durable event stays true; what a live one is about are fields of it."""
-    assert set(kind.about) <= kind.model_fields.keys()
-    assert not (kind.durable and kind.about)
+    assert set(kind.subject_fields) <= kind.model_fields.keys()
+    assert not (kind.durable and kind.subject_fields)
 
 
 def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
     """Progress of one stage is about one thing, that of another about another."""
-    first = events.Progress(run_id="r", stage="rollout", done=1, total=3)
+    first = events.StageProgressed(run_id="r", stage="rollout", done=1, total=3)
     parts = [first, first.model_copy(update={"done": 2}), first.model_copy(update={"stage": "reflect"})]
     assert parts[0].subject == parts[1].subject
     assert len({part.subject for part in parts}) == 2
@@ -88,19 +91,19 @@ async def test_the_store_keeps_the_time_beside_the_event(tmp_path: Path) -> None
     at = datetime(2026, 5, 4, 3, 2, 1, 987654, tzinfo=UTC)
     async with open_store(tmp_path / "run.db") as store:
         await store.open_run("r", {}, {})
-        await store.append(STARTED.model_copy(update={"at": at}))
+        await store.append_event(STARTED.model_copy(update={"at": at}))
         (event,) = await store.events("r")
     assert (event, event.at) == (STARTED, at)
     with closing(sqlite3.connect(tmp_path / "run.db")) as database:
         ((text, stored),) = database.execute("SELECT event, at FROM events").fetchall()
-    assert text == STARTED.said
+    assert text == STARTED.canonical_content
     assert datetime.fromisoformat(stored) == at
 
 
 # ------------------------------------------------------------------------------------------ model calls
 
 
-async def called(endpoint: Endpoint, store: MemoryStore, **chosen: Any) -> events.ModelCalled:
+async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> events.ModelCallFinished:
     """Make one call and return what is told of it."""
     told: list[events.Event] = []
 
@@ -109,8 +112,8 @@ async def called(endpoint: Endpoint, store: MemoryStore, **chosen: Any) -> event
 
     async with connected(endpoint, config(**chosen), store=store, emit=emit) as client:
         with suppress(ProviderError, ReplyError):
-            await client.ask(PROMPT, RankReply, sample=SAMPLE)
-    (event,) = (event for event in told if isinstance(event, events.ModelCalled))
+            await client.ask(PROMPT, RankReply, call_id=SAMPLE)
+    (event,) = (event for event in told if isinstance(event, events.ModelCallFinished))
     return event
 
 
@@ -123,20 +126,20 @@ async def test_a_call_is_told_once_with_all_its_attempts() -> None:
     store = await opened()
     endpoint = Endpoint(completion("no JSON"), GOOD)
     event = await called(endpoint, store)
-    assert (event.outcome, event.attempts, event.stored) == ("reply", 2, False)
-    assert (event.role, event.purpose, event.sample, event.step) == ("optimizer", "ranking", SAMPLE.label, 1)
+    assert (event.outcome, event.attempts, event.from_store) == ("reply", 2, False)
+    assert (event.role, event.purpose, event.call_id, event.step) == ("optimizer", "ranking", SAMPLE.label, 1)
     assert event.usage.calls == 2
     again = await called(Endpoint(), store)
-    assert (again.outcome, again.attempts, again.usage, again.stored) == ("reply", 2, event.usage, True)
+    assert (again.outcome, again.attempts, again.usage, again.from_store) == ("reply", 2, event.usage, True)
 
 
 @pytest.mark.anyio
 async def test_a_call_that_failed_is_told_as_failed() -> None:
     """Whether no reply was valid or none came, and only what was answered counts."""
     event = await called(Endpoint(completion("no JSON")), await opened(), reasks=1)
-    assert (event.outcome, event.attempts, event.usage.calls, event.stored) == ("failed", 2, 2, False)
+    assert (event.outcome, event.attempts, event.usage.calls, event.from_store) == ("failed", 2, 2, False)
     event = await called(Endpoint(httpx.Response(400, json={})), await opened())
-    assert (event.outcome, event.attempts, event.usage, event.stored) == ("failed", 1, Usage(), False)
+    assert (event.outcome, event.attempts, event.usage, event.from_store) == ("failed", 1, Usage(), False)
 
 
 # ------------------------------------------------------------------------------------------------ a run
@@ -187,9 +190,9 @@ def of(told: list[events.Event], kind: type[Any]) -> list[Any]:
 
 def test_every_model_call_is_told(told: list[events.Event], network: Limited) -> None:
     """One event for each call, with the attempts that the endpoint saw and all that they consumed."""
-    calls, summary = of(told, events.ModelCalled), of(told, events.Finished)[0].summary
-    asked = Counter(sample.rpartition("/")[0] for sample in network.samples)
-    assert Counter({event.sample.rpartition("/")[0]: event.attempts for event in calls}) == asked
+    calls, summary = of(told, events.ModelCallFinished), of(told, events.RunFinished)[0].summary
+    asked = Counter(call_id.rpartition("/")[0] for call_id in network.samples)
+    assert Counter({event.call_id.rpartition("/")[0]: event.attempts for event in calls}) == asked
     used = sum((event.usage for event in calls), Usage())
     assert used.output_tokens == sum(entry.usage.output_tokens for entry in summary.spend) > 0
 
@@ -200,7 +203,7 @@ def test_calls_of_the_target_name_the_step_under_way(told: list[events.Event]) -
     for event in told:
         if isinstance(event, events.StageStarted):
             step = event.step
-        if isinstance(event, events.ModelCalled | events.BudgetMoved | events.BackedOff):
+        if isinstance(event, events.ModelCallFinished | events.BudgetUpdated | events.RateLimited):
             assert event.step == step
             steps.add((getattr(event, "role", ""), step))
     assert {("target", 0), ("target", 1), ("optimizer", 1), ("", 1)} <= steps
@@ -208,7 +211,7 @@ def test_calls_of_the_target_name_the_step_under_way(told: list[events.Event]) -
 
 def test_the_budget_is_told_as_it_moves(told: list[events.Event]) -> None:
     """What was taken grows call by call up to what the summary says, beside the limits."""
-    moves, summary = of(told, events.BudgetMoved), of(told, events.Finished)[0].summary
+    moves, summary = of(told, events.BudgetUpdated), of(told, events.RunFinished)[0].summary
     calls = [event.usage.calls for event in moves]
     assert calls == sorted(calls)
     assert calls[-1] == sum(entry.usage.calls for entry in summary.spend)
@@ -230,7 +233,7 @@ def test_stages_begin_and_end(told: list[events.Event]) -> None:
 @pytest.mark.anyio
 async def test_every_version_of_the_skill_is_told(told: list[events.Event], folder: Path) -> None:
     """The initial document is version 0; each version is told before what its commit closes with."""
-    made = of(told, events.SkillMade)
+    made = of(told, events.SkillVersionCreated)
     async with open_store(folder / "run" / "run.db") as store:
         versions = await store.versions(made[0].run_id)
     assert [event.version.number for event in made] == [version.number for version in versions]
@@ -246,7 +249,7 @@ async def test_every_version_of_the_skill_is_told(told: list[events.Event], fold
 
 def test_a_back_off_is_told_once(told: list[events.Event]) -> None:
     """Both roles ask one endpoint, which backs off once."""
-    (event,) = of(told, events.BackedOff)
+    (event,) = of(told, events.RateLimited)
     assert (event.endpoint, event.status) == ("http://pure.test:80/v1", 429)
     assert event.seconds > 0
     assert event.step > 0
@@ -268,7 +271,7 @@ async def test_a_run_has_let_go_when_its_last_event_comes(tmp_path: Path) -> Non
     """Whoever hears ``Finished`` may start another run in the same folder at once."""
     chosen = settings(write_world(tmp_path / "world"), tmp_path / "run", train={"num_epochs": 1})
     async for event in Trainer(chosen, transport=PureNetwork()).stream():
-        if isinstance(event, events.Finished):
+        if isinstance(event, events.RunFinished):
             again = await Trainer(chosen, transport=PureNetwork()).train()
             assert again.status == event.summary.status == "completed"
 

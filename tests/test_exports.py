@@ -14,10 +14,10 @@ import pytest
 
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.environments.sql import SQL, read_tables
+from reflact.environments.sql import SQLGrader, read_tables
 from reflact.errors import ConfigError, StoreError
-from reflact.exports import drop_versions, export_best, export_version, write
-from reflact.loading import keys, load
+from reflact.exports import export_best, export_version, remove_versions, write_atomically
+from reflact.loading import list_config_keys, load_config
 from reflact.types import Item, Skill
 
 pytestmark = pytest.mark.anyio
@@ -62,13 +62,13 @@ def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) ->
 def test_a_link_to_the_same_text_is_replaced_too(tmp_path: Path, outside: Path) -> None:
     """A link is no export, even where it leads to the right text today."""
     (tmp_path / "best_skill.md").symlink_to(outside / "best_skill.md")
-    write(tmp_path / "best_skill.md", ELSEWHERE)
+    write_atomically(tmp_path / "best_skill.md", ELSEWHERE)
     assert not (tmp_path / "best_skill.md").is_symlink()
 
 
 @pytest.mark.parametrize(
     "act",
-    [lambda run: export_version(run, 8, SKILL), lambda run: drop_versions(run, beyond=())],
+    [lambda run: export_version(run, 8, SKILL), lambda run: remove_versions(run, beyond=())],
     ids=["write", "remove"],
 )
 def test_a_linked_folder_of_versions_is_refused(
@@ -100,7 +100,7 @@ def test_odd_names_among_the_versions_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "skills").mkdir()
     for name in ("v0001.md", "v0002.md", "v\u00b2.md", "v.md", "vx.md"):
         (tmp_path / "skills" / name).write_text("x", encoding="utf-8")
-    drop_versions(tmp_path, beyond={1})
+    remove_versions(tmp_path, beyond={1})
     assert {path.name for path in (tmp_path / "skills").iterdir()} == {
         "v0001.md",
         "v\u00b2.md",
@@ -165,14 +165,14 @@ def at(key: str, value: Any) -> dict[str, Any]:
     return dict(nested)
 
 
-PATHS = [key for key, kind, *_ in keys() if "path" in kind.split()]
+PATHS = [key for key, kind, *_ in list_config_keys() if "path" in kind.split()]
 
 
 @pytest.mark.parametrize("key", PATHS)
 def test_paths_count_from_where_the_page_says(key: str, tmp_path: Path) -> None:
     """Paths to inputs count from the configuration's file, those of outputs from the current folder."""
     (tmp_path / "run.yaml").write_text(json.dumps(at(key, "../x")), encoding="utf-8")
-    found: Any = load(tmp_path / "run.yaml")
+    found: Any = load_config(tmp_path / "run.yaml")
     for part in key.split("."):
         found = getattr(found, part)
     expected = Path("../x") if key in {"out_dir", "store"} else tmp_path / "../x"
@@ -196,7 +196,7 @@ def test_tables_may_be_called_anything(name: str, tmp_path: Path) -> None:
     assert found == {name, "y"}
     quoted = name.replace('"', '""')
     item = Item(id="i", input="?", reference="SELECT b FROM y")
-    assert SQL(tables=image)(item, f'SELECT b FROM "{quoted}"').score.hard == 1
+    assert SQLGrader(tables=image)(item, f'SELECT b FROM "{quoted}"').score.hard == 1
 
 
 def test_columns_may_be_called_anything(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_columns_may_be_called_anything(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('"a"", x TEXT); DROP TABLE t; --",b\n1,2\n', encoding="utf-8")
     image = read_tables(tmp_path)
     item = Item(id="i", input="?", reference="SELECT 2.0")
-    assert SQL(tables=image)(item, "SELECT b FROM t").score.hard == 1
+    assert SQLGrader(tables=image)(item, "SELECT b FROM t").score.hard == 1
 
 
 @pytest.mark.parametrize(

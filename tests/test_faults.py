@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.calls import Text
 from reflact.errors import ProviderDown
 from reflact.llm.errors import CutOff, StreamCutOff, body_fault, failure_fault, status_fault
@@ -99,7 +99,7 @@ async def test_each_failed_attempt_is_counted() -> None:
     attempts = [busy, late, CUT, reset, busy, GOOD]
     provider = Endpoint(*attempts)
     async with connected(provider, config(max_retries=5), store=store) as client:
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert reply.value.text == "fine"
     assert len(provider.requests) == len(attempts)
     counts: list[tuple[FaultKind, int]] = [("5xx", 2), ("malformed", 1), ("reset", 1), ("timeout", 1)]
@@ -112,9 +112,9 @@ async def test_what_is_garbled_to_the_end_is_told() -> None:
     store, provider = await opened(), Endpoint(CUT, CUT, GOOD)
     async with connected(provider, config(max_retries=1), store=store) as client:
         with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
         assert len(provider.requests) == 2
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert (reply.value.text, len(provider.requests)) == ("fine", 3)
     assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
 
@@ -125,6 +125,6 @@ async def test_what_was_never_a_completion_is_asked_once() -> None:
     provider = Endpoint(page, GOOD)
     async with connected(provider, config(max_retries=3), store=store) as client:
         with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert len(provider.requests) == 1
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)

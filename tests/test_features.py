@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.loading import keys
+from reflact.loading import list_config_keys
 
 ROOT = Path(__file__).parent.parent
 COMING = ROOT / "docs" / "coming-from-skillopt.md"
@@ -44,7 +44,7 @@ def named_in(path: Path) -> frozenset[str]:
 
 MAPPED = list(tables(COMING, "key here"))
 ROWS = list(tables(FEATURES, "here"))
-KNOWN = {key for key, *_ in keys()}
+KNOWN = {key for key, *_ in list_config_keys()}
 
 
 def test_every_older_key_is_mapped() -> None:

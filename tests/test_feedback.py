@@ -9,7 +9,7 @@ import pytest
 
 from reflact.store.runs import open_store
 from reflact.testing import ToyEnvironment
-from reflact.types import Rollout, Split, failed
+from reflact.types import Rollout, Split, is_failure
 from toy_runs import Ran, run
 
 pytestmark = pytest.mark.anyio
@@ -36,11 +36,11 @@ async def trained(folder: Path) -> tuple[Ran, dict[Split, list[Rollout]]]:
 async def test_feedback_is_kept_in_training_alone(tmp_path: Path) -> None:
     """Failed train items say what was missing; validation and test items never say anything."""
     _, rollouts = await trained(tmp_path)
-    lost = [r for r in rollouts[Split.train] if failed(r, None)]
+    lost = [r for r in rollouts[Split.train] if is_failure(r, None)]
     assert lost
     assert all(r.feedback is not None and r.feedback.startswith("missing rule: ") for r in lost)
     for split in (Split.val, Split.test):
-        assert any(failed(r, None) for r in rollouts[split])
+        assert any(is_failure(r, None) for r in rollouts[split])
         assert all(r.feedback is None for r in rollouts[split])
 
 

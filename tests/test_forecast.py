@@ -11,16 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from reflact import Trainer
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.cli.app import app
-from reflact.forecast import Forecast
-from reflact.loading import load
+from reflact.forecast import RunCostEstimate
+from reflact.loading import load_config
 from reflact.ports import Session
 from reflact.stages.replies import AnalystReply, SuccessReply
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, appending, toy_optimizer
-from reflact.testing.llm import Answer, Script
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Skill, Turn
-from reflact.wiring import Passed, plan
+from reflact.wiring import Overrides, prepare_run
 
 pytestmark = pytest.mark.anyio
 
@@ -62,28 +62,28 @@ def always_proposing() -> Script:
     """Return a script whose every analyst adds a line that no document has yet."""
     usual = toy_optimizer()
 
-    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if issubclass(reply_type, AnalystReply | SuccessReply):
-            return appending(reply_type, f"- a line of {sample.label}")
+            return append_reply(reply_type, f"- a line of {call_id.label}")
         if reply_type.__name__ == "MergeReply":
             return "no merge"
-        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     return answer
 
 
 async def measured(
     folder: Path, config: Mapping[str, Any], script: Script, *, noise: float = 0.0, rules: int = 4
-) -> tuple[Forecast, dict[str, int]]:
+) -> tuple[RunCostEstimate, dict[str, int]]:
     """Return what was foreseen of a toy run, and the calls that it made by purpose."""
     environment, target = ToyEnvironment(train=12, val=6, test=6, rules=rules), Counted(noise)
     optimizer = ScriptedLLM(script)
     settings = {"out_dir": folder, **config}
-    passed = Passed(environment=environment, target=target, optimizer=optimizer)
-    foreseen = plan(load(settings), passed).forecast(done=0, skill=None, spent=())
+    passed = Overrides(environment=environment, target=target, optimizer=optimizer)
+    foreseen = prepare_run(load_config(settings), passed).estimate_cost(done=0, skill=None, spent=())
     summary = await Trainer(settings, environment=environment, target=target, optimizer=optimizer).train()
     assert summary.status == "completed"
-    asked = Counter(call.sample.purpose for call in optimizer.calls)
+    asked = Counter(call.call_id.purpose for call in optimizer.calls)
     return foreseen, {"rollout": target.calls, **asked}
 
 
@@ -125,7 +125,9 @@ PRICES = [f"models.{role}.price={{input: 1.0, output: 2.0}}" for role in ("targe
 
 def test_money_is_tokens_times_prices() -> None:
     """Every row has its money where prices are given, and the sum is theirs."""
-    foreseen = plan(load(DEMO, overrides=PRICES), Passed()).forecast(done=0, skill=None, spent=())
+    foreseen = prepare_run(load_config(DEMO, overrides=PRICES), Overrides()).estimate_cost(
+        done=0, skill=None, spent=()
+    )
     assert foreseen.usd is not None
     for bound in ("low", "expected", "high"):
         given = sum(getattr(row.input_tokens, bound) for row in foreseen.rows)
@@ -135,7 +137,7 @@ def test_money_is_tokens_times_prices() -> None:
 
 def test_without_a_price_there_is_no_money() -> None:
     """A model whose price nobody knows has none, and neither has the run."""
-    assert plan(load(DEMO), Passed()).forecast(done=0, skill=None, spent=()).usd is None
+    assert prepare_run(load_config(DEMO), Overrides()).estimate_cost(done=0, skill=None, spent=()).usd is None
 
 
 def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:

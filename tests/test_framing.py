@@ -11,10 +11,10 @@ import anyio
 import httpx
 import pytest
 
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.calls import ReplyModel, Text
 from reflact.errors import BadRequest, ProviderDown, ReplyError
-from reflact.events import Drafted, DraftReset, Event
+from reflact.events import DraftDiscarded, DraftUpdated, Event
 from reflact.llm.budget import Budget
 from reflact.llm.cache_keys import effect_key
 from reflact.llm.cassettes import open_cassette, read_cassette
@@ -22,7 +22,7 @@ from reflact.llm.client import Client
 from reflact.results import FaultCount, Usage
 from reflact.roles import ModelConfig
 from reflact.tasks import fan_out
-from reflact.testing import MemoryStore
+from reflact.testing import InMemoryRunStore
 from sse import COUNTS, Body, Kept, Streaming, chunk, stream
 
 pytestmark = pytest.mark.anyio
@@ -52,15 +52,15 @@ class Watcher(list[Event]):
     @property
     def drafts(self) -> list[Any]:
         """What was drafted, with None in the place of each reset."""
-        told = [event for event in self if isinstance(event, Drafted | DraftReset)]
-        return [event.draft if isinstance(event, Drafted) else None for event in told]
+        told = [event for event in self if isinstance(event, DraftUpdated | DraftDiscarded)]
+        return [event.draft if isinstance(event, DraftUpdated) else None for event in told]
 
 
 def watched(
     transport: httpx.AsyncBaseTransport,
     settings: ModelConfig | None = None,
     *,
-    store: MemoryStore | None = None,
+    store: InMemoryRunStore | None = None,
     budget: Budget | None = None,
     watcher: Watcher | None = None,
 ) -> AbstractAsyncContextManager[Client]:
@@ -81,14 +81,14 @@ async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
     """Without listeners, for plain text, or where it is switched off, requests say nothing of streams."""
     provider = Streaming(PLAIN)
     async with connected(provider) as client:
-        await client.ask(PROMPT, Pick, sample=sample())
+        await client.ask(PROMPT, Pick, call_id=call_id())
     async with watched(provider) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
     async with watched(provider, config(stream=False)) as client:
-        await client.ask(PROMPT, Pick, sample=sample())
+        await client.ask(PROMPT, Pick, call_id=call_id())
     assert [framing(body) for body in provider.bodies] == [{}, {}, {}]
     async with watched(provider) as client:
-        await client.ask(PROMPT, Pick, sample=sample())
+        await client.ask(PROMPT, Pick, call_id=call_id())
     assert framing(provider.bodies[-1]) == ASKED
     assert {**provider.bodies[0], **ASKED} == provider.bodies[-1]
 
@@ -100,9 +100,9 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
     pieces = stream(TEXT, tools=mode == "tools", size=size)
     store = await opened()
     async with watched(Streaming(pieces), config(mode=mode), store=store) as client:
-        streamed = await client.ask(PROMPT, Pick, sample=sample())
+        streamed = await client.ask(PROMPT, Pick, call_id=call_id())
     async with connected(Endpoint(PLAIN), config(mode=mode)) as client:
-        assert streamed == await client.ask(PROMPT, Pick, sample=sample())
+        assert streamed == await client.ask(PROMPT, Pick, call_id=call_id())
     assert (streamed.value, streamed.usage) == (VALUE, ONE)
     (spent,) = await store.spend(RUN)
     assert (spent.usage, spent.unsettled) == (ONE, 0)
@@ -112,7 +112,7 @@ async def test_a_plain_answer_to_a_streamed_request_is_an_answer() -> None:
     """A server that does not know streams is asked once, and nothing is drafted."""
     provider, watcher = Streaming(PLAIN), Watcher()
     async with watched(provider, watcher=watcher) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample())
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert (reply.value, reply.usage, len(provider.bodies), watcher.drafts) == (VALUE, ONE, 1, [])
 
 
@@ -127,7 +127,7 @@ async def test_the_first_call_settles_its_mode_with_a_stream() -> None:
 
     provider, watcher = Streaming(picky), Watcher()
     async with watched(provider, config(mode="auto"), watcher=watcher) as client:
-        assert (await client.ask(PROMPT, Pick, sample=sample())).value == VALUE
+        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert len(provider.bodies) == 2
     assert watcher.drafts[-1] == VALUE.model_dump()
 
@@ -153,7 +153,7 @@ async def test_streaming_is_no_part_of_an_identity() -> None:
     def identity(stream: bool) -> str:
         about: dict[str, Any] = {"role": "optimizer", "run_id": RUN}
         settings = config(stream=stream)
-        return Client(settings, effects=store, journal=store.journal(RUN), **about).identity
+        return Client(settings, effects=store, journal=store.decision_log(RUN), **about).identity
 
     assert identity(True) == identity(False)
     assert ModelConfig.model_fields["stream"].json_schema_extra == {"changeable": True}
@@ -164,10 +164,10 @@ async def test_switching_streams_on_or_off_repeats_no_call(first: bool) -> None:
     """A stored answer of either framing serves both."""
     store, provider = await opened(), Streaming(STREAM if first else PLAIN)
     async with watched(provider, config(stream=first), store=store) as client:
-        before = await client.ask(PROMPT, Pick, sample=sample())
+        before = await client.ask(PROMPT, Pick, call_id=call_id())
     nobody = Streaming(httpx.Response(500))
     async with watched(nobody, config(stream=not first), store=store) as client:
-        assert await client.ask(PROMPT, Pick, sample=sample()) == before
+        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
     assert nobody.bodies == []
 
 
@@ -176,13 +176,13 @@ async def test_a_stored_stream_serves_who_does_not_stream() -> None:
     store, provider = Kept(), Streaming(STREAM)
     await store.open_run(RUN, {}, {})
     async with connected(provider, config(extra_body={"stream": True}), store=store) as client:
-        before = await client.ask(PROMPT, Pick, sample=sample())
+        before = await client.ask(PROMPT, Pick, call_id=call_id())
     (stored,) = store.replies
     assert stored.content_type.startswith("text/event-stream")
     async with connected(Streaming(httpx.Response(500)), store=store) as client:
-        assert await client.ask(PROMPT, Pick, sample=sample()) == before
+        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
     async with watched(Streaming(httpx.Response(500)), store=store) as client:
-        assert await client.ask(PROMPT, Pick, sample=sample()) == before
+        assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
 
 
 async def test_what_is_stored_is_whole() -> None:
@@ -190,7 +190,7 @@ async def test_what_is_stored_is_whole() -> None:
     store = Kept()
     await store.open_run(RUN, {}, {})
     async with watched(Streaming(stream(TEXT, size=1)), store=store) as client:
-        await client.ask(PROMPT, Pick, sample=sample())
+        await client.ask(PROMPT, Pick, call_id=call_id())
     (stored,) = store.replies
     assert (stored.content_type, len(stored.chunks)) == ("application/json", 1)
     assert len(stored.chunks[0]) < 2 * len(PLAIN.text)
@@ -205,7 +205,7 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
         ) as tape,
         watched(tape, config(stream=streamed)) as client,
     ):
-        live = await client.ask(PROMPT, Pick, sample=sample())
+        live = await client.ask(PROMPT, Pick, call_id=call_id())
     (line,) = read_cassette(tmp_path / "c.jsonl")
     assert isinstance(line.body, dict)
     assert framing(line.body) == (ASKED if streamed else {})
@@ -215,7 +215,7 @@ async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, stre
             open_cassette(tmp_path / "c.jsonl", mode="replay") as tape,
             watched(tape, config(stream=setting), watcher=watcher) as client,
         ):
-            assert await client.ask(PROMPT, Pick, sample=sample()) == live
+            assert await client.ask(PROMPT, Pick, call_id=call_id()) == live
         assert bool(watcher.drafts) is (streamed and setting)
 
 
@@ -223,8 +223,8 @@ async def test_equal_calls_in_flight_are_one_whoever_watches() -> None:
     """A call that streams and one that does not share one request and one answer."""
     store, provider = await opened(), Streaming(STREAM)
     async with watched(provider, store=store) as client:
-        drafts = [draft async for draft in client.draft(PROMPT, Pick, sample=sample("alone"))]
-        replies = await fan_out(lambda _: client.ask(PROMPT, Pick, sample=sample()), range(3))
+        drafts = [draft async for draft in client.draft(PROMPT, Pick, call_id=call_id("alone"))]
+        replies = await fan_out(lambda _: client.ask(PROMPT, Pick, call_id=call_id()), range(3))
     assert len(drafts) > 1
     assert (len(provider.bodies), len({reply.model_dump_json() for reply in replies})) == (2, 1)
 
@@ -252,7 +252,7 @@ async def test_an_endpoint_that_refuses_streams_is_asked_plainly(status: int, me
     store, provider = await opened(), Streaming(strict)
     async with watched(provider, config(max_retries=0), store=store) as client:
         for part in ("a", "b"):
-            assert (await client.ask(PROMPT, Pick, sample=sample(part))).value == VALUE
+            assert (await client.ask(PROMPT, Pick, call_id=call_id(part))).value == VALUE
     assert [bool(framing(body)) for body in provider.bodies] == [True, False, False]
     (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled) == (2, 0)
@@ -264,7 +264,7 @@ async def test_other_refusals_are_passed_on() -> None:
         provider = Streaming(httpx.Response(status, json={"error": {"message": message}}))
         async with watched(provider, config(max_retries=0)) as client:
             with pytest.raises(error, match="too high"):
-                await client.ask(PROMPT, Pick, sample=sample())
+                await client.ask(PROMPT, Pick, call_id=call_id())
         assert len(provider.bodies) == 1
 
 
@@ -279,7 +279,7 @@ async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> No
 
     provider = Streaming(silent)
     async with watched(provider) as client:
-        replies = [await client.ask(PROMPT, Pick, sample=sample(part)) for part in "abc"]
+        replies = [await client.ask(PROMPT, Pick, call_id=call_id(part)) for part in "abc"]
     assert [reply.usage.uncounted for reply in replies] == [1, 0, 0]
     assert [bool(framing(body)) for body in provider.bodies] == [True, False, False]
 
@@ -289,7 +289,7 @@ async def test_an_endpoint_whose_streams_never_end_is_asked_plainly() -> None:
     broken = stream(TEXT, done=False)
     provider, store = Streaming(broken, broken, PLAIN), await opened()
     async with watched(provider, config(max_retries=1), store=store) as client:
-        assert (await client.ask(PROMPT, Pick, sample=sample())).value == VALUE
+        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert [bool(framing(body)) for body in provider.bodies] == [True, True, False]
     assert await store.faults(RUN) == (FaultCount(kind="broken stream", count=2),)
 
@@ -303,10 +303,10 @@ async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) 
     watcher = Watcher()
     provider = Streaming(stream(TEXT, finish=finish), STREAM)
     async with watched(provider, watcher=watcher) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample())
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert (reply.value, reply.attempts, reply.usage) == (VALUE, 2, ONE + ONE)
     assert "cut off" in provider.bodies[1]["messages"][-1]["content"]
-    (reset,) = [event for event in watcher if isinstance(event, DraftReset)]
+    (reset,) = [event for event in watcher if isinstance(event, DraftDiscarded)]
     assert (reset.attempt, "cut off" in reset.reason) == (1, True)
 
 
@@ -314,7 +314,7 @@ async def test_a_stream_that_is_always_cut_off_is_an_error() -> None:
     """It ends as a plain reply does that never fits: with its reasons."""
     async with watched(Streaming(stream(TEXT[:20], finish="length")), config(reasks=1)) as client:
         with pytest.raises(ReplyError, match=r"2 attempts.*cut off"):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
 
 
 BREAKS = [
@@ -333,10 +333,10 @@ async def test_a_stream_that_breaks_is_repeated_and_stays_booked(broken: list[by
     store, watcher = await opened(), Watcher()
     provider = Streaming(broken, STREAM)
     async with watched(provider, config(max_tokens=50), store=store, watcher=watcher) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample())
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
     assert (reply.value, reply.attempts, reply.usage) == (VALUE, 1, ONE)
-    assert (spent.usage, spent.unsettled, spent.worst.output_tokens) == (ONE, 1, 50)
+    assert (spent.usage, spent.unsettled, spent.worst_case.output_tokens) == (ONE, 1, 50)
     assert await store.faults(RUN) == (FaultCount(kind="broken stream", count=1),)
     assert [draft for draft in watcher.drafts if draft is None] == ([None] if broken else [])
     assert watcher.drafts[-1] == VALUE.model_dump()
@@ -357,7 +357,7 @@ async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
     store = await opened()
     async with watched(Streaming(answer), config(max_retries=0, timeout=0.05), store=store) as client:
         with pytest.raises(ProviderDown, match="did not answer within"):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
         (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled) == (0, 1)
 
@@ -367,5 +367,5 @@ async def test_an_end_without_an_answer_is_no_reply() -> None:
     store = await opened()
     async with watched(Streaming([chunk(usage=COUNTS), STREAM[-1]]), store=store) as client:
         with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     assert await store.faults(RUN) == (FaultCount(kind="unusable", count=1),)

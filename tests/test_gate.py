@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.gate import measure, score
+from reflact.gate import build_measurement, score_measurement
 from reflact.types import Rollout, Score, Split
 
 CANDIDATE = "c" * 64
@@ -32,16 +32,16 @@ def _rollouts(skill_hash: str, values: Sequence[float | Score | None]) -> list[R
 def test_a_measurement_is_the_mean_of_what_was_measured() -> None:
     """Unmeasured items are listed and left out; fractions of success count as such."""
     rollouts = _rollouts(CANDIDATE, [None, Score(hard=1, soft=0.5), Score(hard=0.1, soft=0.3), None])
-    found = measure(CANDIDATE, Split.val, rollouts)
+    found = build_measurement(CANDIDATE, Split.val, rollouts)
     assert (found.n, found.hard, found.soft) == (2, 0.55, 0.4)
     assert found.unmeasured == ("item-00", "item-03")
 
 
 def test_nothing_measured_has_no_score() -> None:
     """Absence is None, never a zero."""
-    found = measure(CANDIDATE, Split.val, _rollouts(CANDIDATE, [None]))
+    found = build_measurement(CANDIDATE, Split.val, _rollouts(CANDIDATE, [None]))
     assert (found.n, found.hard, found.soft) == (0, None, None)
-    assert score(found, metric="hard", mixed_weight=0.5) is None
+    assert score_measurement(found, metric="hard", mixed_weight=0.5) is None
 
 
 @given(st.lists(scores, min_size=1, max_size=30), st.randoms(use_true_random=False))
@@ -49,19 +49,19 @@ def test_measurements_do_not_depend_on_order(values: list[float | None], chance:
     """The same rollouts in any order give the same bytes."""
     rollouts = _rollouts(CANDIDATE, values)
     mixed = chance.sample(rollouts, len(rollouts))
-    one, other = (measure(CANDIDATE, Split.val, order) for order in (rollouts, mixed))
+    one, other = (build_measurement(CANDIDATE, Split.val, order) for order in (rollouts, mixed))
     assert one.model_dump_json() == other.model_dump_json()
 
 
 def test_a_score_belongs_to_one_skill() -> None:
     """Rollouts of another skill are never counted for this one."""
     with pytest.raises(ValueError, match="another skill"):
-        measure(CANDIDATE, Split.val, _rollouts("d" * 64, [1.0]))
+        build_measurement(CANDIDATE, Split.val, _rollouts("d" * 64, [1.0]))
 
 
 def test_metrics_pick_and_mix() -> None:
     """Hard and soft are taken as they are, mixed weighs soft by its weight."""
-    found = measure(CANDIDATE, Split.val, _rollouts(CANDIDATE, [Score(hard=1, soft=0.5)]))
-    assert score(found, metric="hard", mixed_weight=0.2) == 1
-    assert score(found, metric="soft", mixed_weight=0.2) == 0.5
-    assert score(found, metric="mixed", mixed_weight=0.2) == 0.9
+    found = build_measurement(CANDIDATE, Split.val, _rollouts(CANDIDATE, [Score(hard=1, soft=0.5)]))
+    assert score_measurement(found, metric="hard", mixed_weight=0.2) == 1
+    assert score_measurement(found, metric="soft", mixed_weight=0.2) == 0.5
+    assert score_measurement(found, metric="mixed", mixed_weight=0.2) == 0.9

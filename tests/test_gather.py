@@ -13,28 +13,28 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 import virtual_time
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.config import ReflectConfig
 from reflact.errors import AccessDenied, ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
 from reflact.ports import Session
-from reflact.prompts import load_book
-from reflact.stages.gather import completed, gather
-from reflact.stages.reflect import Analyst, Minibatch, minibatches, patching, seeded_order
-from reflact.testing import MemoryStore, ScriptedLLM
-from reflact.testing.llm import Answer
-from reflact.testing.replies import append
-from reflact.types import Graded, Item, Report, Rollout, Score, Skill, Split, Turn, digest
+from reflact.prompts import load_prompts
+from reflact.stages.gather import find_completed_minibatches, roll_out_and_reflect
+from reflact.stages.reflect import Analyst, Minibatch, batch_order, deal_minibatches, make_edit_analysis
+from reflact.testing import InMemoryRunStore, ScriptedLLM
+from reflact.testing.llm import ScriptedAnswer
+from reflact.testing.replies import append_edit
+from reflact.types import AnalystReport, Grade, Item, Rollout, Score, Skill, Split, Turn, digest_json
 
 pytestmark = pytest.mark.anyio
 
 RUN = "r0"
-BOOK = load_book()
+BOOK = load_prompts()
 SKILL = Skill(text="Answer briefly.\n")
 SEED, STEP, THRESHOLD = 7, 3, 0.5
 
 Waits = Callable[[], float]
 Notes = dict[tuple[int, str], str]
-Found = tuple[tuple[Rollout, ...], tuple[Report, ...]]
+Found = tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]
 
 
 def at_once() -> float:
@@ -79,7 +79,7 @@ class World:
     def items(self, split: Split) -> Sequence[Item]:
         return ()
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         self.ran.append(item.id)
         answer = await session.reply(str(item.input))
         await anyio.sleep(self._waits())
@@ -88,7 +88,7 @@ class World:
         outcome = answer.partition(" ")[2]
         if outcome == "lost":
             raise EnvironmentFailure(f"{item.id} broke")
-        return Graded(score=Score.of(float(outcome)), answer=answer, feedback=f"seed {seed}")
+        return Grade(score=Score.of(float(outcome)), answer=answer, feedback=f"seed {seed}")
 
 
 def items(*outcomes: str, name: str = "i") -> tuple[Item, ...]:
@@ -99,14 +99,14 @@ def items(*outcomes: str, name: str = "i") -> tuple[Item, ...]:
 def moody(waits: Waits) -> ScriptedLLM:
     """Return a model whose replies follow from the prompt: an edit, nonsense, or too long a prompt."""
 
-    async def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await anyio.sleep(waits())
-        mood = digest([m.content for m in prompt.messages])
+        mood = digest_json([m.content for m in prompt.messages])
         if int(mood[0], 16) < 3:
             return "I would rather not."
         if int(mood[0], 16) < 7:
-            return ContextOverflow(f"{sample.label} is too long")
-        edits: list[JsonValue] = [append(reply_type, f"- {mood}")]
+            return ContextOverflow(f"{call_id.label} is too long")
+        edits: list[JsonValue] = [append_edit(reply_type, f"- {mood}")]
         pattern: JsonValue = {"type": "t", "count": 1, "description": mood[:9]}
         whole: dict[str, JsonValue] = {"patterns": [pattern], "strengths": mood[:9], "edits": edits}
         return {k: v for k, v in whole.items() if k in reply_type.model_fields}
@@ -114,57 +114,57 @@ def moody(waits: Waits) -> ScriptedLLM:
     return ScriptedLLM(answer)
 
 
-async def opened() -> MemoryStore:
+async def opened() -> InMemoryRunStore:
     """Return a store in which the run is open."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run(RUN, {}, {})
     return store
 
 
-def notes_of(store: MemoryStore) -> Notes:
+def notes_of(store: InMemoryRunStore) -> Notes:
     """Return what the run's journal holds."""
     return dict(store._runs[RUN].notes)
 
 
-def analyst(store: MemoryStore, waits: Waits) -> Analyst:
+def analyst(store: InMemoryRunStore, waits: Waits) -> Analyst:
     """Return an analyst with the packaged prompts and a moody model."""
     return Analyst(
         llm=moody(waits),
         prompts=BOOK,
-        journal=store.journal(RUN),
+        decision_log=store.decision_log(RUN),
         step=STEP,
         tokens=2000,
-        analysis=patching(SKILL, max_edits=2, operations=("append",)),
+        analysis=make_edit_analysis(SKILL, max_edits=2, operations=("append",)),
         notes=lambda batch: f"This is {batch.source} {batch.part}.",
     )
 
 
-async def silent(batch: Minibatch) -> Report:
+async def silent(batch: Minibatch) -> AnalystReport:
     """Analyse nothing."""
-    return batch.blank
+    return batch.empty_report
 
 
 async def gathered(
     batches: Sequence[Sequence[Item]],
     *,
     environment: World,
-    store: MemoryStore,
+    store: InMemoryRunStore,
     overlap: bool = True,
     size: int = 2,
     limit: int = 8,
     concurrency: int = 8,
     failure_only: bool = False,
-    analyse: Callable[[Minibatch], Awaitable[Report]] = silent,
+    analyse: Callable[[Minibatch], Awaitable[AnalystReport]] = silent,
     rolled: Callable[[Rollout], Awaitable[None]] | None = None,
 ) -> Found:
     """Gather the reports of one step."""
-    return await gather(
+    return await roll_out_and_reflect(
         batches,
         SKILL,
         target=Target(),
         environment=environment,
         store=store,
-        journal=store.journal(RUN),
+        decision_log=store.decision_log(RUN),
         step=STEP,
         seed=SEED,
         config=ReflectConfig(
@@ -173,13 +173,13 @@ async def gathered(
         threshold=THRESHOLD,
         limit=limit,
         analyse=analyse,
-        rolled=rolled,
+        on_rollout=rolled,
     )
 
 
 def in_order(batch: Sequence[Item]) -> list[str]:
     """Return the ids of the first batch in its seeded order."""
-    return [batch[i].id for i in seeded_order(len(batch), seed=SEED, step=STEP)]
+    return [batch[i].id for i in batch_order(len(batch), seed=SEED, step=STEP)]
 
 
 # ---------------------------------------------------------------------------------- order of completion
@@ -210,7 +210,7 @@ async def scheduled(schedules: Sequence[int], concurrency: int, overlap: bool) -
             concurrency=concurrency,
             analyse=analyst(store, waits).report,
         )
-        assert {report.refusal is None for report in reports} == {True, False}
+        assert {report.no_reply_reason is None for report in reports} == {True, False}
         assert any("shrunk" in label for _, label in notes_of(store))
         stored = sorted(rollout.model_dump_json() for rollout in store._rollouts.values())
         seen.add(
@@ -249,15 +249,17 @@ def test_prefixes_complete_every_minibatch_once(
         Rollout(key=item.id, item_id=item.id, skill_hash="s", score=score)
         for item, score in zip(cases, scores, strict=True)
     ]
-    order = seeded_order(len(cases), seed=SEED, step=STEP, batch=batch)
+    order = batch_order(len(cases), seed=SEED, step=STEP, batch=batch)
     ordered, done = [cases[i] for i in order], [rollouts[i] for i in order]
     found = []
     for length in range(1, len(order) + 1):
-        for part in completed(ordered, done[:length], config, batch=batch, threshold=THRESHOLD):
+        for part in find_completed_minibatches(
+            ordered, done[:length], config, batch=batch, threshold=THRESHOLD
+        ):
             assert part.rollouts[-1] == done[length - 1] or length == len(order)
             assert len(part.items) == size or length == len(order)
             found.append(part)
-    dealt = minibatches(cases, rollouts, config, seed=SEED, step=STEP, batch=batch, threshold=THRESHOLD)
+    dealt = deal_minibatches(cases, rollouts, config, seed=SEED, step=STEP, batch=batch, threshold=THRESHOLD)
     assert sorted(found, key=lambda part: (part.source, part.index)) == list(dealt)
 
 
@@ -274,9 +276,9 @@ async def test_analysts_work_while_rollouts_run() -> None:
         if item.id not in first:
             await analysed.wait()
 
-    async def analyse(part: Minibatch) -> Report:
+    async def analyse(part: Minibatch) -> AnalystReport:
         analysed.set()
-        return part.blank
+        return part.empty_report
 
     with anyio.fail_after(5):
         _, reports = await gathered(
@@ -292,9 +294,9 @@ async def test_a_barrier_waits_for_all_rollouts() -> None:
     async def on_run(item: Item) -> None:
         finished.append(item.id)
 
-    async def analyse(part: Minibatch) -> Report:
+    async def analyse(part: Minibatch) -> AnalystReport:
         assert len(finished) == 12
-        return part.blank
+        return part.empty_report
 
     batches = [items(*["0"] * 6), items(*["0"] * 6, name="o")]
     environment = World(on_run=on_run)
@@ -331,10 +333,10 @@ async def test_accumulated_batches_are_dealt_apart(overlap: bool) -> None:
     reader = Analyst(
         llm=model,
         prompts=BOOK,
-        journal=store.journal(RUN),
+        decision_log=store.decision_log(RUN),
         step=STEP,
         tokens=2000,
-        analysis=patching(SKILL, max_edits=2, operations=("append",)),
+        analysis=make_edit_analysis(SKILL, max_edits=2, operations=("append",)),
         notes=lambda batch: "",
     )
     batch = items("0", "1", "0", "0")
@@ -344,7 +346,7 @@ async def test_accumulated_batches_are_dealt_apart(overlap: bool) -> None:
     assert [r.trial for r in rollouts] == [0] * 4 + [1] * 4
     wanted = [("failure", 0), ("failure", 1), ("success", 0)]
     assert [(r.batch, r.source_type, r.index) for r in reports] == [(b, *w) for b in (0, 1) for w in wanted]
-    parts = {(call.sample.purpose, call.sample.part) for call in model.calls}
+    parts = {(call.call_id.purpose, call.call_id.part) for call in model.calls}
     assert parts == {
         *(("analyst_failure", part) for part in ("0", "1", "1/0", "1/1")),
         *(("analyst_success", part) for part in ("0", "1/0")),
@@ -372,11 +374,11 @@ async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size:
     store = await opened()
     relied = [0]
 
-    async def analyse(part: Minibatch) -> Report:
+    async def analyse(part: Minibatch) -> AnalystReport:
         found = {value.split()[0].strip('"') for value in notes_of(store).values()}
         assert found == lost & set(order[: max(relied)])
         relied.append(order.index(part.items[-1].id) if len(part.items) == 2 else size)
-        return part.blank
+        return part.empty_report
 
     await gathered([batch], environment=World(), store=store, limit=1, analyse=analyse)
     assert len(relied) == 1 + (size - len(lost) + 1) // 2
@@ -389,7 +391,7 @@ async def test_an_outage_freezes_nothing(overlap: bool) -> None:
     batch = items("0", "0", "lost", "0", "lost")
     store = await opened()
 
-    async def unreachable(part: Minibatch) -> Report:
+    async def unreachable(part: Minibatch) -> AnalystReport:
         raise ProviderDown("gone")
 
     with pytest.raises(ProviderDown, match="gone"):
@@ -410,9 +412,9 @@ async def test_rollouts_and_analysts_have_limits(overlap: bool) -> None:
             await checkpoint()
         running[kind] -= 1
 
-    async def analyse(part: Minibatch) -> Report:
+    async def analyse(part: Minibatch) -> AnalystReport:
         await work("analysts")
-        return part.blank
+        return part.empty_report
 
     await gathered(
         [items(*["0"] * 12), items(*["0"] * 12, name="o")],
@@ -434,11 +436,11 @@ async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> 
     store = await opened()
     asked: list[int] = []
 
-    async def dies(part: Minibatch) -> Report:
+    async def dies(part: Minibatch) -> AnalystReport:
         asked.append(part.index)
         if part.index == 1:
             raise ProviderDown("gone")
-        return part.blank
+        return part.empty_report
 
     with pytest.raises(ProviderDown, match="gone"):
         await gathered([batch], environment=World(), store=store, limit=1, analyse=dies)
@@ -469,12 +471,12 @@ async def test_an_endpoint_that_refuses_ends_rollouts_and_analysts() -> None:
             await anyio.wait_all_tasks_blocked()
             raise AccessDenied("no key")
 
-    async def analyse(part: Minibatch) -> Report:
+    async def analyse(part: Minibatch) -> AnalystReport:
         try:
             await anyio.sleep_forever()
         finally:
             ends.append(part.part)
-        return part.blank
+        return part.empty_report
 
     with pytest.raises(AccessDenied, match="no key"):
         await gathered(

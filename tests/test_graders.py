@@ -11,27 +11,34 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.environment_config import EnvironmentConfig
-from reflact.environments.answers import normalized, number, tokens
+from reflact.environments.answers import normalize, parse_number, tokenize
 from reflact.environments.graders import (
-    Exact,
+    ExactGrader,
     Grader,
-    JsonFields,
-    Normalized,
-    Numeric,
-    Outcome,
+    GraderOutput,
+    JsonFieldsGrader,
+    NormalizedGrader,
+    NumericGrader,
     ReferenceGrader,
-    Regex,
-    TokenF1,
-    grader_from,
-    grader_identity,
-    judge,
+    RegexGrader,
+    TokenF1Grader,
+    apply_grader,
+    build_grader,
+    identify_grader,
 )
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.types import Graded, Item, Score
+from reflact.types import Grade, Item, Score
 
 AnyGrader = ReferenceGrader[Any]
 
-ALL: tuple[AnyGrader, ...] = (Exact(), Normalized(), TokenF1(), Numeric(), Regex(), JsonFields())
+ALL: tuple[AnyGrader, ...] = (
+    ExactGrader(),
+    NormalizedGrader(),
+    TokenF1Grader(),
+    NumericGrader(),
+    RegexGrader(),
+    JsonFieldsGrader(),
+)
 
 
 def _item(reference: JsonValue) -> Item:
@@ -55,7 +62,7 @@ def _feedback(grade: AnyGrader, reference: JsonValue, answer: str) -> str:
 @given(answer=st.text())
 def test_any_answer_gets_a_score(grade: AnyGrader, answer: str) -> None:
     """Every text is judged, and words are said of it exactly where it falls short."""
-    reference: JsonValue = {"a": 1} if isinstance(grade, JsonFields) else "7"
+    reference: JsonValue = {"a": 1} if isinstance(grade, JsonFieldsGrader) else "7"
     graded = grade(_item(reference), answer)
     assert graded.answer == answer
     assert (graded.feedback is None) == (graded.score.soft == 1)
@@ -64,7 +71,9 @@ def test_any_answer_gets_a_score(grade: AnyGrader, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "grade", [Exact(), Normalized(), TokenF1(), Numeric(), Regex()], ids=lambda g: g.name
+    "grade",
+    [ExactGrader(), NormalizedGrader(), TokenF1Grader(), NumericGrader(), RegexGrader()],
+    ids=lambda g: g.name,
 )
 def test_any_of_several_accepted_answers_will_do(grade: AnyGrader) -> None:
     """A reference that is a list holds accepted answers; the feedback names them all."""
@@ -85,15 +94,15 @@ def test_a_useless_reference_is_refused_by_name(grade: AnyGrader, reference: Jso
 @pytest.mark.parametrize(
     ("grade", "reference"),
     [
-        (Normalized(), "?!"),
-        (TokenF1(), " . "),
-        (Numeric(), "seven"),
-        (Numeric(), 10**400),
-        (Regex(), "(open"),
-        (JsonFields(), {}),
-        (JsonFields(), "{}"),
-        (Exact(), 1.5),
-        (Exact(), {"a": 1}),
+        (NormalizedGrader(), "?!"),
+        (TokenF1Grader(), " . "),
+        (NumericGrader(), "seven"),
+        (NumericGrader(), 10**400),
+        (RegexGrader(), "(open"),
+        (JsonFieldsGrader(), {}),
+        (JsonFieldsGrader(), "{}"),
+        (ExactGrader(), 1.5),
+        (ExactGrader(), {"a": 1}),
     ],
 )
 def test_references_unfit_for_one_grader(grade: AnyGrader, reference: JsonValue) -> None:
@@ -104,7 +113,7 @@ def test_references_unfit_for_one_grader(grade: AnyGrader, reference: JsonValue)
 
 def test_a_long_answer_is_quoted_in_part() -> None:
     """Feedback quotes the beginning of a long answer and says how long it is."""
-    feedback = _feedback(Exact(), "7", "x" * 5000)
+    feedback = _feedback(ExactGrader(), "7", "x" * 5000)
     assert len(feedback) < 500
     assert "(5002 characters)" in feedback
 
@@ -124,7 +133,7 @@ def test_a_long_answer_is_quoted_in_part() -> None:
 )
 def test_exact(reference: JsonValue, answer: str, same: float) -> None:
     """Only white space at both ends is forgiven."""
-    assert _hard(Exact(), reference, answer) == same
+    assert _hard(ExactGrader(), reference, answer) == same
 
 
 @pytest.mark.parametrize(
@@ -152,42 +161,42 @@ def test_exact(reference: JsonValue, answer: str, same: float) -> None:
 )
 def test_normalized_text(text: str, expected: str) -> None:
     """Case, width, spacing and punctuation at the ends go; signs, points and articles stay."""
-    assert normalized(text) == expected
+    assert normalize(text) == expected
 
 
 @given(st.text())
 def test_normalizing_twice_changes_nothing(text: str) -> None:
     """A normalised text is its own normal form."""
-    assert normalized(normalized(text)) == normalized(text)
+    assert normalize(normalize(text)) == normalize(text)
 
 
 def test_normalized_grader() -> None:
     """Answers that differ only in form are the same; an article makes a difference."""
-    assert _hard(Normalized(), "New York", '"new  york."') == 1
-    assert _hard(Normalized(), "The Who", "who") == 0
+    assert _hard(NormalizedGrader(), "New York", '"new  york."') == 1
+    assert _hard(NormalizedGrader(), "The Who", "who") == 0
 
 
 def test_tokens_leave_articles_out() -> None:
     """Words are normalised each; articles count only where there is nothing else."""
-    assert tokens("The cat, a dog & an Ox-cart 3.5") == ("cat", "dog", "&", "ox-cart", "3.5")
-    assert tokens("A") == ("a",)
+    assert tokenize("The cat, a dog & an Ox-cart 3.5") == ("cat", "dog", "&", "ox-cart", "3.5")
+    assert tokenize("A") == ("a",)
 
 
 def test_token_f1_is_the_overlap_of_two_bags() -> None:
     """Two of three words given, both right, is an F1 of 0.8; repetition is counted."""
-    grade = TokenF1(threshold=0.8)
+    grade = TokenF1Grader(threshold=0.8)
     assert grade(_item("red green blue"), "the green red").score == Score(hard=1, soft=0.8)
-    assert TokenF1()(_item("red green blue"), "green red").score == Score(hard=0, soft=0.8)
-    assert TokenF1()(_item("red"), "red red red").score == Score(hard=0, soft=0.5)
-    assert TokenF1()(_item(["blue", "red"]), "red").score == Score(hard=1, soft=1)
-    assert "F1 is 0.80 and 1.00 is needed" in _feedback(TokenF1(), "red green blue", "green red")
+    assert TokenF1Grader()(_item("red green blue"), "green red").score == Score(hard=0, soft=0.8)
+    assert TokenF1Grader()(_item("red"), "red red red").score == Score(hard=0, soft=0.5)
+    assert TokenF1Grader()(_item(["blue", "red"]), "red").score == Score(hard=1, soft=1)
+    assert "F1 is 0.80 and 1.00 is needed" in _feedback(TokenF1Grader(), "red green blue", "green red")
 
 
 @given(st.text(alphabet="ab c", min_size=1), st.text(alphabet="ab c", min_size=1))
 def test_token_f1_is_symmetric(one: str, other: str) -> None:
     """Reference and answer can change places."""
-    if tokens(one) and tokens(other):
-        assert TokenF1()(_item(one), other).score == TokenF1()(_item(other), one).score
+    if tokenize(one) and tokenize(other):
+        assert TokenF1Grader()(_item(one), other).score == TokenF1Grader()(_item(other), one).score
 
 
 # ---------------------------------------------------------------------------------------------- numbers
@@ -212,7 +221,7 @@ def test_token_f1_is_symmetric(one: str, other: str) -> None:
 )
 def test_texts_that_are_numbers(text: str, value: float) -> None:
     """Signs, thousands commas, exponents and per cent signs are read."""
-    assert number(text) == value
+    assert parse_number(text) == value
 
 
 @pytest.mark.parametrize(
@@ -225,29 +234,29 @@ def test_texts_that_are_numbers(text: str, value: float) -> None:
 )  # fmt: skip
 def test_texts_that_are_no_numbers(text: str) -> None:
     """Anything around a number, other notations, NaN, infinity and overflow are refused."""
-    assert number(text) is None
+    assert parse_number(text) is None
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_float_is_read_as_itself(value: float) -> None:
     """Python's own notation and the one with thousands commas are both read exactly."""
-    assert number(repr(value)) == value
-    assert number(f"{value:,f}") == float(f"{value:f}")
+    assert parse_number(repr(value)) == value
+    assert parse_number(f"{value:,f}") == float(f"{value:f}")
 
 
 def test_numeric_tolerances() -> None:
     """The larger of both tolerances holds; the relative one is a share of the reference."""
-    assert _hard(Numeric(), 1_000_000, "1,000,000.9") == 1
-    assert _hard(Numeric(), 1_000_000, "1000002") == 0
-    assert _hard(Numeric(relative_tolerance=0), 0.1, "0.1") == 1
-    assert _hard(Numeric(tolerance=0.5, relative_tolerance=0), 10, "10.5") == 1
-    assert _hard(Numeric(tolerance=0.5, relative_tolerance=0), 10, "10.51") == 0
-    assert _hard(Numeric(relative_tolerance=0.1), 100, "110") == 1
-    assert _hard(Numeric(relative_tolerance=0.1), -100, "-110") == 1
-    assert _hard(Numeric(relative_tolerance=0.1), 0, "0.05") == 0
-    assert _hard(Numeric(), "50%", "0.5") == 1
-    assert "off by 2 and 0.5 is allowed" in _feedback(Numeric(tolerance=0.5), 10, "12")
-    assert "must be a single number" in _feedback(Numeric(), 10, "ten")
+    assert _hard(NumericGrader(), 1_000_000, "1,000,000.9") == 1
+    assert _hard(NumericGrader(), 1_000_000, "1000002") == 0
+    assert _hard(NumericGrader(relative_tolerance=0), 0.1, "0.1") == 1
+    assert _hard(NumericGrader(tolerance=0.5, relative_tolerance=0), 10, "10.5") == 1
+    assert _hard(NumericGrader(tolerance=0.5, relative_tolerance=0), 10, "10.51") == 0
+    assert _hard(NumericGrader(relative_tolerance=0.1), 100, "110") == 1
+    assert _hard(NumericGrader(relative_tolerance=0.1), -100, "-110") == 1
+    assert _hard(NumericGrader(relative_tolerance=0.1), 0, "0.05") == 0
+    assert _hard(NumericGrader(), "50%", "0.5") == 1
+    assert "off by 2 and 0.5 is allowed" in _feedback(NumericGrader(tolerance=0.5), 10, "12")
+    assert "must be a single number" in _feedback(NumericGrader(), 10, "ten")
 
 
 # --------------------------------------------------------------------------------------------- patterns
@@ -255,17 +264,17 @@ def test_numeric_tolerances() -> None:
 
 def test_a_pattern_matches_the_whole_answer() -> None:
     """A match of a part is none; surrounding white space and inline flags are as documented."""
-    assert _hard(Regex(), r"\d{4}", " 1984\n") == 1
-    assert _hard(Regex(), r"\d{4}", "in 1984") == 0
-    assert _hard(Regex(), r"\d{4}", "1984.") == 0
-    assert _hard(Regex(), r"(?i)yes|no", "YES") == 1
-    assert _hard(Regex(), r"a|ab", "ab") == 1
+    assert _hard(RegexGrader(), r"\d{4}", " 1984\n") == 1
+    assert _hard(RegexGrader(), r"\d{4}", "in 1984") == 0
+    assert _hard(RegexGrader(), r"\d{4}", "1984.") == 0
+    assert _hard(RegexGrader(), r"(?i)yes|no", "YES") == 1
+    assert _hard(RegexGrader(), r"a|ab", "ab") == 1
 
 
 def test_a_catastrophic_pattern_leaves_the_item_unmeasured() -> None:
     """A pattern that never comes to an end is broken off; the answer is not called wrong."""
     with pytest.raises(EnvironmentFailure, match="nested repetitions"):
-        Regex()(_item(r"([a-z]+)*\d"), "ab" * 20_000)
+        RegexGrader()(_item(r"([a-z]+)*\d"), "ab" * 20_000)
 
 
 # ------------------------------------------------------------------------------------------------- JSON
@@ -275,12 +284,12 @@ def test_json_fields_are_counted() -> None:
     """Soft is the share of the reference's fields that are right; further fields do no harm."""
     reference: JsonValue = {"name": "Ada", "born": 1815, "tags": ["x", {"y": None}]}
     right = '{"born": 1815.0, "tags": ["x", {"y": null}], "name": "Ada", "more": true}'
-    assert JsonFields()(_item(reference), right).score == Score.of(1)
+    assert JsonFieldsGrader()(_item(reference), right).score == Score.of(1)
     partly = '{"name": "ada", "born": 1815, "tags": ["x", {}]}'
-    score = JsonFields()(_item(reference), partly).score
+    score = JsonFieldsGrader()(_item(reference), partly).score
     assert score.hard == 0
     assert score.soft == pytest.approx(1 / 3)
-    feedback = _feedback(JsonFields(), reference, '{"name": "ada", "born": 1815}')
+    feedback = _feedback(JsonFieldsGrader(), reference, '{"name": "ada", "born": 1815}')
     assert feedback.endswith('"name" is "ada"; "tags" is missing')
 
 
@@ -299,7 +308,7 @@ def test_json_fields_are_counted() -> None:
 )
 def test_values_of_different_kinds_differ(expected: JsonValue, given_: str) -> None:
     """A number is no truth value and no text; lists differ from objects and from longer lists."""
-    assert _hard(JsonFields(), {"a": expected}, f'{{"a": {given_}}}') == 0
+    assert _hard(JsonFieldsGrader(), {"a": expected}, f'{{"a": {given_}}}') == 0
 
 
 @pytest.mark.parametrize(
@@ -314,12 +323,12 @@ def test_values_of_different_kinds_differ(expected: JsonValue, given_: str) -> N
 )  # fmt: skip
 def test_nothing_is_mended_in_an_answer(answer: str) -> None:
     """Fences, prose, trailing commas, repeated names, NaN, huge numbers and endless nesting score nothing."""
-    assert JsonFields()(_item({"a": 1}), answer).score == Score.of(0)
+    assert JsonFieldsGrader()(_item({"a": 1}), answer).score == Score.of(0)
 
 
 def test_feedback_can_always_be_stored() -> None:
     """Lone surrogates, which JSON can smuggle in, are escaped where a value is quoted."""
-    feedback = _feedback(JsonFields(), {"a": "é"}, r'{"a": "\ud800"}')
+    feedback = _feedback(JsonFieldsGrader(), {"a": "é"}, r'{"a": "\ud800"}')
     assert "é" in feedback
     assert feedback.encode("utf-8")
 
@@ -327,8 +336,8 @@ def test_feedback_can_always_be_stored() -> None:
 def test_the_best_of_several_objects_counts() -> None:
     """With a list of accepted objects the one with the largest share of matching fields is the measure."""
     reference: JsonValue = [{"a": 1, "b": 1}, {"a": 2}]
-    assert _hard(JsonFields(), reference, '{"a": 2}') == 1
-    assert JsonFields()(_item(reference), '{"a": 1}').score.soft == 0.5
+    assert _hard(JsonFieldsGrader(), reference, '{"a": 2}') == 1
+    assert JsonFieldsGrader()(_item(reference), '{"a": 1}').score.soft == 0.5
 
 
 # ------------------------------------------------------------------------------- configuration, identity
@@ -337,20 +346,20 @@ def test_the_best_of_several_objects_counts() -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (EnvironmentConfig(grader="exact"), Exact()),
-        (EnvironmentConfig(), Normalized()),
-        (EnvironmentConfig(grader="token_f1", threshold=0.5), TokenF1(threshold=0.5)),
+        (EnvironmentConfig(grader="exact"), ExactGrader()),
+        (EnvironmentConfig(), NormalizedGrader()),
+        (EnvironmentConfig(grader="token_f1", threshold=0.5), TokenF1Grader(threshold=0.5)),
         (
             EnvironmentConfig(grader="numeric", tolerance=0.1, relative_tolerance=0.2),
-            Numeric(tolerance=0.1, relative_tolerance=0.2),
+            NumericGrader(tolerance=0.1, relative_tolerance=0.2),
         ),
-        (EnvironmentConfig(grader="regex"), Regex()),
-        (EnvironmentConfig(grader="json_fields"), JsonFields()),
+        (EnvironmentConfig(grader="regex"), RegexGrader()),
+        (EnvironmentConfig(grader="json_fields"), JsonFieldsGrader()),
     ],
 )
 def test_a_configuration_names_a_grader(config: EnvironmentConfig, expected: AnyGrader) -> None:
     """Each grader can be chosen by name, and gets the settings that it has."""
-    assert grader_from(config) == expected
+    assert build_grader(config) == expected
 
 
 def _plain(item: Item, answer: str) -> bool:
@@ -359,10 +368,10 @@ def _plain(item: Item, answer: str) -> bool:
 
 def test_identities_tell_graders_apart() -> None:
     """Kind, version and settings make up an identity; a function has its qualified name."""
-    graders: tuple[Grader, ...] = (*ALL, Numeric(tolerance=1), TokenF1(threshold=0.5), _plain)
-    identities = [grader_identity(grade) for grade in graders]
+    graders: tuple[Grader, ...] = (*ALL, NumericGrader(tolerance=1), TokenF1Grader(threshold=0.5), _plain)
+    identities = [identify_grader(grade) for grade in graders]
     assert all(identities.count(identity) == 1 for identity in identities)
-    assert grader_identity(_plain) == {"grader": f"{__name__}._plain"}
+    assert identify_grader(_plain) == {"grader": f"{__name__}._plain"}
 
 
 def test_a_grader_without_a_name_is_refused() -> None:
@@ -373,13 +382,13 @@ def test_a_grader_without_a_name_is_refused() -> None:
             return True
 
     with pytest.raises(ConfigError, match="Nameless has no name"):
-        grader_identity(Nameless())
+        identify_grader(Nameless())
 
 
 # --------------------------------------------------------------------------------------- own functions
 
 
-def _returning(outcome: Outcome) -> Grader:
+def _returning(outcome: GraderOutput) -> Grader:
     return lambda item, answer: outcome
 
 
@@ -394,22 +403,22 @@ def _returning(outcome: Outcome) -> Grader:
         (Score(hard=0, soft=0.5), Score(hard=0, soft=0.5)),
     ],
 )
-async def test_own_functions_return_what_suits_them(outcome: Outcome, score: Score) -> None:
+async def test_own_functions_return_what_suits_them(outcome: GraderOutput, score: Score) -> None:
     """Truth values, fractions and scores all become a graded answer, from plain and async functions."""
 
-    async def grade(item: Item, answer: str) -> Outcome:
+    async def grade(item: Item, answer: str) -> GraderOutput:
         return outcome
 
-    expected = Graded(score=score, answer="a")
-    assert await judge(_returning(outcome), _item(None), "a") == expected
-    assert await judge(grade, _item(None), "a") == expected
+    expected = Grade(score=score, answer="a")
+    assert await apply_grader(_returning(outcome), _item(None), "a") == expected
+    assert await apply_grader(grade, _item(None), "a") == expected
 
 
 @pytest.mark.anyio
 async def test_a_graded_answer_passes_as_it_is() -> None:
     """A function may say which part of an answer it graded, and why."""
-    graded = Graded(score=Score.of(0), answer="part", feedback="because")
-    assert await judge(_returning(graded), _item(None), "whole") is graded
+    graded = Grade(score=Score.of(0), answer="part", feedback="because")
+    assert await apply_grader(_returning(graded), _item(None), "whole") is graded
 
 
 @pytest.mark.anyio
@@ -417,4 +426,4 @@ async def test_a_graded_answer_passes_as_it_is() -> None:
 async def test_anything_else_is_a_failure_of_the_environment(outcome: object) -> None:
     """A value of another type or out of range is no score; the error names the item."""
     with pytest.raises(EnvironmentFailure, match="item 'q1'"):
-        await judge(_returning(outcome), _item(None), "a")  # type: ignore[arg-type]
+        await apply_grader(_returning(outcome), _item(None), "a")  # type: ignore[arg-type]

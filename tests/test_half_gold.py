@@ -13,7 +13,7 @@ from reflact import Calibrator, Trace
 from reflact.calibration.contrast import ContrastSettings, contrast, selected
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.metrics import Scored, measure, measure_accuracy
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.memory import Action, Evaluation, Gold, GoldSource, ScoreEvent, Transition
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
@@ -124,7 +124,7 @@ async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
 # ---------------------------------------------------------------------------------------- whole rounds
 
 
-def flattered(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def flattered(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Believe a claim until a worked example shows it better; write no mistakes."""
     if reply_type is not CriticReply:
         return None

@@ -19,10 +19,10 @@ import pure_server
 import pure_world
 from pure_world import PureNetwork
 from reflact import Trainer
-from reflact.halting import Brake
+from reflact.halting import GracefulStop
 from reflact.ports import Session, Target
 from reflact.results import RunSummary
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Skill, Turn
 
@@ -138,7 +138,7 @@ async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path)
     assert kept(tmp_path, "rollouts") == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["status"] == "cancelled"
     again = await goes_on_as_unbroken(config, tmp_path)
-    assert again.reused.rollouts >= 3
+    assert again.reuse.rollouts >= 3
 
 
 @pytest.mark.parametrize("last", [1, VALIDATION - 1, VALIDATION])
@@ -206,21 +206,21 @@ async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) ->
 
 async def test_a_pulled_brake_keeps_its_first_reason() -> None:
     """Only the first reason counts."""
-    brake = Brake(GRACE)
-    brake.pull("first")
-    brake.pull("second")
+    brake = GracefulStop(GRACE)
+    brake.request("first")
+    brake.request("second")
     assert brake.reason == "first"
 
 
 async def test_a_run_halts_at_its_commit() -> None:
     """Once the brake is pulled nothing is gone on with after a commit, stored answers or not."""
-    brake, went_on = Brake(GRACE), False
-    with brake.run():
-        await brake.committed()
-        brake.pull("enough")
-        await brake.committed()
+    brake, went_on = GracefulStop(GRACE), False
+    with brake.cancel_scope():
+        await brake.stop_after_commit()
+        brake.request("enough")
+        await brake.stop_after_commit()
         went_on = True
-    assert brake.halted
+    assert brake.was_stopped
     assert not went_on
 
 
@@ -276,7 +276,7 @@ class Locking:
 
     async def cancelled(self, run: Trainer) -> float:
         """Start a run and cancel it once the database is locked; returns the seconds that it then took."""
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             tasks.start_soon(run.train)
             while self.other is None:
                 await checkpoint()
@@ -300,9 +300,9 @@ async def test_cancelling_does_not_wait_to_store_an_answer(tmp_path: Path) -> No
     """So it is where an answer has come and cannot be stored for the lock; it is asked for again."""
     lock = Locking(tmp_path, 3)
 
-    def answer(body: dict[str, Any], sample: str) -> str:
+    def answer(body: dict[str, Any], call_id: str) -> str:
         lock()
-        return pure_server.answer(body, sample)
+        return pure_server.answer(body, call_id)
 
     config = pure_world.settings(
         pure_world.write_world(tmp_path / "world", train=3, val=3, test=2),

@@ -16,49 +16,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from doubles import PROMPT, Endpoint, completion, config, connected, sample
+from doubles import PROMPT, Endpoint, call_id, completion, config, connected
 from reflact.calibration.contrast import ContrastSettings, contrast
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import KindShare, Round
 from reflact.calibration.meta_judge import MetaSettings, meta_judge
-from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample, Text
+from reflact.calls import CallId, Message, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.cards import RejectedEdit
 from reflact.config import AggregateConfig, UpdateConfig
 from reflact.critic_config import CriticSettings
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
-from reflact.environments.graders import Exact
+from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
 from reflact.ports import R
-from reflact.prompts import NAMES, fence, load_book
-from reflact.records import BufferEntry
+from reflact.prompts import PROMPT_NAMES, fence, load_prompts
+from reflact.records import StepBufferEntry
 from reflact.stages.aggregate import aggregate
-from reflact.stages.appendix import remind
-from reflact.stages.compare import categorised, show_comparison
-from reflact.stages.lapses import Triage
+from reflact.stages.appendix import update_appendix
+from reflact.stages.compare import categorize_items, show_comparison
+from reflact.stages.lapses import LapseTriage
 from reflact.stages.material import show_buffer, show_memory, show_meta
-from reflact.stages.meta_skill import meta_skill
-from reflact.stages.modes import analyses
+from reflact.stages.meta_skill import update_meta_skill
+from reflact.stages.modes import choose_analysis
 from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.select import select, step_size
+from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import slow_update
 from reflact.stages.update import update
-from reflact.tail import with_notes
+from reflact.tail import replace_notes
 from reflact.targets.chat import ChatTarget
 from reflact.types import (
-    Chosen,
+    AggregateResult,
+    AnalystReport,
     Edit,
     EditKind,
     FailurePattern,
     Item,
-    Merged,
     Patch,
-    Report,
     Rollout,
+    RolloutSource,
     Score,
+    SelectResult,
     Skill,
-    Source,
     Turn,
 )
 
@@ -131,14 +131,14 @@ class Listener:
     identity = "listener"
 
     def __init__(self) -> None:
-        self.heard: list[Rendered] = []
+        self.heard: list[RenderedPrompt] = []
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         self.heard.append(prompt)
@@ -154,10 +154,10 @@ class Listener:
 # ------------------------------------------------------------------------------ all prompts with material
 
 
-async def asked(says: Says) -> list[Rendered]:
+async def asked(says: Says) -> list[RenderedPrompt]:
     """Return what all stages ask, with texts from ``says`` in every place that is not the house's own."""
     listener = Listener()
-    ours: dict[str, Any] = {"llm": listener, "prompts": load_book(), "journal": listener}
+    ours: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "journal": listener}
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
     await _reflect(ours, says, skill)
     await _merge(ours, says, skill, "append")
@@ -172,7 +172,7 @@ async def asked(says: Says) -> list[Rendered]:
 def notes_of(says: Says) -> str:
     edits = (_edit("replace", says("tried"), "failure", target=says("tried target")),)
     pattern = FailurePattern(type=says("pattern"), count=1, description=says("pattern in words"))
-    entry = BufferEntry(
+    entry = StepBufferEntry(
         step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=edits
     )
     card = RejectedEdit(op="replace", target=says("card target"), content=says("card"), origin="step 1")
@@ -180,25 +180,25 @@ def notes_of(says: Says) -> str:
 
 
 async def _reflect(ours: dict[str, Any], says: Says, skill: Skill) -> None:
-    sources: tuple[Source, ...] = ("failure", "success")
+    sources: tuple[RolloutSource, ...] = ("failure", "success")
     for mode in ("patch", "rewrite", "full_rewrite"):
-        analysis = analyses(UpdateConfig(mode=mode), skill, max_edits=2)
+        analysis = choose_analysis(UpdateConfig(mode=mode), skill, max_edits=2)
         analyst = Analyst(**ours, step=1, tokens=TOKENS, analysis=analysis, notes=lambda _: notes_of(says))
         for source in sources:
             await analyst.report(_batch(says, skill, source))
-    triage = Triage(skill, _blank, successes=True, **ours, step=1, tokens=TOKENS)
+    triage = LapseTriage(skill, _blank, successes=True, **ours, step=1, tokens=TOKENS)
     for source in sources:
         await triage.report(_batch(says, skill, source))
 
 
-async def _blank(batch: Minibatch) -> Report:
-    return batch.blank
+async def _blank(batch: Minibatch) -> AnalystReport:
+    return batch.empty_report
 
 
 async def _merge(ours: dict[str, Any], says: Says, skill: Skill, kind: EditKind) -> None:
-    sources: tuple[Source, ...] = ("failure", "failure", "success")
+    sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
     reports = [
-        Report(
+        AnalystReport(
             source_type=source,
             index=n,
             item_ids=("0",),
@@ -214,22 +214,24 @@ async def _decide(ours: dict[str, Any], says: Says, skill: Skill) -> None:
     edits = tuple(
         _edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)
     )
-    merged = Merged(patch=Patch(edits=edits))
-    await step_size(merged, skill, notes=notes_of(says), **ours, step=1, otherwise=1)
+    merged = AggregateResult(patch=Patch(edits=edits))
+    await choose_step_size(merged, skill, notes=notes_of(says), **ours, step=1, default=1)
     await select(merged, skill, budget=2, notes=notes_of(says), **ours, step=1)
     suggestions = tuple(_edit("suggest", says(f"suggestion {n}"), "failure") for n in range(2))
-    await update(skill, Chosen(patch=Patch(edits=suggestions), pool_size=2), **ours, step=1)
+    await update(skill, SelectResult(patch=Patch(edits=suggestions), pool_size=2), **ours, step=1)
     noted = [f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)]
-    reports = [Report(source_type="failure", index=0, item_ids=("0",), reminders=tuple(noted[2:]))]
-    await remind(with_notes(Skill(text="Rules.\n"), noted[:2]), reports, threshold=1, **ours, step=1)
+    reports = [AnalystReport(source_type="failure", index=0, item_ids=("0",), reminders=tuple(noted[2:]))]
+    await update_appendix(
+        replace_notes(Skill(text="Rules.\n"), noted[:2]), reports, threshold=1, **ours, step=1
+    )
 
 
 async def _close(ours: dict[str, Any], says: Says, skill: Skill, later: Skill) -> None:
     before, after = _rollouts(says, skill, 0, "before"), _rollouts(says, later, 1, "after")
-    comparison = show_comparison(categorised(_items(says), before, after, None), tokens=TOKENS)
+    comparison = show_comparison(categorize_items(_items(says), before, after, None), tokens=TOKENS)
     place = {**ours, "comparison": comparison, "step": 2, "epoch": 2}
     await slow_update(skill, later, guidance=says("guidance"), **place)
-    await meta_skill(skill, later, attempts=notes_of(says), memory=says("memory"), **place)
+    await update_meta_skill(skill, later, attempts=notes_of(says), memory=says("memory"), **place)
 
 
 async def _judge(listener: Listener, says: Says) -> None:
@@ -308,7 +310,7 @@ def _pair(says: Says, transition: Transition) -> ContrastPair:
     )
 
 
-def _edit(kind: EditKind, text: str, source: Source, *, target: str = "") -> Edit:
+def _edit(kind: EditKind, text: str, source: RolloutSource, *, target: str = "") -> Edit:
     return Edit(op=kind, content=text, target=target, source_type=source, support_count=2)
 
 
@@ -318,7 +320,7 @@ def _items(says: Says) -> list[Item]:
     ]
 
 
-def _batch(says: Says, skill: Skill, source: Source) -> Minibatch:
+def _batch(says: Says, skill: Skill, source: RolloutSource) -> Minibatch:
     rollouts = _rollouts(says, skill, 0 if source == "failure" else 1, source)
     return Minibatch(source=source, index=0, items=_items(says), rollouts=rollouts)
 
@@ -365,7 +367,7 @@ def outside(message: Message) -> str:
     return "\n".join(kept)
 
 
-def instructions(prompts: Sequence[Rendered]) -> list[tuple[str, str, str]]:
+def instructions(prompts: Sequence[RenderedPrompt]) -> list[tuple[str, str, str]]:
     """Return name, role and instruction part of all messages, sorted: some are asked at the same time."""
     return sorted((prompt.name, m.role, outside(m)) for prompt in prompts for m in prompt.messages)
 
@@ -380,7 +382,7 @@ async def test_instructions_are_the_same_whatever_the_material(hostile: str) -> 
 
     plain = await asked(lambda place: f"Plain {place}.")
     attacked = await asked(attack)
-    assert {prompt.name for prompt in plain} == set(NAMES) - {"placebo"}
+    assert {prompt.name for prompt in plain} == set(PROMPT_NAMES) - {"placebo"}
     assert instructions(attacked) == instructions(plain)
     for prompt in attacked:
         assert any(CANARY in message.content for message in prompt.messages)
@@ -445,7 +447,7 @@ async def test_an_item_is_one_message_to_the_target(hostile: str) -> None:
     """An item's input goes into the template as it is, in one pass; the system message is the skill alone."""
     item = Item(id="i", input=f"{{input}} {hostile}", reference="x")
     environment = DatasetEnvironment(
-        DataSet(train=(item,), val=(), test=()), grade=Exact(), template="Task: {input}\nAnswer:"
+        DataSet(train=(item,), val=(), test=()), grade=ExactGrader(), template="Task: {input}\nAnswer:"
     )
     endpoint = Endpoint(completion("x"))
     async with connected(endpoint, config()) as client:
@@ -479,7 +481,7 @@ async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -
     endpoint = Endpoint(answer, answer)
     async with connected(endpoint, config(reasks=1)) as client:
         with pytest.raises(ReplyError):
-            await client.ask(PROMPT, Pick, sample=sample(), check=refuse)
+            await client.ask(PROMPT, Pick, call_id=call_id(), check=refuse)
     first, second = (body["messages"] for body in endpoint.bodies)
     assert second[: len(first)] == first
     again = second[-1]
@@ -492,5 +494,5 @@ async def test_plain_text_is_no_fence() -> None:
     """What a target says is kept as it is, whatever it looks like."""
     said = "\n".join(HOSTILE.values()).replace("\x00", "")
     async with connected(Endpoint(completion(said)), config()) as client:
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert reply.value.text == said

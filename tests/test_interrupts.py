@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from reflact import Trainer
-from reflact.events import EVENT, Finished
+from reflact.events import EVENT_ADAPTER, RunFinished
 from served import HANGS, Endpoint, configured, reflact_process, world
 
 pytestmark = [
@@ -28,14 +28,14 @@ pytestmark = [
 BOTH = pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 
 
-def every(sample: str, before: list[str]) -> bool:
+def every(call_id: str, before: list[str]) -> bool:
     """Hold everything."""
     return True
 
 
-def of_the_gate(sample: str, before: list[str]) -> bool:
+def of_the_gate(call_id: str, before: list[str]) -> bool:
     """Hold the rollouts that come after the first step's edits were chosen."""
-    return sample.startswith("target/") and any(earlier.startswith("optimizer/merge") for earlier in before)
+    return call_id.startswith("target/") and any(earlier.startswith("optimizer/merge") for earlier in before)
 
 
 def stored(folder: Path, query: str) -> list[tuple[object, ...]]:
@@ -71,7 +71,7 @@ def test_a_call_that_hangs_is_cut_off_after_the_grace(
 
 def test_what_is_under_way_is_kept(tmp_path: Path) -> None:
     """Calls under way at the signal finish and are kept; nothing is begun, and nothing repeated later."""
-    endpoint = Endpoint(lambda sample, before: len(before) >= 3)
+    endpoint = Endpoint(lambda call_id, before: len(before) >= 3)
     with world(tmp_path, endpoint, grace=HANGS) as path:
         with reflact_process("train", path) as process:
             assert endpoint.held.wait(HANGS)
@@ -99,8 +99,8 @@ def test_a_signal_while_the_gate_evaluates(tmp_path: Path) -> None:
             endpoint.go_on.set()
             shown, errors = process.communicate(timeout=HANGS / 2)
         assert_in_order(process, said + errors, 143)
-        happened = [EVENT.validate_json(line) for line in shown.splitlines()]
-        assert isinstance(happened[-1], Finished)
+        happened = [EVENT_ADAPTER.validate_json(line) for line in shown.splitlines()]
+        assert isinstance(happened[-1], RunFinished)
         assert happened[-1].summary.status == "cancelled"
         assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
         assert anyio.run(Trainer(path).train).status == "completed"

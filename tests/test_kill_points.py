@@ -25,12 +25,12 @@ from pydantic import JsonValue
 import pure_server
 from pure_world import Ended, PureNetwork, TooLong, differences, left_by, rows, settings, write_world
 from reflact import Trainer, events, loading, wiring
-from reflact.calls import Intent, StoredReply
-from reflact.ports import Committed
-from reflact.records import Review, RunState, StepRecord
+from reflact.calls import CallReservation, StoredResponse
+from reflact.ports import CommitRecord
+from reflact.records import CandidateReview, RunState, StepRecord
 from reflact.run import Run
 from reflact.store.database import Database
-from reflact.store.runs import KINDS, SQLiteJournal, SQLiteStore
+from reflact.store.runs import KINDS, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
 from reflact.types import Rollout, Skill
 
@@ -49,50 +49,50 @@ SEEDS = range(7, 17)
 """Where a run is looked for in which everything happens: the first of them should do."""
 
 
-def crowded(body: dict[str, Any], sample: str) -> str:
+def crowded(body: dict[str, Any], call_id: str) -> str:
     """Answer as the pure server does; but the first merges of a step are too long, which no store keeps."""
-    if re.match(r"optimizer/merge/step=4/part=\w+%2F\d+%2F0/", sample):
+    if re.match(r"optimizer/merge/step=4/part=\w+%2F\d+%2F0/", call_id):
         raise TooLong
-    return pure_server.answer(body, sample)
+    return pure_server.answer(body, call_id)
 
 
-class Watched(SQLiteStore):
+class Watched(SQLiteRunStore):
     """A store that tells of each write, by a name of its own, once it is on disk."""
 
     def __init__(self, database: Database, wrote: Wrote) -> None:
         super().__init__(database)
         self._wrote = wrote
 
-    def journal(self, run_id: str) -> SQLiteJournal:
+    def journal(self, run_id: str) -> SQLiteDecisionLog:
         return WatchedJournal(self._database, run_id, self._wrote)
 
-    async def intend(self, intent: Intent) -> None:
-        await super().intend(intent)
-        self._wrote(f"intent {intent.sample}")
+    async def intend(self, intent: CallReservation) -> None:
+        await super().reserve(intent)
+        self._wrote(f"intent {intent.call_id}")
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
-        await super().keep_reply(reply, intent)
-        self._wrote(f"reply {intent.sample}")
+    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+        await super().store_response(reply, intent)
+        self._wrote(f"reply {intent.call_id}")
 
     async def keep_rollout(self, rollout: Rollout) -> None:
-        await super().keep_rollout(rollout)
+        await super().store_rollout(rollout)
         self._wrote(f"rollout {rollout.trial} {rollout.key}")
 
     async def commit(
-        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         await super().commit(run_id, record, state, skills)
         kind = "first" if record is None else KINDS[type(record)]
         self._wrote(f"commit {kind} {state.step}")
 
     async def append(self, event: events.Event) -> bool:
-        is_new = await super().append(event)
+        is_new = await super().append_event(event)
         if is_new:
             self._wrote(f"event {event.kind} {event.id}")
         return is_new
 
 
-class WatchedJournal(SQLiteJournal):
+class WatchedJournal(SQLiteDecisionLog):
     """The journal of a ``Watched`` store."""
 
     def __init__(self, database: Database, run_id: str, wrote: Wrote) -> None:
@@ -107,10 +107,10 @@ class WatchedJournal(SQLiteJournal):
 async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     """Train to the end over a watched store, and return the samples that were asked for."""
     network = PureNetwork(crowded)
-    plan = wiring.plan(loading.load(config), wiring.Passed(transport=network))
+    plan = wiring.prepare_run(loading.load_config(config), wiring.Overrides(transport=network))
     async with Database(plan.config.out_dir / "run.db", SCHEMA) as database:
         store = Watched(database, wrote)
-        async with wiring.furnished(plan, wiring.Passed(), store, network) as house:
+        async with wiring.connect_models(plan, wiring.Overrides(), store, network) as house:
             run = Run(house, _unheard, Approver())
             await run.open()
             await run.complete()
@@ -132,7 +132,7 @@ class Approver:
         self._turned = turned
         self.asked: list[tuple[int, str]] = []
 
-    async def __call__(self, review: Review) -> bool | str:
+    async def __call__(self, review: CandidateReview) -> bool | str:
         self.asked.append((review.step, review.part))
         await checkpoint()
         agrees = (review.step in {3, 4, 5}) is not ((review.step, review.part) in self._turned)
@@ -209,7 +209,7 @@ def assert_goes_on(
 
 def settled(folder: Path) -> set[str]:
     """Return the samples of the calls that a run has paid for."""
-    return {sample for (sample,) in rows(folder, "SELECT sample FROM calls WHERE state = 'settled'")}
+    return {call_id for (call_id,) in rows(folder, "SELECT sample FROM calls WHERE state = 'settled'")}
 
 
 # -------------------------------------------------------------------------------------- named moments
@@ -288,8 +288,8 @@ MOMENTS: tuple[Moment, ...] = (
 def kind_of(write: str) -> str:
     """Return what a write is about: a call's purpose, a commit's kind, an outcome's, or just its sort."""
     match write.split(" "):
-        case ["intent" | "reply", sample]:
-            return sample.split("/")[1]
+        case ["intent" | "reply", call_id]:
+            return call_id.split("/")[1]
         case ["commit", kind, *_]:
             return f"commit {kind}"
         case ["note", _, *label]:

@@ -68,12 +68,12 @@ class House:
     def ask(self, path: str) -> list[tuple[str, str]]:
         """Ask the server something; it answers with its log."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as response:
-            return [(body, sample) for body, sample in json.load(response)]
+            return [(body, call_id) for body, call_id in json.load(response)]
 
 
 def _unsettled(out_dir: Path) -> Counter[str]:
     return Counter(
-        sample for (sample,) in rows(out_dir, "SELECT sample FROM calls WHERE state = 'unsettled'")
+        call_id for (call_id,) in rows(out_dir, "SELECT sample FROM calls WHERE state = 'unsettled'")
     )
 
 
@@ -102,14 +102,14 @@ def whole(house: House, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def test_an_unbroken_run_has_every_turn(whole: Whole) -> None:
     """The run that is to be killed has every stage, asks again, falls back, accepts and rejects."""
     records = [StepRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "step"]
-    purposes = {sample.split("/")[1] for _, sample in whole.seen}
+    purposes = {call_id.split("/")[1] for _, call_id in whole.seen}
     stages = {"rollout", "merge", "ranking", "slow_update", "meta_skill", "consolidate"}
     analysts = {"analyst_failure", "analyst_success", "lapse_failure", "lapse_success"}
     assert purposes >= stages | analysts
     assert {r.verdict.action for r in records} & {"accept", "accept_new_best"}
     assert {r.verdict.action for r in records} & {"reject", "inconclusive"}
     assert not whole.ended.summary.deterministic
-    assert any(sample.endswith("attempt=1") for _, sample in whole.seen)
+    assert any(call_id.endswith("attempt=1") for _, call_id in whole.seen)
     assert any(f.label.startswith("merge/") for r in records for f in r.merged.fallbacks)
     assert Counter(c[1] for c in whole.ended.commits)["epoch"] == 3
 
@@ -124,8 +124,8 @@ def test_no_request_is_sent_twice(house: House, whole: Whole) -> None:
 def test_equal_texts_are_two_effects(whole: Whole) -> None:
     """Two items of one text at temperature 1 send the same body twice and get an answer each."""
     samples: dict[str, set[str]] = {}
-    for body, sample in whole.seen:
-        samples.setdefault(body, set()).add(sample)
+    for body, call_id in whole.seen:
+        samples.setdefault(body, set()).add(call_id)
     assert max(len(found) for found in samples.values()) >= len(TWINS)
     rollouts = [json.loads(text) for (text,) in rows(whole.folder, "SELECT rollout FROM rollouts")]
     told = {r["item_id"]: r["answer"] for r in rollouts if r["item_id"] in TWINS}
@@ -155,6 +155,6 @@ def test_a_killed_run_goes_on(
     seen = Counter(house.ask("/forget"))
     assert differences(ended, whole.ended) == []
     assert seen.keys() == set(whole.seen)
-    repeats = Counter({sample: times - 1 for (_, sample), times in seen.items()})
+    repeats = Counter({call_id: times - 1 for (_, call_id), times in seen.items()})
     assert repeats <= _unsettled(tmp_path)
     assert repeats.total() <= KILLS_EACH * IN_FLIGHT

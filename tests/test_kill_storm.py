@@ -69,7 +69,7 @@ class Storm:
     def requests(self, how: str = "forget") -> list[str]:
         """Return the samples that the server was asked for since the last time."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{how}", timeout=30) as response:
-            return [sample for _, sample in json.load(response)]
+            return [call_id for _, call_id in json.load(response)]
 
     def until_asked(self, process: ForkServerProcess) -> float:
         """Wait until the server is asked something, or a process ends; returns the seconds that it took."""
@@ -87,7 +87,7 @@ class Kept(NamedTuple):
     @property
     def settled(self) -> set[str]:
         """The samples whose calls are settled."""
-        return {str(sample) for _, sample, *_ in self.tables["settled"]}
+        return {str(call_id) for _, call_id, *_ in self.tables["settled"]}
 
 
 NOTHING = Kept({name: frozenset() for name in KEPT})

@@ -24,7 +24,7 @@ from reflact.llm.rate_limit import (
     endpoint_for,
 )
 from reflact.roles import ModelConfig
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 from virtual_time import run
 
 WIDE = {"concurrency": 1000}
@@ -68,7 +68,7 @@ def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
                 await anyio.sleep(1)
 
         with endpoint.connect(limits(concurrency=3)) as strict, endpoint.connect(limits(**WIDE)) as wide:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for client in (strict, wide) * 10:
                     tasks.start_soon(one, client)
 
@@ -83,7 +83,7 @@ def test_limits_count_while_their_role_is_open() -> None:
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
         with endpoint.connect(limits(**WIDE)) as wide:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 with endpoint.connect(limits(concurrency=1)):
                     for _ in range(5):
                         tasks.start_soon(lambda: call(wide, done, seconds=10))
@@ -105,7 +105,7 @@ def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
                 slot.observe(200, None, tokens)
 
         with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for tokens in (60, 90, 10, 20, 30):
                     tasks.start_soon(one, client, tokens)
         return order
@@ -129,7 +129,7 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
                     slot.observe(draw.choice([200, 429, None]), None, 1)
 
         with endpoint.connect(limits(concurrency=slots, requests_per_minute=600)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for _ in range(30):
                     tasks.start_soon(one, client)
             last: list[float] = []
@@ -199,7 +199,7 @@ def test_estimates_are_corrected_by_what_calls_took() -> None:
     async def main() -> list[float]:
         endpoint, done = Endpoint("e"), list[float]()
         with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
                 tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
         return done
@@ -230,7 +230,7 @@ def test_an_endpoint_backs_off_as_one(status: int) -> None:
             endpoint.connect(limits(**WIDE), on_limit=told.append) as one,
             endpoint.connect(limits(**WIDE)) as other,
         ):
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for _ in range(10):
                     tasks.start_soon(lambda: call(one, [], seconds=1, status=status))
             await call(other, done)
@@ -247,7 +247,7 @@ def test_the_endpoint_is_not_asked_before_the_time_it_names() -> None:
     async def main() -> list[float]:
         endpoint, done = Endpoint("e", draw=lambda: 0.0), list[float]()
         with endpoint.connect(limits(**WIDE)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for asked in (20.0, 60.0, 40.0):
                     tasks.start_soon(lambda asked: call(client, [], status=429, retry_after=asked), asked)
             await call(client, done)
@@ -360,7 +360,7 @@ def load(
     async def main() -> None:
         draw = random.Random(7)
         with Endpoint("e", draw=draw.random).connect(limits(concurrency=slots, adaptive=adaptive)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for _ in range(2 * slots):
                     tasks.start_soon(worker, client, draw)
 
@@ -453,7 +453,7 @@ def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[s
     async def main() -> tuple[float | None, float | None]:
         endpoint = Endpoint("e", draw=lambda: 1.0)
         with endpoint.connect(limits(**WIDE)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for _ in range(20):
                     tasks.start_soon(lambda: call(client, [], seconds=1, status=429))
         await anyio.sleep(5)
@@ -464,7 +464,7 @@ def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[s
                 await call(client, [], seconds=1)
 
         with endpoint.connect(limits(**WIDE | keys)) as client:
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for _ in range(workers):
                     tasks.start_soon(worker, client)
         return found, endpoint.rate
@@ -480,7 +480,7 @@ def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
         with endpoint.connect(limits(concurrency=2)) as client:
             await call(client, [], status=429)
             await anyio.sleep(5)
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for number in range(30):
                     seconds = 0.0 if number < 5 else 10.0
                     tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
@@ -496,7 +496,7 @@ def test_a_rate_that_holds_calls_back_grows() -> None:
         endpoint = Endpoint("e", draw=lambda: 1.0)
         with endpoint.connect(limits(**WIDE)) as client:
             await call(client, [], status=429)
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 for _ in range(40):
                     tasks.start_soon(lambda: call(client, [], seconds=1))
         return endpoint.rate or 0.0
@@ -560,7 +560,7 @@ async def refused_calls(client: EndpointClient, count: int) -> list[float]:
         except Refused:
             told.append(anyio.current_time())
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for _ in range(count):
             tasks.start_soon(one)
         await anyio.sleep(0.5)

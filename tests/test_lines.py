@@ -17,7 +17,7 @@ import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.cli.app import app
-from reflact.records import Version
+from reflact.records import SkillVersion
 from reflact.reporting.lines import (
     EventLines,
     escape_controls,
@@ -31,17 +31,17 @@ from reflact.reporting.lines import (
 from reflact.types import Edit, EditResult, Verdict
 
 RUN = "r1"
-V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
-V1 = Version(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
+V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
+V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 APPLIED = EditResult(edit=Edit(op="append", content="x"), status="applied")
 REJECTED = EditResult(edit=Edit(op="delete", target="y"), status="rejected", reason="not there")
 STEP: tuple[events.Event, ...] = (
     events.StepStarted(run_id=RUN, step=1, epoch=1, item_ids=("a", "b")),
-    events.Progress(run_id=RUN, step=1, stage="rollout", done=1, total=2),
-    events.Progress(run_id=RUN, step=1, stage="rollout", done=2, total=2),
-    events.RolloutsDone(run_id=RUN, step=1, n=2, failures=1, unmeasured=0),
+    events.StageProgressed(run_id=RUN, step=1, stage="rollout", done=1, total=2),
+    events.StageProgressed(run_id=RUN, step=1, stage="rollout", done=2, total=2),
+    events.RolloutsFinished(run_id=RUN, step=1, n=2, failures=1, unmeasured=0),
     events.EditsApplied(run_id=RUN, step=1, pool_size=2, budget=4, results=(APPLIED, REJECTED)),
-    events.Decided(
+    events.CandidateJudged(
         run_id=RUN,
         step=1,
         verdict=Verdict(action="accept_new_best", reason="more", candidate_score=0.5, current_score=0.25),
@@ -80,7 +80,7 @@ def format_all(*happened: events.Event) -> list[str]:
 
 def test_repeated_pauses_have_one_line_in_each_step() -> None:
     """An endpoint has one line for each status in a step, and a new one in the next step."""
-    first = events.BackedOff(
+    first = events.RateLimited(
         run_id=RUN, step=1, endpoint="api.example.com", status=429, seconds=9.0, rate=2.5
     )
     other = first.model_copy(update={"status": 503, "rate": None})
@@ -95,7 +95,7 @@ def test_repeated_pauses_have_one_line_in_each_step() -> None:
 
 def test_an_endpoint_that_cannot_be_reached_has_one_line_in_each_step() -> None:
     """The line leaves out the wait, because other calls wait for another time."""
-    gone = events.BackedOff(run_id=RUN, step=1, endpoint="api.example.com", status=None, seconds=0.2)
+    gone = events.RateLimited(run_id=RUN, step=1, endpoint="api.example.com", status=None, seconds=0.2)
     later = gone.model_copy(update={"seconds": 4.0})
     assert format_all(gone, later) == ["retry     api.example.com cannot be reached; trying again"]
 
@@ -150,9 +150,9 @@ def test_steering_characters_are_written_out() -> None:
     assert escape_controls(STEERING) == r"\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
 
 
-def answer(body: dict[str, Any], sample: str) -> str:
+def answer(body: dict[str, Any], call_id: str) -> str:
     """Answer as the pure server does, with steering characters in what is proposed."""
-    said = pure_server.answer(body, sample)
+    said = pure_server.answer(body, call_id)
     return said.replace(".", f".{json.dumps(STEERING)[1:-1]}") if said.startswith('{"patterns"') else said
 
 

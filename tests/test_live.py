@@ -12,13 +12,13 @@ from rich.console import Console, ConsoleDimensions
 
 from emulator import Terminal
 from reflact import events
-from reflact.events import EVENT, Event
-from reflact.records import Version
+from reflact.events import EVENT_ADAPTER, Event
+from reflact.records import SkillVersion
 from reflact.reporting.live import JsonView, LineView, LiveView, RunView
 from reflact.reporting.live_state import LiveState
 
 RUN = "r1"
-V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
+V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80)
 PLAN_LINE = "run r1: 56 train, 40 val, 80 test items; 14 steps per epoch"
 STEP_LINE = "step 3    no_change                            no edits   v0"
@@ -167,7 +167,7 @@ def test_a_thread_draws_and_ends_with_the_block() -> None:
     view, _ = build_view(screen, frames_per_second=100)
     with view:
         view.restore((PLAN, committed(1), committed(2)))
-        view.show_event(events.Warned(run_id=RUN, message="[b]take care[/b]\x1b[2J"))
+        view.show_event(events.WarningIssued(run_id=RUN, message="[b]take care[/b]\x1b[2J"))
         screen.written.clear()
         assert screen.written.wait(20)
     assert any("2 committed" in text for text in screen.writes)
@@ -222,8 +222,10 @@ def print_events(*happened: Event, times: bool = False) -> str:
 
 def test_a_file_gets_one_line_for_each_event() -> None:
     """Lines are as long as they are, without control sequences."""
-    progress = events.Progress(run_id=RUN, step=1, stage="rollout", done=1, total=2)
-    printed = print_events(PLAN, progress, committed(3), events.Warned(run_id=RUN, message="[b]x[/b]\x1b[2J"))
+    progress = events.StageProgressed(run_id=RUN, step=1, stage="rollout", done=1, total=2)
+    printed = print_events(
+        PLAN, progress, committed(3), events.WarningIssued(run_id=RUN, message="[b]x[/b]\x1b[2J")
+    )
     assert printed.splitlines() == [PLAN_LINE, STEP_LINE, "warning   [b]x[/b]\\x1b[2J"]
 
 
@@ -236,13 +238,13 @@ def test_lines_can_begin_with_the_time() -> None:
 def test_json_is_one_event_a_line_in_ascii() -> None:
     """Each line is read back as the event, and no letter of it can steer a terminal."""
     written: list[str] = []
-    event = events.Warned(run_id=RUN, message="Größe \u202e\x1b[2J")
+    event = events.WarningIssued(run_id=RUN, message="Größe \u202e\x1b[2J")
     with JsonView(written.append) as view:
         view.show_event(event)
     (line,) = written
     assert line.isascii()
     assert line.isprintable()
-    assert EVENT.validate_json(line) == event
+    assert EVENT_ADAPTER.validate_json(line) == event
 
 
 def test_a_quiet_view_shows_nothing() -> None:

@@ -12,22 +12,22 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from reflact import events
-from reflact.records import Version
+from reflact.records import SkillVersion
 from reflact.reporting.live_layout import LiveDisplay, draw_heights, limit_height, render_draft
 from reflact.reporting.live_state import LiveState, update_state
 from reflact.results import Usage
-from reflact.types import Action
+from reflact.types import GateAction
 
 RUN = "r1"
-V1 = Version(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
+V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 USAGE = Usage(calls=128, input_tokens=45_210, output_tokens=3_100, usd=0.25)
 EVIL = "\x1b[2J\x1b]0;title\x07[bold]x[/bold]\u202e"
 ESCAPED = r"\x1b[2J\x1b]0;title\x07[bold]x[/bold]\u202e"
 
-ACTIONS: tuple[Action, ...] = ("accept_new_best", "reject", "no_patches", "inconclusive")
+ACTIONS: tuple[GateAction, ...] = ("accept_new_best", "reject", "no_patches", "inconclusive")
 BEGINNING: tuple[events.Event, ...] = (
     events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80),
-    events.Outlook(run_id=RUN, words="", effect=None, trials=4, rollouts=320),
+    events.GatePowerEstimated(run_id=RUN, description="", effect=None, trials=4, rollouts=320),
     events.BaselineMeasured(run_id=RUN, score=0.25, n=40),
 )
 STEPS: tuple[events.Event, ...] = tuple(
@@ -39,16 +39,16 @@ GATE: tuple[events.Event, ...] = (
     events.StageFinished(run_id=RUN, step=5, stage="rollout", seconds=12.0),
     events.StageFinished(run_id=RUN, step=5, stage="reflect", seconds=0.2),
     events.StageStarted(run_id=RUN, step=5, stage="evaluate"),
-    events.GateLooked(run_id=RUN, step=5, part="step", trial=0, n=40),
-    events.GateLooked(run_id=RUN, step=5, part="step", trial=1, n=12),
-    events.Progress(run_id=RUN, step=5, stage="evaluate", done=6, total=24, note="trial 1"),
+    events.TrialRequested(run_id=RUN, step=5, part="step", trial=0, n=40),
+    events.TrialRequested(run_id=RUN, step=5, part="step", trial=1, n=12),
+    events.StageProgressed(run_id=RUN, step=5, stage="evaluate", done=6, total=24, note="trial 1"),
 )
 EDITS: list[JsonValue] = [{"op": "append", "content": f"rule {number}"} for number in range(40)]
-DRAFT = events.Drafted(
-    run_id=RUN, role="optimizer", purpose="merge", sample="s", attempt=1, draft={"edits": EDITS}
+DRAFT = events.DraftUpdated(
+    run_id=RUN, role="optimizer", purpose="merge", call_id="s", attempt=1, draft={"edits": EDITS}
 )
-PAUSE = events.BackedOff(run_id=RUN, endpoint="api.example.com", status=429, seconds=12.0, rate=3.25)
-BUDGET = events.BudgetMoved(run_id=RUN, usage=USAGE, seconds=90.0, max_usd=1.0)
+PAUSE = events.RateLimited(run_id=RUN, endpoint="api.example.com", status=429, seconds=12.0, rate=3.25)
+BUDGET = events.BudgetUpdated(run_id=RUN, usage=USAGE, seconds=90.0, max_usd=1.0)
 EVERYTHING = (*BEGINNING, *STEPS, *GATE, BUDGET, PAUSE, DRAFT)
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 DRAFTS = st.recursive(
@@ -198,7 +198,7 @@ def test_the_current_stage_has_a_bar() -> None:
     bar, *words = find_row(state_after(*EVERYTHING), "evaluate", now=165.0).split()
     assert bar == "━" * 8
     assert words == ["6", "of", "24", "1:05"]
-    baseline = events.Progress(run_id=RUN, stage="evaluate", done=1, total=2)
+    baseline = events.StageProgressed(run_id=RUN, stage="evaluate", done=1, total=2)
     assert find_row(state_after(baseline), "baseline").endswith("0:00")
     begun = events.StageStarted(run_id=RUN, step=5, stage="aggregate")
     assert find_row(state_after(*BEGINNING, begun), "aggregate", now=103.0) == "running for 0:03"
@@ -206,7 +206,7 @@ def test_the_current_stage_has_a_bar() -> None:
 
 def test_a_stage_that_waits_for_another_has_no_bar() -> None:
     """A stage with all parts done has a bar only if no other stage is working."""
-    rolled = events.Progress(run_id=RUN, step=5, stage="rollout", done=4, total=4)
+    rolled = events.StageProgressed(run_id=RUN, step=5, stage="rollout", done=4, total=4)
     begun = events.StageStarted(run_id=RUN, step=5, stage="reflect")
     assert find_row(state_after(*BEGINNING, rolled), "rollout").startswith("━" * 32)
     rows = render(state_after(*BEGINNING, rolled, begun))
@@ -217,7 +217,7 @@ def test_a_stage_that_waits_for_another_has_no_bar() -> None:
 @given(st.integers(0, 999), st.integers(1, 1000))
 def test_a_bar_is_full_only_at_the_end(done: int, total: int) -> None:
     """Rounding never shows an unfinished stage as finished."""
-    stage = events.Progress(run_id=RUN, step=5, stage="rollout", done=done, total=total)
+    stage = events.StageProgressed(run_id=RUN, step=5, stage="rollout", done=done, total=total)
     row = find_row(state_after(stage), "rollout")
     assert row.startswith("━" * 32) == (done >= total)
 
@@ -227,12 +227,12 @@ def test_the_budget_row_shows_the_closest_limit() -> None:
     words = "128 calls   45.2k tokens in, 3,100 out   $0.2500"
     assert find_row(state_after(BUDGET), "spend") == words
     assert find_row(state_after(BUDGET), "budget").endswith(" 25% of $1.00")
-    free = events.BudgetMoved(run_id=RUN, usage=Usage(calls=3), seconds=90.0)
+    free = events.BudgetUpdated(run_id=RUN, usage=Usage(calls=3), seconds=90.0)
     assert find_row(state_after(free), "spend") == "3 calls   0 tokens in, 0 out"
     assert not any(row.startswith("budget") for row in render(state_after(free)))
     timed = free.model_copy(update={"max_seconds": 240.0, "max_calls": 30})
     assert find_row(state_after(timed), "budget", now=130.0).endswith("50% of 4:00")
-    tokens = events.BudgetMoved(run_id=RUN, usage=USAGE, seconds=0.0, max_tokens=50_000, max_calls=200)
+    tokens = events.BudgetUpdated(run_id=RUN, usage=USAGE, seconds=0.0, max_tokens=50_000, max_calls=200)
     assert find_row(state_after(tokens), "budget").endswith("96% of 50,000 tokens")
 
 
@@ -254,7 +254,7 @@ def test_an_endpoint_is_shown_while_it_matters() -> None:
 def test_the_draft_row_names_the_call() -> None:
     """It shows the purpose, a later attempt, and how many other calls are being written."""
     assert find_row(state_after(DRAFT), "draft") == "merge (optimizer)"
-    drafts = [DRAFT.model_copy(update={"sample": str(n), "purpose": f"merge_{n}"}) for n in range(6)]
+    drafts = [DRAFT.model_copy(update={"call_id": str(n), "purpose": f"merge_{n}"}) for n in range(6)]
     rows = render(state_after(*drafts), build_console(160, 50))
     assert [row[12:] for row in rows if row.startswith("draft ")] == [
         "merge 0 (optimizer)",
@@ -267,8 +267,8 @@ def test_the_draft_row_names_the_call() -> None:
 
 def test_a_refused_draft_shows_the_reason() -> None:
     """The reason is a model's text, so it is escaped and stays on one line."""
-    reset = events.DraftReset(
-        run_id=RUN, role="optimizer", purpose="merge", sample="s", attempt=1, reason="no [b]\x1b[1m\nanchor"
+    reset = events.DraftDiscarded(
+        run_id=RUN, role="optimizer", purpose="merge", call_id="s", attempt=1, reason="no [b]\x1b[1m\nanchor"
     )
     words = r"merge (optimizer), attempt 1 refused: no [b]\x1b[1m anchor"
     assert find_row(state_after(DRAFT, reset), "draft") == words

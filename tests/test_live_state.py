@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from reflact import events
-from reflact.records import Version
+from reflact.records import SkillVersion
 from reflact.reporting.live_state import LiveState, restore_state, update_state
 from reflact.results import Usage
-from reflact.types import Action
+from reflact.types import GateAction
 
 RUN = "r1"
-V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
-V1 = Version(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
+V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
+V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=5, n_train=20, n_val=10, n_test=10)
 
 
@@ -21,25 +21,25 @@ def started(step: int) -> events.Event:
     return events.StepStarted(run_id=RUN, step=step, epoch=1, item_ids=("a",))
 
 
-def committed(step: int, action: Action = "reject", current: Version = V0) -> events.Event:
+def committed(step: int, action: GateAction = "reject", current: SkillVersion = V0) -> events.Event:
     """A step is committed."""
     return events.StepCommitted(run_id=RUN, step=step, epoch=1, action=action, current=current, best=current)
 
 
-def drafted(sample: str, draft: str, attempt: int = 1) -> events.Event:
+def drafted(call_id: str, draft: str, attempt: int = 1) -> events.Event:
     """A call has written so much."""
-    return events.Drafted(
-        run_id=RUN, role="optimizer", purpose="merge", sample=sample, attempt=attempt, draft=draft
+    return events.DraftUpdated(
+        run_id=RUN, role="optimizer", purpose="merge", call_id=call_id, attempt=attempt, draft=draft
     )
 
 
-def called(sample: str, *, reply: bool = True) -> events.Event:
+def called(call_id: str, *, reply: bool = True) -> events.Event:
     """A call is over."""
-    return events.ModelCalled(
+    return events.ModelCallFinished(
         run_id=RUN,
         role="optimizer",
         purpose="merge",
-        sample=sample,
+        call_id=call_id,
         outcome="reply" if reply else "failed",
         attempts=1,
         usage=Usage(),
@@ -115,8 +115,8 @@ def test_stages_overlap_and_end() -> None:
         (0, started(1)),
         (1, events.StageStarted(run_id=RUN, step=1, stage="rollout")),
         (2, events.StageStarted(run_id=RUN, step=1, stage="reflect")),
-        (3, events.Progress(run_id=RUN, step=1, stage="rollout", done=4, total=4)),
-        (4, events.Progress(run_id=RUN, step=1, stage="reflect", done=1, total=2)),
+        (3, events.StageProgressed(run_id=RUN, step=1, stage="rollout", done=4, total=4)),
+        (4, events.StageProgressed(run_id=RUN, step=1, stage="reflect", done=1, total=2)),
         (5, events.StageFinished(run_id=RUN, step=1, stage="rollout", seconds=4.0)),
     )
     rollout, reflect = known.stages
@@ -127,7 +127,7 @@ def test_stages_overlap_and_end() -> None:
 
 def test_a_commit_clears_what_only_its_step_was_about() -> None:
     """Stages, looks of the gate and drafts of a step are gone with it."""
-    look = events.GateLooked(run_id=RUN, step=1, part="step", trial=0, n=10)
+    look = events.TrialRequested(run_id=RUN, step=1, part="step", trial=0, n=10)
     begun = events.StageStarted(run_id=RUN, step=1, stage="evaluate")
     before = at_once(started(1), begun, look, drafted("s", "x"))
     assert (len(before.stages), len(before.looks), len(before.drafts)) == (1, 1, 1)
@@ -138,8 +138,8 @@ def test_a_commit_clears_what_only_its_step_was_about() -> None:
 
 def test_looks_of_another_decision_begin_anew() -> None:
     """Only the looks of the decision under way are counted."""
-    first = events.GateLooked(run_id=RUN, step=5, part="step", trial=0, n=10)
-    other = events.GateLooked(run_id=RUN, step=5, part="slow update", trial=0, n=7)
+    first = events.TrialRequested(run_id=RUN, step=5, part="step", trial=0, n=10)
+    other = events.TrialRequested(run_id=RUN, step=5, part="slow update", trial=0, n=7)
     assert at_once(first, first).looks == (first, first)
     assert at_once(first, first, other).looks == (other,)
 
@@ -155,21 +155,21 @@ def test_a_step_that_is_told_twice_is_counted_once() -> None:
 def test_a_draft_grows_in_its_place() -> None:
     """Of each call the last draft is kept, in the order in which they began."""
     known = at_once(drafted("a", "1"), drafted("b", "2"), drafted("a", "11"))
-    assert [(w.sample, w.draft) for w in known.drafts] == [("a", "11"), ("b", "2")]
+    assert [(w.call_id, w.draft) for w in known.drafts] == [("a", "11"), ("b", "2")]
 
 
 def test_the_last_finished_draft_stays_until_another_begins() -> None:
     """It can be read while nothing is being written, and gives way then."""
     known = at_once(drafted("a", "1"), drafted("b", "2"), called("a"), called("b"))
-    assert [(w.sample, w.finished) for w in known.drafts] == [("b", True)]
+    assert [(w.call_id, w.finished) for w in known.drafts] == [("b", True)]
     known = update_state(known, drafted("c", "3"), 0.0)
-    assert [(w.sample, w.finished) for w in known.drafts] == [("c", False)]
+    assert [(w.call_id, w.finished) for w in known.drafts] == [("c", False)]
 
 
 def test_a_reset_says_why_until_the_next_attempt() -> None:
     """A refused draft stays to be seen with its reason; the next attempt takes its place."""
-    reset = events.DraftReset(
-        run_id=RUN, role="optimizer", purpose="merge", sample="a", attempt=1, reason="no such anchor"
+    reset = events.DraftDiscarded(
+        run_id=RUN, role="optimizer", purpose="merge", call_id="a", attempt=1, reason="no such anchor"
     )
     (refused,) = at_once(drafted("a", "1"), reset).drafts
     assert (refused.draft, refused.refused) == ("1", "no such anchor")
@@ -190,7 +190,7 @@ def test_an_endpoint_is_known_by_what_it_said_last() -> None:
     """Another back-off takes the place of the one before; another endpoint has its own."""
 
     def backed_off(endpoint: str, seconds: float) -> events.Event:
-        return events.BackedOff(run_id=RUN, endpoint=endpoint, status=429, seconds=seconds, rate=2.0)
+        return events.RateLimited(run_id=RUN, endpoint=endpoint, status=429, seconds=seconds, rate=2.0)
 
     known = after((0, backed_off("a", 5)), (1, backed_off("b", 5)), (2, backed_off("a", 9)))
     assert [(pause.endpoint, at) for at, pause in known.pauses] == [("b", 1), ("a", 2)]
@@ -198,8 +198,8 @@ def test_an_endpoint_is_known_by_what_it_said_last() -> None:
 
 def test_the_epochs_end_and_the_promotion_move_the_versions() -> None:
     """Slow updates change the current version, promotions the best one."""
-    closed = events.EpochClosed(
-        run_id=RUN, step=5, epoch=1, slow=None, meta=None, fallbacks=(), current=V1, best=V0
+    closed = events.EpochCommitted(
+        run_id=RUN, step=5, epoch=1, slow_update=None, meta_skill=None, fallbacks=(), current=V1, best=V0
     )
     assert (at_once(closed).current, at_once(closed).best) == (V1, V0)
 
@@ -207,4 +207,4 @@ def test_the_epochs_end_and_the_promotion_move_the_versions() -> None:
 def test_events_that_change_nothing_leave_the_value_alone() -> None:
     """A value is made anew only where something became known."""
     known = at_once(PLAN)
-    assert update_state(known, events.Warned(run_id=RUN, message="x"), 1.0) is known
+    assert update_state(known, events.WarningIssued(run_id=RUN, message="x"), 1.0) is known

@@ -118,7 +118,7 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 
 def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     """The view shows the effect of the first one and stays; the second one removes it at once."""
-    endpoint = Endpoint(lambda sample, before: True)
+    endpoint = Endpoint(lambda call_id, before: True)
     terminal = Terminal(80, 24)
     interrupting = Interrupting("before the first step", "SIGINT: what is under way may finish")
     with world(tmp_path, endpoint, grace=HANGS) as path:

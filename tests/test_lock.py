@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reflact.errors import RunConflict, StoreError
-from reflact.store.lock import run_lock
+from reflact.store.lock import lock_run
 
 HOLD = """
 import sys
@@ -38,7 +38,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     """While a process holds a folder, another gets its pid and since when; afterwards it gets the lock."""
     with holder(tmp_path) as child:
-        with pytest.raises(RunConflict) as refusal, run_lock(tmp_path):
+        with pytest.raises(RunConflict) as refusal, lock_run(tmp_path):
             pass
         child.communicate("")
     message = str(refusal.value)
@@ -46,7 +46,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     assert "wait until it has ended" in message
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
     assert str(tmp_path) in message
-    with run_lock(tmp_path):
+    with lock_run(tmp_path):
         pass
 
 
@@ -57,13 +57,13 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         child.wait()
         assert f"process {child.pid} " in (tmp_path / "run.lock").read_text()
-        with run_lock(tmp_path):
+        with lock_run(tmp_path):
             assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
 
 
 def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     """The lock also holds within a process, which is told that it is itself what holds the folder."""
-    with run_lock(tmp_path), pytest.raises(RunConflict) as refusal, run_lock(tmp_path):
+    with lock_run(tmp_path), pytest.raises(RunConflict) as refusal, lock_run(tmp_path):
         pass
     assert f"process {os.getpid()} " in str(refusal.value)
     assert "async with" in str(refusal.value)
@@ -71,36 +71,36 @@ def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
 
 def test_a_folder_remembers_how_far_its_run_came(tmp_path: Path) -> None:
     """What was noted of a run is there for the next holder until it is forgotten."""
-    with run_lock(tmp_path) as lease:
-        assert lease.reached is None
-        lease.reach("r1", 6)
-        lease.reach("r1", 7)
-    with run_lock(tmp_path) as lease:
-        assert lease.reached == ("r1", 7)
+    with lock_run(tmp_path) as lease:
+        assert lease.last_commit is None
+        lease.record_commit("r1", 6)
+        lease.record_commit("r1", 7)
+    with lock_run(tmp_path) as lease:
+        assert lease.last_commit == ("r1", 7)
         assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
-        lease.forget()
-    with run_lock(tmp_path) as lease:
-        assert lease.reached is None
+        lease.clear()
+    with lock_run(tmp_path) as lease:
+        assert lease.last_commit is None
 
 
 def test_a_lock_file_with_another_text(tmp_path: Path) -> None:
     """Whatever stands in the file, the folder can be held and nothing is remembered."""
     (tmp_path / "run.lock").write_bytes(b"\xff\xfe\nr1 many\n" * 1000)
-    with run_lock(tmp_path) as lease:
-        assert lease.reached is None
+    with lock_run(tmp_path) as lease:
+        assert lease.last_commit is None
 
 
 def test_an_error_releases_the_folder(tmp_path: Path) -> None:
     """An error inside the block is passed on and the folder is free afterwards."""
-    with pytest.raises(LookupError), run_lock(tmp_path):
+    with pytest.raises(LookupError), lock_run(tmp_path):
         raise LookupError
-    with run_lock(tmp_path):
+    with lock_run(tmp_path):
         pass
 
 
 def test_folders_are_apart_and_made_where_missing(tmp_path: Path) -> None:
     """Two folders can be held at the same time; one that does not exist is made."""
-    with run_lock(tmp_path / "a" / "b"), run_lock(tmp_path / "a" / "c"):
+    with lock_run(tmp_path / "a" / "b"), lock_run(tmp_path / "a" / "c"):
         assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -109,6 +109,6 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(StoreError, match=r"cannot make the lock file .*run\.lock"),
-        run_lock(tmp_path / "file"),
+        lock_run(tmp_path / "file"),
     ):
         pass

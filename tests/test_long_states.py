@@ -12,13 +12,13 @@ from pydantic import JsonValue
 from contrast_world import PURPOSE, event, mistaken, round_of
 from memory_pairs import make_pair
 from reflact import MemoryStore
-from reflact.aside import SHORT
+from reflact.aside import INLINE_LIMIT
 from reflact.calibration.contrast import ContrastSettings, contrast
 from reflact.calibration.mistakes import Made
 from reflact.memory import ContrastPair, ScoreEvent, Transition
 from reflact.memory_cards import Finding, subject, subject_of
 from reflact.testing import ScriptedLLM
-from reflact.types import digest
+from reflact.types import digest_json
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +57,7 @@ async def made_of(steps: Iterable[ScoreEvent], known: Where) -> Made:
     )
 
 
-@pytest.mark.parametrize("rows", [0, SHORT])
+@pytest.mark.parametrize("rows", [0, INLINE_LIMIT])
 async def test_pairs_of_long_states_are_made_off_the_loop(rows: int) -> None:
     """Perturbed inputs and their ids are computed on another thread where states are long, else in place."""
     known = Where()
@@ -69,7 +69,7 @@ async def test_pairs_of_long_states_are_made_off_the_loop(rows: int) -> None:
 async def test_long_states_make_the_pairs_that_short_ones_make() -> None:
     """What does not change makes no difference to what is made of steps, and in which order."""
     few = await made_of([event(n) for n in range(3)], Where())
-    many = await made_of([longer(event(n), SHORT) for n in range(3)], Where())
+    many = await made_of([longer(event(n), INLINE_LIMIT) for n in range(3)], Where())
 
     def told(made: Made) -> list[object]:
         pairs = [(p.construction, p.mistake, p.right, p.wrong.phi_after, p.provenance) for p in made.pairs]
@@ -78,7 +78,7 @@ async def test_long_states_make_the_pairs_that_short_ones_make() -> None:
     assert told(few) == told(many)
 
 
-@pytest.mark.parametrize("rows", [0, SHORT])
+@pytest.mark.parametrize("rows", [0, INLINE_LIMIT])
 async def test_pairs_of_long_states_are_scanned_off_the_loop(rows: int, tmp_path: Path) -> None:
     """A store looks at the texts of a long pair on another thread, at those of a short one in place."""
     threads: set[int] = set()
@@ -100,7 +100,7 @@ def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
 
     def id_of(pair: ContrastPair) -> str:
         names = {"purpose", "transition", "right", "wrong", "mistake", "scope"}
-        return digest(pair.model_dump(mode="json", include=names))
+        return digest_json(pair.model_dump(mode="json", include=names))
 
     pair, other = make_pair(), longer(event(), 3).transition
     assert pair.id == id_of(pair)

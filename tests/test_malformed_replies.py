@@ -10,16 +10,27 @@ import httpx
 import pytest
 from pydantic import Field
 
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.calls import ReplyModel
 from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ReplyError
-from reflact.prompts import load_book
+from reflact.prompts import load_prompts
 from reflact.results import Usage
 from reflact.stages.aggregate import aggregate
-from reflact.stages.reflect import Analyst, Minibatch, patching
+from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
 from reflact.stages.select import select
-from reflact.types import Chosen, Edit, Item, Merged, Operation, Patch, Report, Rollout, Score, Skill
+from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    Edit,
+    Item,
+    Operation,
+    Patch,
+    Rollout,
+    Score,
+    SelectResult,
+    Skill,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -95,7 +106,7 @@ async def test_a_malformed_reply_is_mended_by_asking_again(kind: str, mode: str)
     """A good second reply is the value; both attempts are counted and paid for."""
     endpoint = Endpoint(bad(kind, mode), answer(text(), mode))
     async with connected(endpoint, config(mode=mode)) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample(), check=fits)
+        reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
     assert reply.value == GOOD
     assert type(reply.value) is Pick
     assert reply.attempts == 2
@@ -108,7 +119,7 @@ async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason(kind: 
     endpoint = Endpoint(bad(kind, mode))
     async with connected(endpoint, config(mode=mode)) as client:
         with pytest.raises(ReplyError) as refused:
-            await client.ask(PROMPT, Pick, sample=sample(), check=fits)
+            await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
     assert len(refused.value.reasons) == len(endpoint.requests) == 3
     expected = KINDS[kind][1]
     if mode == "tools" and kind == "empty":
@@ -122,7 +133,7 @@ async def test_the_model_is_told_what_was_wrong(mode: str) -> None:
     """The second request repeats the first one's messages, the bad reply, and the reason."""
     endpoint = Endpoint(bad("wrong anchor", mode), answer(text(), mode))
     async with connected(endpoint, config(mode=mode)) as client:
-        await client.ask(PROMPT, Pick, sample=sample(), check=fits)
+        await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
     first, second = (body["messages"] for body in endpoint.bodies)
     assert second[: len(first)] == first
     said, told = second[len(first) :]
@@ -139,7 +150,7 @@ async def test_replies_are_sent_back_as_often_as_configured(reasks: int) -> None
     endpoint = Endpoint(completion("no"))
     async with connected(endpoint, config(reasks=reasks)) as client:
         with pytest.raises(ReplyError):
-            await client.ask(PROMPT, Pick, sample=sample())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     assert len(endpoint.requests) == reasks + 1
 
 
@@ -151,14 +162,14 @@ async def test_a_check_that_breaks_is_not_a_bad_reply() -> None:
 
     async with connected(Endpoint(completion(text()))) as client:
         with pytest.raises(KeyError, match="a mistake"):
-            await client.ask(PROMPT, Pick, sample=sample(), check=broken)
+            await client.ask(PROMPT, Pick, call_id=call_id(), check=broken)
 
 
 async def test_a_plain_answer_where_a_tool_was_to_be_called_is_sent_back() -> None:
     """In tools mode a reply in prose is a bad reply, not a crash."""
     endpoint = Endpoint(completion("I pick the second."), answer(text(), "tools"))
     async with connected(endpoint, config(mode="tools")) as client:
-        reply = await client.ask(PROMPT, Pick, sample=sample(), check=fits)
+        reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
     assert reply.attempts == 2
 
 
@@ -170,7 +181,7 @@ def test_fifteen_kinds_are_covered() -> None:
 # ---------------------------------------------------------------------------------------- through the stages
 
 SKILL = Skill(text=DOCUMENT)
-PROMPTS = load_book()
+PROMPTS = load_prompts()
 OPERATIONS: tuple[Operation, ...] = ("append", "insert_after", "replace", "delete")
 ITEM = Item(id="q1", input="What?", reference="this")
 FAILED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="that", score=Score.of(0))
@@ -266,9 +277,9 @@ def edits(*contents: str) -> tuple[Edit, ...]:
     return tuple(Edit(op="append", content=c, support_count=n) for n, c in enumerate(contents, 1))
 
 
-async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
+async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateResult | SelectResult:
     """Run one stage in front of an endpoint, on data that needs exactly one model call."""
-    journal = (await opened()).journal(RUN)
+    journal = (await opened()).decision_log(RUN)
     async with connected(endpoint) as llm:
         if stage.startswith("analyst"):
             failed = stage == "analyst_failure"
@@ -281,16 +292,18 @@ async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
             analyst = Analyst(
                 llm=llm,
                 prompts=PROMPTS,
-                journal=journal,
+                decision_log=journal,
                 step=1,
                 tokens=ReflectConfig().trajectory_tokens,
-                analysis=patching(SKILL, max_edits=2, operations=OPERATIONS),
+                analysis=make_edit_analysis(SKILL, max_edits=2, operations=OPERATIONS),
                 notes=lambda batch: "",
             )
             return await analyst.report(batch)
         if stage == "merge":
             reports = [
-                Report(source_type="failure", index=n, item_ids=("q1",), patch=Patch(edits=edits(word)))
+                AnalystReport(
+                    source_type="failure", index=n, item_ids=("q1",), patch=Patch(edits=edits(word))
+                )
                 for n, word in enumerate(("a", "b"))
             ]
             return await aggregate(
@@ -301,12 +314,12 @@ async def outcome(stage: str, endpoint: Endpoint) -> Report | Merged | Chosen:
                 config=AggregateConfig(),
                 operations=OPERATIONS,
                 notes="",
-                journal=journal,
+                decision_log=journal,
                 step=1,
             )
-        pool = Merged(patch=Patch(edits=edits("a", "b", "c")))
+        pool = AggregateResult(patch=Patch(edits=edits("a", "b", "c")))
         return await select(
-            pool, SKILL, budget=1, notes="", llm=llm, prompts=PROMPTS, journal=journal, step=1
+            pool, SKILL, budget=1, notes="", llm=llm, prompts=PROMPTS, decision_log=journal, step=1
         )
 
 
@@ -329,14 +342,14 @@ async def test_no_stage_loses_a_refusal(stage: str, kind: str, written: str, wor
     endpoint = Endpoint(replied(kind, written))
     result = await outcome(stage, endpoint)
     assert len(endpoint.requests) == 3
-    if isinstance(result, Report):
-        reason = result.refusal
+    if isinstance(result, AnalystReport):
+        reason = result.no_reply_reason
         assert result.patch == Patch()
         assert result.item_ids == ("q1",)
     else:
         (fallback,) = result.fallbacks
         reason = fallback.reason
-        assert fallback.instead
+        assert fallback.replacement
         kept = [e.content for e in result.patch.edits]
         assert kept == (["c"] if stage == "ranking" else ["a", "b"])
     assert reason is not None

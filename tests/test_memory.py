@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from reflact.records import Review
+from reflact.records import CandidateReview
 from reflact.stages.replies import AnalystReply
-from reflact.testing import ToyEnvironment, appending
+from reflact.testing import ToyEnvironment, append_reply
 from toy_runs import LINES, Actor, Part, Ran, playing, run, shown_to
 
 pytestmark = pytest.mark.anyio
@@ -26,12 +26,12 @@ ATTEMPTS = "Earlier attempts in this round:"
 def trying(*lines: str) -> Part:
     """Play an analyst that proposes these lines one after the other, and the last one from then on."""
     left = list(lines)
-    return AnalystReply, lambda wanted, _: appending(wanted, left.pop(0) if len(left) > 1 else left[0])
+    return AnalystReply, lambda wanted, _: append_reply(wanted, left.pop(0) if len(left) > 1 else left[0])
 
 
 def analysed(done: Ran, step: int) -> str:
     """Return what the failure analyst of a step was shown."""
-    (call,) = [call for call in done.asked("analyst_failure") if call.sample.step == step]
+    (call,) = [call for call in done.asked("analyst_failure") if call.call_id.step == step]
     return shown_to(call)
 
 
@@ -103,7 +103,7 @@ async def test_an_edit_is_one_card(tmp_path: Path) -> None:
 async def test_a_vetoed_edit_is_a_card(tmp_path: Path) -> None:
     """What an approver turned down is remembered like what the gate turned down."""
 
-    async def veto(review: Review) -> bool:
+    async def veto(review: CandidateReview) -> bool:
         return False
 
     line = f"{LINES['double']}\n- the missing rule"

@@ -535,11 +535,11 @@ async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: P
         await memory.open_trace("t", "p")
         first = await memory.forget("t")
         assert (first.trace, first.replies, first.replies_left) == (True, 0, len(asked))
-        assert await calls.find_reply(keys[0]) is not None
+        assert await calls.find_response(keys[0]) is not None
         second = await memory.forget("t", calls=True)
         assert (second.trace, second.replies, second.replies_left) == (False, len(asked), 0)
-        assert [await calls.find_reply(key) for key in keys] == [None] * len(asked)
-        assert await calls.find_reply(kept) is not None
+        assert [await calls.find_response(key) for key in keys] == [None] * len(asked)
+        assert await calls.find_response(kept) is not None
         assert sum(spend.usage.calls for spend in await calls.spend("r")) == 0
     assert secret.encode() not in await anyio.Path(path).read_bytes()
 

@@ -29,7 +29,7 @@ async def judged(*replies: Any, **settings: Any) -> tuple[MetaJudged, ...]:
     """Judge as many evaluations as there are replies, each with its own."""
     events = [event(n) for n in range(len(replies))]
 
-    def answer(prompt: Any, reply_type: Any, sample: Any) -> Any:
+    def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
         text = prompt.messages[1].content
         return replies[next(n for n in range(len(replies)) if f"Step {n} was scored." in text)]
 

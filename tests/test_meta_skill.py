@@ -12,21 +12,21 @@ import pytest
 from reflact.calls import ReplyModel
 from reflact.stages.meta_skill import MemoryReply
 from reflact.stages.replies import AnalystReply, MergeReply
-from reflact.testing import ToyEnvironment, appending
-from reflact.testing.llm import Answer
+from reflact.testing import ToyEnvironment, append_reply
+from reflact.testing.llm import ScriptedAnswer
 from toy_runs import LINES, Actor, Part, Ran, playing, run
 
 pytestmark = pytest.mark.anyio
 
 META: Mapping[str, Any] = {"enabled": True}
-IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 
 
 def remembering(*memories: str) -> Part:
     """Play a keeper of memory that writes these one after the other, and the last one from then on."""
     left = list(memories)
 
-    def give(*_: object) -> Answer:
+    def give(*_: object) -> ScriptedAnswer:
         return {"reasoning": "r", "memory": left.pop(0) if len(left) > 1 else left[0]}
 
     return MemoryReply, give
@@ -36,8 +36,8 @@ def told(done: Ran, purpose: str) -> dict[int, set[str]]:
     """Return, by epoch of two steps, which memories the calls for a purpose were shown."""
     seen: dict[int, set[str]] = {}
     for call, shown in zip(done.asked(purpose), done.shown(purpose), strict=True):
-        assert call.sample.step is not None
-        epoch = (call.sample.step + 1) // 2
+        assert call.call_id.step is not None
+        epoch = (call.call_id.step + 1) // 2
         seen.setdefault(epoch, set()).update(m for m in ("Alpha.", "Beta.") if m in shown)
     return seen
 
@@ -45,15 +45,15 @@ def told(done: Ran, purpose: str) -> dict[int, set[str]]:
 async def test_switched_off_there_is_no_memory(tmp_path: Path) -> None:
     """Nothing is compared, asked or remembered."""
     done = await run(tmp_path, train={"num_epochs": 2})
-    assert (done.epochs, done.asked("meta_skill"), done.state.meta) == ((), [], "")
+    assert (done.epochs, done.asked("meta_skill"), done.state.meta_skill) == ((), [], "")
 
 
 async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
     """The first epoch has nothing to compare with; from the second on each one writes the memory anew."""
     script = playing(IDLE, remembering("Alpha.", "Beta."))
     done = await run(tmp_path, script=script, train={"num_epochs": 3}, meta_skill=META)
-    assert [epoch.meta for epoch in done.epochs] == [None, "Alpha.", "Beta."]
-    assert done.state.meta == "Beta."
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", "Beta."]
+    assert done.state.meta_skill == "Beta."
     shown = done.shown("meta_skill")
     assert len(shown) == 2
     assert "<advice>" not in shown[0]
@@ -63,8 +63,8 @@ async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
 async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
     """Analysts, merges, rankings and step sizes of later epochs see the memory, those of earlier ones not."""
 
-    def proposing(wanted: type[ReplyModel], shown: str) -> Answer:
-        return appending(wanted, f"- nonsense {len(shown)}", "- more nonsense")
+    def proposing(wanted: type[ReplyModel], shown: str) -> ScriptedAnswer:
+        return append_reply(wanted, f"- nonsense {len(shown)}", "- more nonsense")
 
     script = playing((AnalystReply, proposing), remembering("Alpha."))
     done = await run(
@@ -83,7 +83,7 @@ async def test_rankings_are_told_too(tmp_path: Path) -> None:
     """A ranking after the second epoch sees the memory."""
     lines = iter(f"- nonsense {n}" for n in range(100))
     script = playing(
-        (AnalystReply, lambda wanted, _: appending(wanted, next(lines))),
+        (AnalystReply, lambda wanted, _: append_reply(wanted, next(lines))),
         (MergeReply, "no merge"),
         remembering("Alpha."),
     )
@@ -95,14 +95,14 @@ async def test_rankings_are_told_too(tmp_path: Path) -> None:
 
 async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> None:
     """Where no valid reply can be had the memory stays, the record says so, and the next epoch asks again."""
-    left: list[Answer] = [{"reasoning": "r", "memory": "Alpha."}, "no", "no", "no"]
+    left: list[ScriptedAnswer] = [{"reasoning": "r", "memory": "Alpha."}, "no", "no", "no"]
 
-    def give(*_: object) -> Answer:
+    def give(*_: object) -> ScriptedAnswer:
         return left.pop(0) if left else {"reasoning": "r", "memory": "Beta."}
 
     script = playing(IDLE, (MemoryReply, give))
     done = await run(tmp_path, script=script, train={"num_epochs": 5}, meta_skill=META)
-    assert [epoch.meta for epoch in done.epochs] == [None, "Alpha.", None, "Beta.", "Beta."]
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", None, "Beta.", "Beta."]
     assert [[f.label for f in epoch.fallbacks] for epoch in done.epochs] == [[], [], ["meta_skill"], [], []]
     assert told(done, "analyst_failure")[4] == {"Alpha."}
     assert told(done, "analyst_failure")[5] == {"Beta."}
@@ -114,9 +114,9 @@ async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) ->
         tmp_path / "a", train={"num_epochs": 2}, meta_skill=META, slow_update={"enabled": True}
     )
     alone = await run(tmp_path / "b", train={"num_epochs": 2}, meta_skill=META)
-    assert alone.epochs[-1].compared == with_slow.epochs[-1].compared != ()
+    assert alone.epochs[-1].comparisons == with_slow.epochs[-1].comparisons != ()
     assert alone.shown("meta_skill") == with_slow.shown("meta_skill")
-    assert (alone.asked("slow_update"), alone.epochs[-1].slow) == ([], None)
+    assert (alone.asked("slow_update"), alone.epochs[-1].slow_update) == ([], None)
 
 
 async def test_the_epochs_attempts_are_shown(tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ async def test_skills_are_compared_as_they_stood_at_the_last_steps(tmp_path: Pat
     last = {record.epoch: record.current.skill_hash for record in whole.records}
     assert [epoch.last_hash for epoch in whole.epochs] == [last[1], last[2], last[3]]
     for call, shown in zip(whole.asked("meta_skill"), whole.shown("meta_skill"), strict=True):
-        assert call.sample.step in {4, 6}
-        epoch = call.sample.step // 2
+        assert call.call_id.step in {4, 6}
+        epoch = call.call_id.step // 2
         bodies = [whole.texts[last[n]].partition("<!--")[0].strip("\n") for n in (epoch - 1, epoch)]
         assert under(shown) == [text for text in bodies if text]
-    guided = [e.slow.guidance for e in whole.epochs if e.slow and e.slow.guidance]
+    guided = [e.slow_update.guidance for e in whole.epochs if e.slow_update and e.slow_update.guidance]
     assert any(line in str(guided) for line in [*LINES.values(), "Answer every task."])

@@ -17,7 +17,7 @@ from reflact.calibration.metrics import (
     measure,
     measure_accuracy,
 )
-from reflact.data import rng
+from reflact.data import make_rng
 from reflact.memory import Evaluation, Gold
 
 PHI = st.floats(0, 10)
@@ -197,7 +197,7 @@ def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
     """Of 200 means of 40 draws, about 95% have the true one in their interval."""
     hits = 0
     for number in range(200):
-        draw = rng(7, f"covers/{number}").random
+        draw = make_rng(7, f"covers/{number}").random
         found = interval_of_mean([draw() for _ in range(40)], low=0, high=1, label=str(number))
         hits += found.low <= 0.5 <= found.high
     assert 180 <= hits <= 199

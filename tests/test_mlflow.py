@@ -19,11 +19,11 @@ import pytest
 
 from reflact import Trainer, wiring
 from reflact.errors import ConfigError
-from reflact.events import BaselineMeasured, Event, Finished, Warned
+from reflact.events import BaselineMeasured, Event, RunFinished, WarningIssued
 from reflact.integrations.mlflow import Tracker, report_to_mlflow
-from reflact.loading import load
+from reflact.loading import load_config
 from reflact.results import RunSummary
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Split
 from toy_runs import settings
@@ -76,10 +76,12 @@ def configured(folder: Path, **telemetry: str) -> dict[str, Any]:
     return settings(folder / "run", train={"num_epochs": 2}, test={"enabled": True}, telemetry=telemetry)
 
 
-def planned(folder: Path, **telemetry: str) -> tuple[wiring.Plan, wiring.Passed]:
+def planned(folder: Path, **telemetry: str) -> tuple[wiring.RunPlan, wiring.Overrides]:
     """Return the plan of a run in the toy world, and what it is given."""
-    passed = wiring.Passed(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
-    return wiring.plan(load(configured(folder, **telemetry)), passed), passed
+    passed = wiring.Overrides(
+        ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer())
+    )
+    return wiring.prepare_run(load_config(configured(folder, **telemetry)), passed), passed
 
 
 async def trained(
@@ -107,7 +109,7 @@ async def trained(
         async for event in happenings:
             await tell(event)
     last = seen[-1]
-    assert isinstance(last, Finished)
+    assert isinstance(last, RunFinished)
     return last.summary, seen
 
 
@@ -165,7 +167,7 @@ async def test_whatever_fails_there_is_one_warning(tmp_path: Path, where: str) -
         return Notes(broken)
 
     summary, seen = await trained(tmp_path, connect)
-    (warning,) = [event for event in seen if isinstance(event, Warned)]
+    (warning,) = [event for event in seen if isinstance(event, WarningIssued)]
     assert "ConnectionError: no server" in warning.message
     assert summary.status == "completed"
     assert (tmp_path / "run" / "summary.json").is_file()
@@ -183,7 +185,7 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
             summary, seen = await trained(tmp_path, partial(Notes, hang), patience=0.2)
     finally:
         release.set()
-    (warning,) = [event for event in seen if isinstance(event, Warned)]
+    (warning,) = [event for event in seen if isinstance(event, WarningIssued)]
     assert "no answer in 0.2 seconds" in warning.message
     assert summary.status == "completed"
 
@@ -210,11 +212,13 @@ async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
         for _ in range(100):
             await tell(BaselineMeasured(run_id=plan.run_id, score=0.5, n=4))
         assert len(told) == 100
-        await tell(Finished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed")))
+        await tell(
+            RunFinished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed"))
+        )
     warning, last = told[100:]
-    assert isinstance(warning, Warned)
+    assert isinstance(warning, WarningIssued)
     assert "no answer" in warning.message
-    assert isinstance(last, Finished)
+    assert isinstance(last, RunFinished)
 
 
 async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
@@ -231,7 +235,7 @@ async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
     async def hear(event: Event) -> None:
         told.append(event)
 
-    finished = Finished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed"))
+    finished = RunFinished(run_id=plan.run_id, summary=RunSummary(run_id=plan.run_id, status="completed"))
     scope = anyio.CancelScope()
 
     async def run() -> None:
@@ -247,7 +251,7 @@ async def test_whoever_cancels_is_not_held_up(tmp_path: Path) -> None:
 
     try:
         with anyio.fail_after(10):
-            async with group() as tasks:
+            async with open_task_group() as tasks:
                 tasks.start_soon(run)
                 await reached.wait()
                 scope.cancel()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from reflact.llm.connection_pool import MOST, PooledTransport
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +68,7 @@ async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None
             read.append(await response.aread())
             await response.aclose()
 
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             for _ in range(5 * MOST // 2):
                 tasks.start_soon(one)
             await anyio.wait_all_tasks_blocked()

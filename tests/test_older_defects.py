@@ -22,15 +22,15 @@ from pydantic import JsonValue
 from pure_world import PureNetwork, left_by, rows, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, events
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import RunConflict
-from reflact.prompts import data_folder
-from reflact.records import EpochRecord, Review, StepRecord
+from reflact.prompts import find_data_folder
+from reflact.records import CandidateReview, EpochRecord, StepRecord
 from reflact.results import RunSummary
 from reflact.stages.replies import AnalystReply, MergeReply, SuccessReply
 from reflact.stages.slow_update import GuidanceReply
-from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, appending, toy_optimizer
-from reflact.testing.llm import Answer, Script
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
+from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.types import Measurement, Rollout, Skill, Split
 
 pytestmark = pytest.mark.anyio
@@ -62,13 +62,13 @@ def proposing(line: str) -> Script:
     """Return a script that proposes one line for everything, and guidance without a rule."""
     usual = toy_optimizer()
 
-    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if issubclass(reply_type, AnalystReply | SuccessReply):
-            return appending(reply_type, line)
+            return append_reply(reply_type, line)
         if issubclass(reply_type, GuidanceReply):
             return {"reasoning": "None.", "helped": "none", "guidance": "Answer every task."}
         assert not issubclass(reply_type, MergeReply)
-        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     return answer
 
@@ -133,10 +133,10 @@ async def test_a_crash_gives_no_skill_anothers_score(tmp_path: Path, part: str) 
     Rollouts were found by their item alone, so that a skill worth 0.0 was certified 1.0 and exported as best.
     """
     config = settings(tmp_path)
-    reviewed: list[Review] = []
+    reviewed: list[CandidateReview] = []
     with anyio.CancelScope() as scope:
 
-        async def crash(review: Review) -> bool:
+        async def crash(review: CandidateReview) -> bool:
             if review.part == part:
                 reviewed.append(review)
                 scope.cancel()
@@ -151,7 +151,11 @@ async def test_a_crash_gives_no_skill_anothers_score(tmp_path: Path, part: str) 
 
     await trainer(config, proposing(NONSENSE)).train()
     verdicts = [record.verdict for record in steps_of(tmp_path)]
-    verdicts += [e.slow.verdict for e in epochs_of(tmp_path) if e.slow is not None and e.slow.verdict]
+    verdicts += [
+        e.slow_update.verdict
+        for e in epochs_of(tmp_path)
+        if e.slow_update is not None and e.slow_update.verdict
+    ]
     measured = [verdict for verdict in verdicts if verdict.candidate is not None]
     assert good.candidate.hash not in {
         verdict.candidate.skill_hash for verdict in measured if verdict.candidate
@@ -203,18 +207,18 @@ async def test_a_candidate_without_a_change_is_not_evaluated(tmp_path: Path) -> 
     (tmp_path / "skill.md").write_text(initial.text, encoding="utf-8")
     usual = toy_optimizer()
 
-    def to_and_fro(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def to_and_fro(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if issubclass(reply_type, AnalystReply):
             swaps = [("- first", "- second"), ("- second", "- first")]
             edits: list[JsonValue] = [{"op": "replace", "target": old, "content": new} for old, new in swaps]
             return {"patterns": [{"type": "t", "count": 1, "description": "d"}], "edits": edits}
-        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     config = settings(tmp_path / "run", select={"max_edits": 2, "min_edits": 2}, slow_update={"gated": False})
     config["skill"] = tmp_path / "skill.md"
     evaluated = []
     async for event in trainer(config, to_and_fro, target=ToyTarget(noise=0.4)).stream():
-        if isinstance(event, events.Progress) and event.stage == "evaluate":
+        if isinstance(event, events.StageProgressed) and event.stage == "evaluate":
             evaluated.append(event.step)
         if isinstance(event, events.StepCommitted):
             assert set(evaluated) == {0}
@@ -228,13 +232,17 @@ async def test_a_skill_that_was_not_evaluated_has_no_score(tmp_path: Path) -> No
     """There an unmeasured slow update took over the score before it, and later gates compared with that."""
     usual = toy_optimizer()
 
-    def nonsense_at_last(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
-        if issubclass(reply_type, SuccessReply) and sample.step is not None and sample.step > 4:
-            return appending(reply_type, NONSENSE)
-        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+    def nonsense_at_last(
+        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
+        if issubclass(reply_type, SuccessReply) and call_id.step is not None and call_id.step > 4:
+            return append_reply(reply_type, NONSENSE)
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     await trainer(settings(tmp_path, slow_update={"gated": False}), nonsense_at_last).train()
-    forced = [e for e in epochs_of(tmp_path) if e.slow is not None and e.slow.action == "forced"]
+    forced = [
+        e for e in epochs_of(tmp_path) if e.slow_update is not None and e.slow_update.action == "forced"
+    ]
     assert forced
     texts = texts_in(tmp_path)
     for epoch in forced:
@@ -262,7 +270,7 @@ def world(tmp_path: Path) -> Path:
 
 def with_prompt(folder: Path, name: str, change: Callable[[str], str]) -> Path:
     """Write a folder of own prompts that holds one changed prompt, and return it."""
-    copytree(data_folder("prompts") / name, folder / name)
+    copytree(find_data_folder("prompts") / name, folder / name)
     for path in (folder / name).glob("v*.md"):
         path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
     return folder
@@ -276,9 +284,9 @@ async def asked(config: Mapping[str, Any]) -> list[str]:
     return network.samples
 
 
-def purpose(sample: str) -> str:
+def purpose(call_id: str) -> str:
     """Return what a call is for."""
-    return sample.split("/")[1]
+    return call_id.split("/")[1]
 
 
 async def test_a_fork_asks_only_what_its_prompt_changes(world: Path, tmp_path: Path) -> None:
@@ -292,7 +300,7 @@ async def test_a_fork_asks_only_what_its_prompt_changes(world: Path, tmp_path: P
         await Trainer(changed, transport=PureNetwork()).train()
     again = await asked({**changed, "fork": True})
     assert again
-    assert sorted(again) == sorted(sample for sample in first if purpose(sample) == "merge")
+    assert sorted(again) == sorted(call_id for call_id in first if purpose(call_id) == "merge")
     assert left_by(tmp_path / "run").files == exported
     assert await asked({**changed, "fork": True}) == []
 
@@ -316,10 +324,10 @@ async def test_a_fork_redoes_what_follows_from_its_prompt(world: Path, tmp_path:
 
 def target(samples: list[str]) -> list[str]:
     """Return those of the samples that are the target's."""
-    return [sample for sample in samples if sample.startswith("target/")]
+    return [call_id for call_id in samples if call_id.startswith("target/")]
 
 
 def optimizer(samples: list[str]) -> list[tuple[str, int]]:
     """Return purpose and step of those of the samples that are the optimizer's."""
-    found = [re.match(r"optimizer/(\w+)/step=(\d+)/", sample) for sample in samples]
+    found = [re.match(r"optimizer/(\w+)/step=(\d+)/", call_id) for call_id in samples]
     return [(match[1], int(match[2])) for match in found if match is not None]

@@ -46,7 +46,7 @@ def recorded(name: str, number: int) -> Trace:
 async def calibrated(store: MemoryStore, model: str) -> CalibrationReport:
     """Calibrate a model's critic on traces that are always the same."""
     learn, held_out = [recorded(f"t{n}", n) for n in range(3)], [recorded(f"h{n}", n) for n in range(20)]
-    llm = ScriptedLLM(lambda prompt, reply, sample: answer(prompt, reply), identity=model)
+    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity=model)
     return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
 
 

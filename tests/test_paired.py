@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.paired import REPEATS, Ask, Pair, Ruling, Setting, look
+from reflact.paired import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
 
 Sides = tuple[float | None, float | None]
 WON, LOST, BOTH, NEITHER = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)
 
 
-def setting(n: int, **changes: Any) -> Setting:
+def setting(n: int, **changes: Any) -> GateSettings:
     """Return a setting for n items."""
     values = {"trials": 4, "level": 0.05, **changes}
-    return Setting.model_validate({"item_ids": tuple(f"item-{i:02}" for i in range(n)), **values})
+    return GateSettings.model_validate({"item_ids": tuple(f"item-{i:02}" for i in range(n)), **values})
 
 
-def pair(item: int, sides: Sides) -> Pair:
+def pair(item: int, sides: Sides) -> ScorePair:
     """Return a pair whose scores are also what is solved."""
     candidate, current = sides
-    return Pair(
+    return ScorePair(
         item_id=f"item-{item:02}",
         candidate=candidate,
         current=current,
@@ -35,20 +35,20 @@ def pair(item: int, sides: Sides) -> Pair:
     )
 
 
-def trial(sides: Iterable[Sides | None]) -> dict[str, Pair]:
+def trial(sides: Iterable[Sides | None]) -> dict[str, ScorePair]:
     """Return one trial's pairs; None leaves an item out."""
     pairs = [pair(i, both) for i, both in enumerate(sides) if both is not None]
     return {each.item_id: each for each in pairs}
 
 
-def ask(number: int, *items: int) -> Ask:
+def ask(number: int, *items: int) -> TrialRequest:
     """Return the question for some items."""
-    return Ask(trial=number, item_ids=tuple(f"item-{i:02}" for i in items))
+    return TrialRequest(trial=number, item_ids=tuple(f"item-{i:02}" for i in items))
 
 
-def ruled(setting: Setting, trials: dict[int, dict[str, Pair]]) -> Ruling:
+def ruled(setting: GateSettings, trials: dict[int, dict[str, ScorePair]]) -> Ruling:
     """Return the decision that there must be."""
-    found = look(setting, trials)
+    found = decide(setting, trials)
     assert isinstance(found, Ruling)
     return found
 
@@ -58,8 +58,8 @@ def ruled(setting: Setting, trials: dict[int, dict[str, Pair]]) -> Ruling:
 
 def test_the_first_question_is_one_trial_of_everything() -> None:
     """Nothing is known at first; what is at hand already is not asked again."""
-    assert look(setting(3), {}) == ask(0, 0, 1, 2)
-    assert look(setting(3), {0: trial([BOTH, None, None])}) == ask(0, 1, 2)
+    assert decide(setting(3), {}) == ask(0, 0, 1, 2)
+    assert decide(setting(3), {0: trial([BOTH, None, None])}) == ask(0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_what_differs_must_happen_again() -> None:
     """A target that never disagreed repeats only the items that differ, four times, before it is believed."""
     first = trial([WON, LOST, WON, BOTH])
     trials = {0: first}
-    assert look(setting(4), trials) == ask(1, 0, 1, 2)
-    for number in range(1, REPEATS):
+    assert decide(setting(4), trials) == ask(1, 0, 1, 2)
+    for number in range(1, CONFIRMATION_REPEATS):
         trials[number] = trial([WON, LOST, WON, None])
-        assert look(setting(4), trials) == ask(number + 1, 0, 1, 2)
-    trials[REPEATS] = trials[1]
+        assert decide(setting(4), trials) == ask(number + 1, 0, 1, 2)
+    trials[CONFIRMATION_REPEATS] = trials[1]
     found = ruled(setting(4), trials)
     assert (found.action, found.deterministic) == ("accept", True)
     assert (found.evidence.rounds, found.evidence.pairs, found.evidence.value) == (1, 4, None)
@@ -136,9 +136,9 @@ def test_a_mean_that_is_not_greater_needs_no_repeats(declared: bool) -> None:
 def test_a_disagreement_makes_the_target_noisy() -> None:
     """The trial that showed it is completed before it counts, then the test goes on with all of it."""
     trials = {0: trial([WON, WON, BOTH, BOTH]), 1: trial([WON, BOTH, None, None])}
-    assert look(setting(4), trials) == ask(1, 2, 3)
+    assert decide(setting(4), trials) == ask(1, 2, 3)
     trials[1] = trial([WON, BOTH, BOTH, BOTH])
-    assert look(setting(4), trials) == ask(2, 0, 1, 2, 3)
+    assert decide(setting(4), trials) == ask(2, 0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -146,26 +146,26 @@ def test_a_disagreement_makes_the_target_noisy() -> None:
 def test_one_side_of_one_stored_repeat_is_enough_to_show_noise(repeat: Sides, declared: bool) -> None:
     """A repeat of either side that disagrees is seen wherever it is, and refutes a declaration."""
     trials = {0: trial([WON, BOTH]), 7: trial([repeat, None])}
-    assert look(setting(2, declared=declared), trials) == ask(1, 0, 1)
-    assert look(setting(2, declared=declared), {0: trials[0], 7: trial([WON, None])}) != ask(1, 0, 1)
+    assert decide(setting(2, declared=declared), trials) == ask(1, 0, 1)
+    assert decide(setting(2, declared=declared), {0: trials[0], 7: trial([WON, None])}) != ask(1, 0, 1)
 
 
 def test_noise_is_remembered() -> None:
     """A target that once disagreed is tested, whatever the repeats at hand say."""
     trials = {0: trial([WON, BOTH]), 1: trial([WON, None])}
-    assert look(setting(2, deterministic=False, declared=True), trials) == ask(1, 1)
+    assert decide(setting(2, deterministic=False, declared=True), trials) == ask(1, 1)
 
 
 def test_repeats_that_are_unmeasured_count_only_against_the_candidate() -> None:
     """What could not be repeated proves nothing; what is proven without it is accepted."""
     first, lossy = trial([WON, WON, LOST, BOTH]), trial([WON, (None, 0.0), LOST, None])
     again = trial([WON, WON, LOST, None])
-    found = ruled(setting(4), {0: first, 1: lossy} | dict.fromkeys(range(2, REPEATS + 1), again))
+    found = ruled(setting(4), {0: first, 1: lossy} | dict.fromkeys(range(2, CONFIRMATION_REPEATS + 1), again))
     assert found.action == "unmeasured"
     assert found.reason == "Of 3 items that differ, 1 could not be measured again."
     first = trial([WON, WON, WON, LOST])
     lossy, again = trial([WON, (None, 0.0), WON, LOST]), trial([WON, WON, WON, LOST])
-    trials = {0: first, 1: lossy} | dict.fromkeys(range(2, REPEATS + 1), again)
+    trials = {0: first, 1: lossy} | dict.fromkeys(range(2, CONFIRMATION_REPEATS + 1), again)
     assert ruled(setting(4), trials).action == "accept"
 
 
@@ -208,8 +208,8 @@ def test_the_evidence_is_the_stated_product(rounds: list[list[float]], margin: f
 def test_an_improvement_that_stays_is_accepted() -> None:
     """Two items of eight won in each round and none lost: accepted at the first round that proves it."""
     noisy = setting(8, trials=20, level=0.0125, deterministic=False)
-    trials: dict[int, dict[str, Pair]] = {}
-    while isinstance(found := look(noisy, trials), Ask):
+    trials: dict[int, dict[str, ScorePair]] = {}
+    while isinstance(found := decide(noisy, trials), TrialRequest):
         assert found == ask(len(trials), *range(8))
         trials[found.trial] = trial([WON, WON, *[BOTH] * 6])
     assert (found.action, found.evidence.rounds, found.evidence.pairs) == (
@@ -230,14 +230,14 @@ def test_partial_rounds_are_never_tested() -> None:
     """A trial with one open item adds nothing, however well the others went."""
     noisy = setting(8, trials=20, level=0.0125, deterministic=False)
     trials = {0: trial([BOTH] * 8), 1: trial([*[WON] * 7, None]), 2: trial([WON] * 8)}
-    assert look(noisy, trials) == ask(1, 7)
+    assert decide(noisy, trials) == ask(1, 7)
 
 
 def test_an_improvement_that_has_become_unlikely_is_given_up() -> None:
     """From the second round on, when mean and two standard errors stay below the effect; under its name."""
     noisy = setting(10, trials=20, deterministic=False)
     trials = {0: trial([WON, LOST, *[BOTH] * 8])}
-    assert look(noisy, trials) == ask(1, *range(10))
+    assert decide(noisy, trials) == ask(1, *range(10))
     trials[1] = trial([LOST, *[BOTH] * 9])
     found = ruled(noisy, trials)
     assert (found.action, found.evidence.futile, found.evidence.rounds) == ("reject", True, 2)
@@ -253,7 +253,7 @@ def test_what_stays_open_is_inconclusive() -> None:
     found = ruled(noisy, {0: trial([WON, BOTH, BOTH, LOST]), 1: trial([WON, WON, BOTH, LOST])})
     assert (found.action, found.evidence.futile) == ("inconclusive", False)
     share = math.sqrt(2 * (math.log(80) + 0.4)) + 0.84
-    assert found.evidence.resolvable == pytest.approx(min(1.0, share * math.sqrt(5 / 8 / 8)))
+    assert found.evidence.detectable_effect == pytest.approx(min(1.0, share * math.sqrt(5 / 8 / 8)))
     assert "2 trials of 4 items resolve improvements of about 1.00" in found.reason
 
 
@@ -262,7 +262,7 @@ def test_further_trials_go_on_with_the_same_stakes() -> None:
     rounds = [[1.0, 0.0, 0.0, -1.0], [1.0, 1.0, 0.0, -1.0], [1.0, 0.0, 0.0, 0.0]]
     trials = {k: trial([(max(d, 0.0), max(-d, 0.0)) for d in each]) for k, each in enumerate(rounds)}
     changes = {"planned": 40, "planned_level": 0.0125, "deterministic": False}
-    assert look(setting(4, trials=4, **changes), trials) == ask(3, 0, 1, 2, 3)
+    assert decide(setting(4, trials=4, **changes), trials) == ask(3, 0, 1, 2, 3)
     found = ruled(setting(4, trials=3, level=0.05, **changes), trials)
     assert found.evidence.value == pytest.approx(evidence(rounds, 40, 0.0125), rel=1e-5)
 
@@ -271,7 +271,7 @@ def test_a_comparison_goes_on_for_the_least_improvement_that_counts() -> None:
     """Where more than the effect is asked for, it is given up as soon as that has become unlikely."""
     trials = {k: trial([WON, *[BOTH] * 9]) for k in range(2)}
     noisy = setting(10, trials=3, effect=0.05, deterministic=False)
-    assert look(noisy, trials) == ask(2, *range(10))
+    assert decide(noisy, trials) == ask(2, *range(10))
     found = ruled(noisy.model_copy(update={"min_improvement": 0.5}), trials)
     assert (found.action, found.evidence.futile) == ("reject", True)
     assert found.reason.endswith("an improvement of 0.5 has become unlikely.")
@@ -296,7 +296,7 @@ def test_the_order_of_arrival_is_not_seen(chance: random.Random, rounds: list[li
         for k in chance.sample(sorted(trials), len(trials))
     }
     noisy = setting(4, trials=6, deterministic=False, level=0.3)
-    assert look(noisy, trials).model_dump_json() == look(noisy, mixed).model_dump_json()
+    assert decide(noisy, trials).model_dump_json() == decide(noisy, mixed).model_dump_json()
 
 
 # ----------------------------------------------------------------------------------------------- coverage
@@ -368,11 +368,11 @@ def test_a_noisy_target_is_asked_again_before_an_item_counts_as_lost() -> None:
     """Suspects get four trials on both sides; one that solves it once more is no loss."""
     noisy = setting(12, trials=4, level=0.2, no_regression=0, deterministic=False)
     trials = {0: trial([LOST, LOST, *[WON] * 10])}
-    assert look(noisy, trials) == ask(1, 0, 1)
+    assert decide(noisy, trials) == ask(1, 0, 1)
     trials[1] = trial([LOST, BOTH])
-    assert look(noisy, trials) == ask(2, 0)
+    assert decide(noisy, trials) == ask(2, 0)
     trials[2] = trial([LOST])
-    assert look(noisy, trials) == ask(3, 0)
+    assert decide(noisy, trials) == ask(3, 0)
     lost = ruled(noisy, {**trials, 3: trial([LOST])})
     assert (lost.action, lost.evidence.futile, lost.evidence.rounds) == ("reject", False, 1)
     assert lost.reason == "The candidate fails 1 item that was solved before; `no_regression` allows 0."
@@ -389,11 +389,11 @@ def test_the_suspects_trials_do_not_undo_the_acceptance() -> None:
     """The first round that proves the improvement decides, even where suspects complete a second one."""
     noisy = setting(2, trials=2, level=0.9, no_regression=0, deterministic=False)
     first = {
-        "item-00": Pair(
+        "item-00": ScorePair(
             item_id="item-00", candidate=1, current=0, candidate_solved=False, current_solved=True
         )
     }
     first["item-01"] = first["item-00"].model_copy(update={"item_id": "item-01"})
-    assert look(noisy, {0: first}) == ask(1, 0, 1)
+    assert decide(noisy, {0: first}) == ask(1, 0, 1)
     found = ruled(noisy, {0: first, 1: trial([BOTH, NEITHER])})
     assert (found.action, found.evidence.rounds) == ("accept", 1)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 import virtual_time
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, opened, sample
-from reflact.calls import Intent, StoredReply, Text
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.calls import CallReservation, StoredResponse, Text
 from reflact.config import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Budget
@@ -21,8 +21,8 @@ from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.results import Usage
 from reflact.roles import ModelConfig, Price
-from reflact.tasks import group
-from reflact.testing import MemoryStore
+from reflact.tasks import open_task_group
+from reflact.testing import InMemoryRunStore
 
 pytestmark = pytest.mark.anyio
 
@@ -37,10 +37,10 @@ def budget(**limits: Any) -> Budget:
     return Budget(BudgetConfig(**limits))
 
 
-async def taken(store: MemoryStore) -> tuple[Usage, int, Usage]:
+async def taken(store: InMemoryRunStore) -> tuple[Usage, int, Usage]:
     """Return usage, unsettled calls and worst case of the only purpose in a store."""
     (spent,) = await store.spend(RUN)
-    return spent.usage, spent.unsettled, spent.worst
+    return spent.usage, spent.unsettled, spent.worst_case
 
 
 # ------------------------------------------------------------------------------------------------- booking
@@ -50,7 +50,7 @@ async def test_an_answer_costs_what_it_consumed() -> None:
     """Ledger and reply hold the same tokens and the same price, and nothing is left reserved."""
     store = await opened()
     async with connected(Endpoint(GOOD), PRICED, store=store) as client:
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     expected = Usage(calls=1, input_tokens=100, cached_tokens=40, output_tokens=7, usd=COST)
     assert await taken(store) == (expected, 0, Usage())
     assert reply.usage == expected
@@ -58,20 +58,20 @@ async def test_an_answer_costs_what_it_consumed() -> None:
 
 async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
     """A token for each byte of the body, the cap, and the price of both."""
-    intents: list[Intent] = []
+    intents: list[CallReservation] = []
 
-    class Watched(MemoryStore):
-        async def intend(self, intent: Intent) -> None:
+    class Watched(InMemoryRunStore):
+        async def intend(self, intent: CallReservation) -> None:
             intents.append(intent)
-            await super().intend(intent)
+            await super().reserve(intent)
 
     store, endpoint = Watched(), Endpoint(GOOD)
     await store.open_run(RUN, {}, {})
     async with connected(endpoint, PRICED, store=store) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
     read = len(endpoint.requests[0].content) + OVERHEAD_TOKENS
     worst = Usage(calls=1, input_tokens=read, output_tokens=50)
-    assert intents[0].worst == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
+    assert intents[0].worst_case == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
 
 
 async def test_an_answer_without_counts_costs_its_worst_case() -> None:
@@ -82,7 +82,7 @@ async def test_an_answer_without_counts_costs_its_worst_case() -> None:
     async with connected(
         Endpoint(httpx.Response(200, json=silent)), PRICED, store=store, budget=held
     ) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
     usage, unsettled, worst = await taken(store)
     assert usage == Usage(calls=1, uncounted=1)
     assert (unsettled, worst.calls, worst.output_tokens) == (0, 0, 50)
@@ -115,10 +115,10 @@ async def test_what_is_refused_or_never_left_is_free(failure: httpx.Response | E
     store, held = await opened(), budget(max_calls=1)
     async with connected(Endpoint(failure), PRICED, store=store, budget=held) as client:
         with pytest.raises((ModelError, CassetteMiss)):
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert await store.spend(RUN) == ()
     async with connected(Endpoint(GOOD), PRICED, store=store, budget=held) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
     assert (await taken(store))[0].calls == 1
 
 
@@ -130,36 +130,36 @@ async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
     store, held = await opened(), budget(max_calls=2)
     async with connected(Endpoint(failure, GOOD), PRICED, store=store, budget=held) as client:
         with pytest.raises(ProviderDown):
-            await client.ask(PROMPT, Text, sample=sample())
-        await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
+        await client.ask(PROMPT, Text, call_id=call_id())
         usage, unsettled, worst = await taken(store)
         assert (usage.calls, unsettled, worst.calls, worst.output_tokens) == (1, 1, 1, 50)
         with pytest.raises(BudgetSpent, match="2 are taken"):
-            await client.ask(PROMPT, Text, sample=sample("next"))
+            await client.ask(PROMPT, Text, call_id=call_id("next"))
 
 
 async def test_what_is_stored_costs_nothing() -> None:
     """A second start with nothing left of its budget still has the answers of the first."""
     store = await opened()
     async with connected(Endpoint(GOOD), PRICED, store=store) as client:
-        first = await client.ask(PROMPT, Text, sample=sample())
+        first = await client.ask(PROMPT, Text, call_id=call_id())
     async with connected(Endpoint(GOOD), PRICED, store=store, budget=budget(max_calls=0)) as client:
-        assert await client.ask(PROMPT, Text, sample=sample()) == first
+        assert await client.ask(PROMPT, Text, call_id=call_id()) == first
         with pytest.raises(BudgetSpent, match=r"budget\.max_calls is 0"):
-            await client.ask(PROMPT, Text, sample=sample("next"))
+            await client.ask(PROMPT, Text, call_id=call_id("next"))
 
 
 # ------------------------------------------------------------------------------------------- time and order
 
 
-def paying(inner: httpx.AsyncBaseTransport, store: MemoryStore, held: Budget, model: ModelConfig) -> Any:
+def paying(inner: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, model: ModelConfig) -> Any:
     """Return a transport of its own endpoint, and a function that sends a call through it."""
     client = endpoint_for(model)
     transport = MeteredTransport(inner, config=model, budget=held, endpoint=client, effects=store)
 
     async def send(key: str) -> httpx.Response:
-        intent = Intent(
-            key=key, run_id=RUN, sample=key, role="target", purpose="rollout", endpoint="e", model="m"
+        intent = CallReservation(
+            key=key, run_id=RUN, call_id=key, role="target", purpose="rollout", endpoint="e", model="m"
         )
         request = httpx.Request(
             "POST", "http://endpoint.test/v1", json={"max_tokens": 50}, extensions={INTENT: intent}
@@ -203,7 +203,7 @@ class _Body(httpx.AsyncByteStream):
         self._of.closed += 1
 
 
-def spent_on_time(main: Callable[[MemoryStore], Any]) -> Callable[[], None]:
+def spent_on_time(main: Callable[[InMemoryRunStore], Any]) -> Callable[[], None]:
     """Run a test with a store on an event loop on which nothing is waited for."""
 
     def test() -> None:
@@ -217,7 +217,7 @@ def spent_on_time(main: Callable[[MemoryStore], Any]) -> Callable[[], None]:
 
 
 @spent_on_time
-async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: MemoryStore) -> None:
+async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: InMemoryRunStore) -> None:
     """A body that trickles in is cut off like an answer that never comes, and its connection is closed."""
     for network in (Slow(11), Slow(1, 5, 5)):
         client, send = paying(network, store, budget(), config(timeout=10))
@@ -228,7 +228,7 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: MemorySto
 
 
 @spent_on_time
-async def test_a_call_that_was_never_sent_returns_what_it_held(store: MemoryStore) -> None:
+async def test_a_call_that_was_never_sent_returns_what_it_held(store: InMemoryRunStore) -> None:
     """Cancelled while it waits for the endpoint, it has cost nothing."""
     network = Slow(5)
     held = budget(max_calls=2)
@@ -239,7 +239,7 @@ async def test_a_call_that_was_never_sent_returns_what_it_held(store: MemoryStor
             await send("impatient")
 
     with client:
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             tasks.start_soon(send, "first")
             tasks.start_soon(impatient)
         await send("second")
@@ -253,7 +253,7 @@ async def test_a_call_that_was_never_sent_returns_what_it_held(store: MemoryStor
 
 
 @spent_on_time
-async def test_a_call_cut_off_in_flight_is_booked_at_once(store: MemoryStore) -> None:
+async def test_a_call_cut_off_in_flight_is_booked_at_once(store: InMemoryRunStore) -> None:
     """The next call of the same start already finds less room."""
     client, send = paying(Slow(5), store, budget(max_calls=1), config())
     with client:
@@ -265,7 +265,7 @@ async def test_a_call_cut_off_in_flight_is_booked_at_once(store: MemoryStore) ->
 
 
 @spent_on_time
-async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: MemoryStore) -> None:
+async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: InMemoryRunStore) -> None:
     """Another run that shares the endpoint is not held up by it."""
     ended: list[tuple[str, float]] = []
     model = config(concurrency=2)
@@ -280,41 +280,41 @@ async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: Memo
         ended.append((key, anyio.current_time()))
 
     with client, other:
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             for send, key in ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d")):
                 tasks.start_soon(call, send, key)
     assert ended == [("c", 1), ("d", 2), ("a", 10), ("b refused", 10)]
 
 
 @spent_on_time
-async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: MemoryStore) -> None:
+async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InMemoryRunStore) -> None:
     """Cancelled while it is stored, it is stored all the same, and costs what it says."""
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
-    class Cancelling(MemoryStore):
-        async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+    class Cancelling(InMemoryRunStore):
+        async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
             scope.cancel()
             await anyio.sleep(0.1)
-            await store.keep_reply(reply, intent)
+            await store.store_response(reply, intent)
 
     slow = Cancelling()
     await slow.open_run(RUN, {}, {})
     client, send = paying(Slow(1), slow, held, config())
     with client, scope:
         await send("k")
-    assert await store.find_reply("k") is not None
+    assert await store.find_response("k") is not None
     async with held.reserve(Usage(calls=1, output_tokens=500 - 107)):
         pass
 
 
 @spent_on_time
-async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store: MemoryStore) -> None:
+async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store: InMemoryRunStore) -> None:
     """Cancelled while its intent is written, it is neither reserved nor booked as cut off in flight."""
     scope, held = anyio.CancelScope(), budget(max_calls=1)
 
-    class Leaving(MemoryStore):
-        async def intend(self, intent: Intent) -> None:
-            await super().intend(intent)
+    class Leaving(InMemoryRunStore):
+        async def intend(self, intent: CallReservation) -> None:
+            await super().reserve(intent)
             scope.cancel()
             await anyio.sleep(0.1)
 
@@ -337,8 +337,8 @@ async def test_a_provider_that_ignores_caps_stops_the_run() -> None:
     store, held = await opened(), budget(max_tokens=10_000)
     endpoint = Endpoint(completion("long", tokens=(10, 0, 51)))
     async with connected(endpoint, PRICED, store=store, budget=held) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
         with pytest.raises(BudgetSpent, match="it wrote 51 tokens where 50 were the most"):
-            await client.ask(PROMPT, Text, sample=sample("next"))
+            await client.ask(PROMPT, Text, call_id=call_id("next"))
     assert len(endpoint.requests) == 1
     assert (await taken(store))[0].output_tokens == 51

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from reflact.stages.replies import AnalystReply
-from reflact.tail import guidance
-from reflact.testing import ToyEnvironment, appending
+from reflact.tail import read_guidance
+from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import Skill, Split
 from toy_runs import Actor, Part, playing, right, run
 
@@ -21,7 +21,7 @@ OLDER: dict[str, Any] = {
     "meta_skill": {"enabled": True},
     "train": {"batch_size": 4, "num_epochs": 2},
 }
-IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense about the missing rule"))
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense about the missing rule"))
 WORLD = ToyEnvironment(train=8, val=4, test=4)
 VAL = {str(item.input) for item in WORLD.items(Split.val)}
 
@@ -44,12 +44,12 @@ async def test_one_pass_decides(tmp_path: Path) -> None:
 async def test_guidance_is_forced_into_the_current_skill(tmp_path: Path) -> None:
     """The first epoch reserves the region, the second writes into it unmeasured, and the end may promote."""
     done = await run(tmp_path, script=playing(IDLE), **OLDER)
-    assert [e.slow.action for e in done.epochs if e.slow] == ["reserved", "forced"]
+    assert [e.slow_update.action for e in done.epochs if e.slow_update] == ["reserved", "forced"]
     assert [e.current.inherited for e in done.epochs] == [True, True]
     assert done.epochs[-1].best.number == 0
     assert done.promotions[0].verdict.evidence is not None
     assert done.promotions[0].verdict.evidence.policy == "strict"
-    assert guidance(done.best) != ""
+    assert read_guidance(done.best) != ""
 
 
 async def test_there_are_no_cards_and_no_appendix(tmp_path: Path) -> None:
@@ -58,5 +58,5 @@ async def test_there_are_no_cards_and_no_appendix(tmp_path: Path) -> None:
     prompts = ["\n".join(m.content for m in call.prompt.messages) for call in done.calls]
     assert any("Earlier attempts in this round" in prompt for prompt in prompts)
     assert not any("Edits tried before that did not help" in prompt for prompt in prompts)
-    assert not any(call.sample.purpose.startswith("lapse") for call in done.calls)
-    assert done.state.meta != ""
+    assert not any(call.call_id.purpose.startswith("lapse") for call in done.calls)
+    assert done.state.meta_skill != ""

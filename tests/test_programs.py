@@ -22,18 +22,35 @@ import pytest
 from pydantic import JsonValue
 
 from reflact.config import TrainerConfig
-from reflact.environments.confined import ALLOW, DENY, KILL, MACHINES, UNKNOWN, Order, confinable, rules
-from reflact.environments.dataset import from_config
-from reflact.environments.programs import OUTPUT, SCRIPT, Asserted, Python, Ran, fault, python_grader
+from reflact.environments.confined import (
+    ALLOW,
+    DENY,
+    KILL,
+    PROCESSORS,
+    UNKNOWN,
+    SandboxRequest,
+    build_filter,
+    can_confine,
+)
+from reflact.environments.dataset import build_environment
+from reflact.environments.programs import (
+    MAX_OUTPUT_BYTES,
+    SCRIPT,
+    AssertionCase,
+    ProgramResult,
+    PythonGrader,
+    build_python_grader,
+    find_fault,
+)
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.types import Graded, Item
+from reflact.types import Grade, Item
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not confinable(), reason="this system cannot lock a process in"),
+    pytest.mark.skipif(not can_confine(), reason="this system cannot lock a process in"),
 ]
 
-LOCKED, FREE = Python(seconds=1, patience=60), Python(seconds=1, patience=60, confined=False)
+LOCKED, FREE = PythonGrader(seconds=1, patience=60), PythonGrader(seconds=1, patience=60, confined=False)
 
 
 SLEEPER = "import time; time.sleep(3600)"
@@ -43,11 +60,11 @@ def item(reference: JsonValue) -> Item:
     return Item(id="i", input="?", reference=reference)
 
 
-async def graded(reference: JsonValue, answer: str, grade: Python = LOCKED) -> Graded:
+async def graded(reference: JsonValue, answer: str, grade: PythonGrader = LOCKED) -> Grade:
     return await grade(item(reference), answer)
 
 
-async def got_in(attempt: str, grade: Python) -> bool:
+async def got_in(attempt: str, grade: PythonGrader) -> bool:
     """Whether an attempt, some statements, goes through without an OSError."""
     indented = textwrap.indent(attempt, "    ")
     tried = f"try:\n{indented}\nexcept OSError:\n    print('kept out')\nelse:\n    print('in')"
@@ -169,11 +186,11 @@ def test_a_configuration_names_the_grader(tmp_path: Path) -> None:
     )
     assert (
         '"settings":{"confined":true,"mebibytes":512,"patience":10,"seconds":3}'
-        in from_config(config).identity
+        in build_environment(config).identity
     )
     (tmp_path / "items.json").write_text(f"[{rows}]".replace("stdout", "output"), encoding="utf-8")
     with pytest.raises(DataError, match="cannot be graded by python"):
-        from_config(config)
+        build_environment(config)
 
 
 # --------------------------------------------------------------------------------------- what is refused
@@ -292,7 +309,7 @@ async def test_a_gigabyte_of_output_ends_early(stream: str) -> None:
     result = await graded({"stdout": "x"}, answer)
     assert result.score.hard == 0
     assert len(str(result.feedback)) < 1000
-    free = await graded({"tests": "print('x' * 100)"}, f"print('y' * {OUTPUT - 1000})")
+    free = await graded({"tests": "print('x' * 100)"}, f"print('y' * {MAX_OUTPUT_BYTES - 1000})")
     assert free.score.hard == 1
 
 
@@ -303,7 +320,7 @@ async def test_a_program_that_waits_is_ended() -> None:
     """Waiting takes no processor time, and ends all the same."""
     others = children()
     with anyio.fail_after(20):
-        result = await graded({"stdout": "x"}, SLEEPER, Python(seconds=1, patience=1))
+        result = await graded({"stdout": "x"}, SLEEPER, PythonGrader(seconds=1, patience=1))
     assert "waited too long" in str(result.feedback)
     assert children() <= others
 
@@ -379,17 +396,17 @@ def test_a_system_that_cannot_lock_in_is_refused() -> None:
     """Without confinement there is no grader, unless that is allowed; and then its scores are others."""
     limits: dict[str, Any] = {"seconds": 5, "mebibytes": 1024, "able": lambda: False}
     with pytest.raises(ConfigError, match=r"environment\.allow_unconfined: true"):
-        python_grader(**limits, allow_unconfined=False)
-    free = python_grader(**limits, allow_unconfined=True)
+        build_python_grader(**limits, allow_unconfined=False)
+    free = build_python_grader(**limits, allow_unconfined=True)
     assert not free.confined
-    assert free.identity != python_grader(seconds=5, mebibytes=1024, allow_unconfined=True).identity
+    assert free.identity != build_python_grader(seconds=5, mebibytes=1024, allow_unconfined=True).identity
 
 
 def test_an_answer_is_not_run_where_locking_in_fails(tmp_path: Path) -> None:
     """The process ends before it looks at the answer; here the parent it is told of is not its own."""
     program = tmp_path / "program.json"
     program.write_text('{"answer": "print(12345)", "tests": null}', encoding="utf-8")
-    order = Order(1, program=0, told=1, seconds=1, memory=1 << 30, output=1000, confine=True)
+    order = SandboxRequest(1, program=0, report=1, seconds=1, memory=1 << 30, output=1000, confine=True)
     with program.open() as file:
         done = subprocess.run(
             [sys.executable, str(SCRIPT), json.dumps(order)],
@@ -406,7 +423,7 @@ def test_an_answer_is_not_run_where_locking_in_fails(tmp_path: Path) -> None:
 def test_a_process_that_did_not_start_is_no_wrong_answer() -> None:
     """An answer that was never run has no score."""
     with pytest.raises(EnvironmentFailure, match="did not start as it should: OSError: no"):
-        fault(Asserted(tests=""), Ran(1, b"", "", "Traceback\nOSError: no\n"), 5)
+        find_fault(AssertionCase(tests=""), ProgramResult(1, b"", "", "Traceback\nOSError: no\n"), 5)
 
 
 def outcome(program: bytes, mark: int, number: int, *arguments: int) -> int:
@@ -427,11 +444,11 @@ def outcome(program: bytes, mark: int, number: int, *arguments: int) -> int:
                 place += yes if holds else no
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_the_filter_of_each_machine(name: str) -> None:
     """On processors that this test does not run on, the filter decides as it should, too."""
-    machine = MACHINES[name]
-    program = b"".join(rules(machine, 77))
+    machine = PROCESSORS[name]
+    program = b"".join(build_filter(machine, 77))
 
     def decided(number: int, *arguments: int) -> int:
         return outcome(program, machine.mark, number, *arguments)

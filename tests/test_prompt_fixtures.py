@@ -7,13 +7,13 @@ import pytest
 from prompt_examples import CASSETTE, MODEL, examples, outcome
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette, read_cassette
-from reflact.prompts import data_folder
+from reflact.prompts import find_data_folder
 
 pytestmark = pytest.mark.anyio
 
 VERSIONS = sorted(
     f"{path.parent.name}/{path.stem}"
-    for path in data_folder("prompts").glob("*/v*.md")
+    for path in find_data_folder("prompts").glob("*/v*.md")
     if path.parent.name != "placebo"
 )
 REFUSED = ("merge/v1", "draft_failure/v1", "rewrite/v1")

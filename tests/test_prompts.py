@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.errors import PromptError
-from reflact.prompts import HOLE, NAMES, Prompt, data_folder, load_book, read_prompt
+from reflact.prompts import PROMPT_NAMES, VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
 
-FOLDER = data_folder("prompts")
+FOLDER = find_data_folder("prompts")
 FILES = sorted(FOLDER.glob("*/v*.md"))
 CHECKSUMS = FOLDER / "CHECKSUMS"
 
@@ -40,7 +40,7 @@ def written(folder: Path, text: str = PLAIN, place: str = "ranking/v7.md") -> Pa
 
 def filled(prompt: Prompt, value: str) -> str:
     """Render a prompt with one value in all holes, and return all of its text."""
-    rendered = prompt.render(dict.fromkeys(prompt.header.holes, value))
+    rendered = prompt.render(dict.fromkeys(prompt.header.variables, value))
     return "\n".join(message.content for message in rendered.messages)
 
 
@@ -56,16 +56,16 @@ def checksums() -> str:
 def test_every_version_renders(path: Path) -> None:
     """Each released file loads, has a name that is known, and leaves no hole open."""
     prompt = read_prompt(path)
-    assert prompt.header.name in NAMES
+    assert prompt.header.name in PROMPT_NAMES
     text = filled(prompt, "VALUE")
-    assert not HOLE.search(text)
-    assert text.count("VALUE") >= len(prompt.header.holes)
+    assert not VARIABLE.search(text)
+    assert text.count("VALUE") >= len(prompt.header.variables)
 
 
 def test_every_prompt_has_a_version() -> None:
     """The book holds every name once, each in its newest version."""
-    book = load_book()
-    assert set(book.prompts) == set(NAMES) == {p.parent.name for p in FILES}
+    book = load_prompts()
+    assert set(book.prompts) == set(PROMPT_NAMES) == {p.parent.name for p in FILES}
     for name, prompt in book.prompts.items():
         assert prompt.header.version == max(int(p.stem[1:]) for p in FILES if p.parent.name == name)
 
@@ -80,8 +80,8 @@ def test_released_versions_never_change() -> None:
 
 def test_identity_names_version_and_checksum() -> None:
     """Another text of a prompt is another identity of the run."""
-    identity = load_book().identity(NAMES)
-    assert set(identity) == {f"prompts.{name}" for name in NAMES}
+    identity = load_prompts().identity(PROMPT_NAMES)
+    assert set(identity) == {f"prompts.{name}" for name in PROMPT_NAMES}
     assert all(re.fullmatch(r"v\d+ [0-9a-f]{16}", str(value)) for value in identity.values())
 
 
@@ -91,17 +91,19 @@ def test_identity_names_version_and_checksum() -> None:
 @given(st.text(alphabet=st.sampled_from("{}$document budget_\\1"), max_size=60))
 def test_what_is_put_in_is_not_read_again(value: str) -> None:
     """A value that looks like a hole, a template or a group reference comes out as it went in."""
-    prompt = load_book().prompts["ranking"]
+    prompt = load_prompts().prompts["ranking"]
     marked = f"<<{value}{{{{document}}}}>>"
-    assert filled(prompt, marked).count(marked) >= len(prompt.header.holes)
+    assert filled(prompt, marked).count(marked) >= len(prompt.header.variables)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"analyst_failure", "analyst_success", "consolidate"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(PROMPT_NAMES) - {"analyst_failure", "analyst_success", "consolidate"})
+)
 def test_notes_that_are_empty_leave_no_gap(name: str) -> None:
     """A prompt without attempts, notes or memory reads as if it had no place for them."""
-    prompt = load_book().prompts[name]
+    prompt = load_prompts().prompts[name]
     values = {
-        hole: "" if hole in {"attempts", "notes", "memory"} else "VALUE" for hole in prompt.header.holes
+        hole: "" if hole in {"attempts", "notes", "memory"} else "VALUE" for hole in prompt.header.variables
     }
     assert all("\n\n\n" not in message.content for message in prompt.render(values).messages)
 
@@ -119,11 +121,12 @@ def test_holes_and_values_must_match(tmp_path: Path, values: dict[str, str], nam
 def test_an_own_folder_comes_first(tmp_path: Path) -> None:
     """A prompt in the own folder replaces the packaged one; those it lacks come from the package."""
     written(tmp_path)
-    book = load_book(folder=tmp_path)
+    book = load_prompts(folder=tmp_path)
     assert book.prompts["ranking"].header.version == 7
-    assert book.prompts["merge"] == load_book().prompts["merge"]
+    assert book.prompts["merge"] == load_prompts().prompts["merge"]
     assert (
-        load_book({"ranking": 1}, tmp_path).prompts["ranking"] == load_book({"ranking": 1}).prompts["ranking"]
+        load_prompts({"ranking": 1}, tmp_path).prompts["ranking"]
+        == load_prompts({"ranking": 1}).prompts["ranking"]
     )
 
 
@@ -134,14 +137,14 @@ def test_an_own_folder_comes_first(tmp_path: Path) -> None:
 def test_unknown_pins_are_one_sentence(versions: dict[str, int], words: str) -> None:
     """A version or a name that does not exist is refused with what was looked for."""
     with pytest.raises(PromptError, match=words) as refusal:
-        load_book(versions)
+        load_prompts(versions)
     assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     """An own folder that is not there is named."""
     with pytest.raises(PromptError, match="none is not a folder"):
-        load_book(folder=tmp_path / "none")
+        load_prompts(folder=tmp_path / "none")
 
 
 @pytest.mark.parametrize(

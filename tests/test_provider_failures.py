@@ -19,7 +19,7 @@ import pytest
 from pure_world import URL, Ended, PureNetwork, differences, left_by, rows, settings, write_world
 from reflact import Trainer, events
 from reflact.results import RunSummary
-from reflact.testing import Fault, FaultyTransport, Refused, TimedOut
+from reflact.testing import Fault, FaultyTransport, StatusFault, TimeoutFault
 
 HURRY = 50
 NEVER = 1e6
@@ -50,7 +50,7 @@ class Clean(NamedTuple):
 
     def asked(self, words: str) -> int:
         """Return how many requests came before the last one whose sample begins with words."""
-        return max(n for n, sample in enumerate(self.samples) if sample.startswith(words))
+        return max(n for n, call_id in enumerate(self.samples) if call_id.startswith(words))
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,16 @@ class Passing:
         self.failed: list[str] = []
 
     def __call__(self, request: httpx.Request, number: int) -> Fault | None:
-        sample = request.headers["x-sample"]
-        share = int(sample.split("=")[1][:4], 16) if sample.startswith("target/") else 1
-        if share % 10 or sample in self.failed:
+        call_id = request.headers["x-sample"]
+        share = int(call_id.split("=")[1][:4], 16) if call_id.startswith("target/") else 1
+        if share % 10 or call_id in self.failed:
             return None
-        self.failed.append(sample)
-        return Refused(status=429, headers=(("retry-after", "0"),)) if len(self.failed) % 2 else TimedOut()
+        self.failed.append(call_id)
+        return (
+            StatusFault(status=429, headers=(("retry-after", "0"),))
+            if len(self.failed) % 2
+            else TimeoutFault()
+        )
 
 
 def test_failures_in_passing_change_nothing(world: Path, clean: Clean, tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ Heard = Callable[[events.Event], None]
 async def _told(trainer: Trainer, hear: Heard) -> RunSummary:
     async for event in trainer.stream():
         hear(event)
-    assert isinstance(event, events.Finished)
+    assert isinstance(event, events.RunFinished)
     return event.summary
 
 
@@ -264,7 +268,7 @@ def test_an_unmeasured_decision_stops_the_run(
     heard: list[events.Event] = []
     trainer = Trainer(impatient(world, tmp_path), transport=Outage(world, decision.words))
     summary = anyio.run(_told, trainer, heard.append)
-    repeated = [event for event in heard if isinstance(event, events.Repeated)]
+    repeated = [event for event in heard if isinstance(event, events.StepRetried)]
     assert [(e.step, e.reason[: len(decision.name)]) for e in repeated] == [
         (decision.commit[1], decision.name)
     ]
@@ -285,10 +289,10 @@ def test_a_decision_is_measured_the_second_time(
 ) -> None:
     """Where the provider is back when an unmeasured decision is repeated, the run leaves what it would."""
     network = Outage(world, decision.words)
-    repeated: list[events.Repeated] = []
+    repeated: list[events.StepRetried] = []
 
     def hear(event: events.Event) -> None:
-        if isinstance(event, events.Repeated):
+        if isinstance(event, events.StepRetried):
             repeated.append(event)
             network.over = True
 

@@ -21,7 +21,7 @@ from reflact.calibration.review import (
     slice_of,
     traces_needed,
 )
-from reflact.data import rng
+from reflact.data import make_rng
 from reflact.memory import Evaluation, Gold
 from reflact.memory_cards import LEVEL, level
 
@@ -124,7 +124,7 @@ def test_levels_of_all_batches_sum_to_the_level() -> None:
 
 def test_a_later_batch_needs_more() -> None:
     """The same evidence passes as the first batch and not as the thousandth."""
-    signs = rng(1, "later")
+    signs = make_rng(1, "later")
     with_ = [step(t, 0, 4, 5 if signs.random() < 0.85 else 9) for t in range(TRACES)]
     assert decided(side(7), with_).outcome == "better"
     assert decided(side(7), with_, before=999).outcome == "not_shown"

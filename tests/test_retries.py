@@ -17,7 +17,7 @@ from doubles import Endpoint as Script
 from reflact.llm.rate_limit import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, EndpointClient, LimitChange
 from reflact.llm.retry import RetryTransport, pause, retry_after, unknown_model
 from reflact.roles import ModelConfig
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 
 pytestmark = pytest.mark.anyio
 
@@ -186,7 +186,7 @@ async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
     client = leased(slots=1)
     single = Single(Script(httpx.Response(500), OK), client)
     transport = RetryTransport(single, retries=1, endpoint=client, sleep=sleep)
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(transport.handle_async_request, request())
         await waiting.wait()
         with anyio.fail_after(5):
@@ -222,7 +222,7 @@ async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
     async def one() -> None:
         answers.append((await transport.handle_async_request(request())).status_code)
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for _ in range(64):
             tasks.start_soon(one)
     assert answers == [401] * 64

@@ -8,16 +8,16 @@ from typing import Any
 import anyio
 import pytest
 
-from reflact.records import Review
+from reflact.records import CandidateReview
 from reflact.stages.replies import AnalystReply
-from reflact.testing import appending
+from reflact.testing import append_reply
 from reflact.types import Skill
 from toy_runs import LINES, Part, playing, run
 
 pytestmark = pytest.mark.anyio
 
-DOUBLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, LINES["double"]))
-IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+DOUBLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, LINES["double"]))
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 
 
 class Reviewer:
@@ -25,9 +25,9 @@ class Reviewer:
 
     def __init__(self, answer: bool | str) -> None:
         self._answer = answer
-        self.reviews: list[Review] = []
+        self.reviews: list[CandidateReview] = []
 
-    async def __call__(self, review: Review) -> bool | str:
+    async def __call__(self, review: CandidateReview) -> bool | str:
         self.reviews.append(review)
         return self._answer
 
@@ -94,10 +94,10 @@ async def test_guidance_and_promotion_are_reviewed(tmp_path: Path) -> None:
     done = await run(tmp_path / "a", script=playing(IDLE), approve=reviewer, **gated)
     assert [(r.part, r.step) for r in reviewer.reviews] == [("slow update", 4)]
     closed = done.epochs[-1]
-    assert closed.slow is not None
-    assert closed.slow.verdict is not None
-    assert (closed.slow.action, closed.slow.verdict.veto) == ("kept", "Not that.")
-    assert closed.made == ()
+    assert closed.slow_update is not None
+    assert closed.slow_update.verdict is not None
+    assert (closed.slow_update.action, closed.slow_update.verdict.veto) == ("kept", "Not that.")
+    assert closed.created_versions == ()
 
     forced = {**gated, "slow_update": {"enabled": True, "gated": False}}
     reviewer = Reviewer("Nor that.")
@@ -113,7 +113,7 @@ async def test_an_answer_is_asked_for_once(tmp_path: Path, answer: bool | str) -
 
     with anyio.CancelScope() as scope:
 
-        async def then_stop(review: Review) -> bool | str:
+        async def then_stop(review: CandidateReview) -> bool | str:
             said = await first(review)
             scope.cancel()
             return said

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
 from reflact.ports import Session
 from reflact.stages.rollout import (
-    Pair,
-    note_unmeasured,
+    RolloutPair,
+    build_rollout_key,
+    derive_rollout_seed,
+    log_unmeasured,
+    number_trials,
     rollout,
-    rollout_key,
     rollout_pairs,
-    rollout_seed,
-    trials_of,
 )
-from reflact.testing import MemoryStore
-from reflact.types import Graded, Item, Rollout, Score, Skill, Split, Turn
+from reflact.testing import InMemoryRunStore
+from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,7 @@ class Scripted:
     def items(self, split: Split) -> Sequence[Item]:
         return ()
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         skill = await session.reply("")
         self.ran.append((item.id, skill))
         self.seeds.setdefault((item.id, skill), []).append(seed)
@@ -85,7 +85,7 @@ class Scripted:
             await checkpoint()
         if isinstance(outcome, Exception):
             raise outcome
-        return Graded(score=Score.of(outcome), answer=skill)
+        return Grade(score=Score.of(outcome), answer=skill)
 
 
 def items(size: int) -> tuple[Item, ...]:
@@ -109,9 +109,9 @@ def losing(*lost: str, times: int = 99) -> Outcome:
     return outcome
 
 
-async def opened() -> MemoryStore:
+async def opened() -> InMemoryRunStore:
     """Return a store in which the run is open."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run(RUN, {}, {})
     return store
 
@@ -120,7 +120,7 @@ async def rolled(
     environment: Scripted,
     batch: Sequence[Item],
     *,
-    store: MemoryStore,
+    store: InMemoryRunStore,
     step: int = 1,
     coverage: float = 0.0,
     limit: int = 4,
@@ -135,14 +135,14 @@ async def rolled(
         target=SkillTarget(),
         environment=environment,
         store=store,
-        journal=store.journal(RUN),
+        decision_log=store.decision_log(RUN),
         step=step,
         feedback=False,
         coverage=coverage,
         limit=limit,
         trial=trial,
         phase=phase,
-        until=until,
+        stop_when=until,
     )
 
 
@@ -150,12 +150,12 @@ async def compared(
     environment: Scripted,
     batch: Sequence[Item],
     *,
-    store: MemoryStore,
+    store: InMemoryRunStore,
     limit: int = 4,
     trial: int = 0,
-    until: Callable[[Sequence[Pair]], bool] | None = None,
+    until: Callable[[Sequence[RolloutPair]], bool] | None = None,
     report: Callable[[Rollout], Awaitable[None]] | None = None,
-) -> tuple[Pair, ...]:
+) -> tuple[RolloutPair, ...]:
     """Roll items out under both skills."""
     return await rollout_pairs(
         batch,
@@ -164,12 +164,12 @@ async def compared(
         target=SkillTarget(),
         environment=environment,
         store=store,
-        journal=store.journal(RUN),
+        decision_log=store.decision_log(RUN),
         step=1,
         trial=trial,
         limit=limit,
-        until=until,
-        report=report,
+        stop_when=until,
+        on_rollout=report,
     )
 
 
@@ -182,21 +182,21 @@ def test_keys_and_seeds_are_pinned() -> None:
     environment, target = Scripted(right), SkillTarget()
 
     def key(*, trial: int = 0, phase: str | None = None) -> str:
-        return rollout_key(
+        return build_rollout_key(
             NEW, item, target=target, environment=environment, feedback=True, trial=trial, phase=phase
         )
 
     assert key() == "3ae44de15cef141538dedd8c4ec0f9a68c6a982d94e9f73460c41767cbba02f9"
     assert key(trial=1) == "092cc17038514534bbf8afecfa3e5c2cab59511d15a0db96dc9bf73d6274a0aa"
     assert key(phase="step 3") == "550fbd99085017e5be6bf1deb19f15a291181d4b4283971ca740fe93c5b6eaa0"
-    assert [rollout_seed(item, trial) for trial in range(3)] == [3216078731, 2054704690, 2249697936]
-    assert rollout_seed(Item(id="i1", input="q"), 0) == 883645264
+    assert [derive_rollout_seed(item, trial) for trial in range(3)] == [3216078731, 2054704690, 2249697936]
+    assert derive_rollout_seed(Item(id="i1", input="q"), 0) == 883645264
 
 
 def test_occurrences_are_trials() -> None:
     """The same item again is its next trial; different items do not disturb each other."""
     a, b = items(2)
-    assert trials_of([a, b, a, a, b]) == (0, 0, 1, 2, 1)
+    assert number_trials([a, b, a, a, b]) == (0, 0, 1, 2, 1)
 
 
 async def test_seeds_are_shared_by_all_skills() -> None:
@@ -205,7 +205,10 @@ async def test_seeds_are_shared_by_all_skills() -> None:
     for trial in range(2):
         await compared(environment, batch, store=store, trial=trial)
     for item in batch:
-        assert environment.seeds[item.id, "new"] == [rollout_seed(item, 0), rollout_seed(item, 1)]
+        assert environment.seeds[item.id, "new"] == [
+            derive_rollout_seed(item, 0),
+            derive_rollout_seed(item, 1),
+        ]
         assert environment.seeds[item.id, "old"] == environment.seeds[item.id, "new"]
 
 
@@ -288,7 +291,7 @@ async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: flo
 # ------------------------------------------------------------------------------------------------- pairs
 
 
-def shown(pairs: Sequence[Pair]) -> list[tuple[str, float | None, float | None]]:
+def shown(pairs: Sequence[RolloutPair]) -> list[tuple[str, float | None, float | None]]:
     """Return item and scores of pairs."""
     hard = [[None if side.score is None else side.score.hard for side in pair] for pair in pairs]
     assert all(new.item_id == old.item_id for new, old in pairs)
@@ -319,7 +322,7 @@ async def test_both_sides_count_towards_the_limit(limit: int) -> None:
     running = highest = 0
 
     class Busy(Scripted):
-        async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
             nonlocal running, highest
             running += 1
             highest = max(highest, running)
@@ -354,12 +357,12 @@ def test_pairs_end_at_the_shortest_prefix_of_final_pairs(
         score, losses = sides[int(item[1:])][0 if skill == "new" else 1]
         return score if attempt > losses else EnvironmentFailure("lost")
 
-    def until(pairs: Sequence[Pair]) -> bool:
+    def until(pairs: Sequence[RolloutPair]) -> bool:
         return (
             sum(side.score.hard if side.score is not None else 1 for pair in pairs for side in pair) >= wanted
         )
 
-    async def run() -> tuple[Pair, ...]:
+    async def run() -> tuple[RolloutPair, ...]:
         nonlocal environment
         environment = Scripted(outcome, waits=waits)
         store = await opened()
@@ -379,7 +382,7 @@ async def test_each_prefix_of_pairs_is_asked_about_once() -> None:
     """Who decides is asked in the order of items, from the first whole pair on."""
     asked: list[int] = []
 
-    def until(pairs: Sequence[Pair]) -> bool:
+    def until(pairs: Sequence[RolloutPair]) -> bool:
         asked.append(len(pairs))
         return False
 
@@ -395,7 +398,9 @@ async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:
     assert Counter(environment.ran)["i1", "new"] == 2
     await compared(environment, batch, store=store)
     assert Counter(environment.ran)["i1", "new"] == 4
-    await note_unmeasured([side for pair in pairs for side in pair], journal=store.journal(RUN), step=1)
+    await log_unmeasured(
+        [side for pair in pairs for side in pair], decision_log=store.decision_log(RUN), step=1
+    )
     assert await compared(environment, batch, store=store) == pairs
     assert Counter(environment.ran)["i1", "new"] == 4
 

@@ -27,17 +27,17 @@ from reflact import Critic, MemoryStore, Trainer
 from reflact.calibration.grading import CriticNotes
 from reflact.cli.app import app
 from reflact.config import BudgetConfig
-from reflact.environments.dataset import from_config
+from reflact.environments.dataset import build_environment
 from reflact.errors import ConfigError
-from reflact.halting import Brake, braked
+from reflact.halting import GracefulStop, make_runtime_stoppable
 from reflact.llm.budget import Budget
-from reflact.loading import identity, load
+from reflact.loading import config_identity, load_config
 from reflact.results import RunSummary
 from reflact.telemetry import Tracing
-from reflact.testing import MemoryStore as FakeStore
+from reflact.testing import InMemoryRunStore as FakeStore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.types import Rollout, Skill, Split, Turn
-from reflact.wiring import House
+from reflact.wiring import Runtime
 from served import HANGS, asked_of, reflact_process, send, serving
 from toll_world import planned
 
@@ -66,18 +66,18 @@ class Model:
     @property
     def scored(self) -> list[str]:
         """What the critic was asked."""
-        return [text for sample, text in self.asked if sample.startswith("critic/")]
+        return [text for call_id, text in self.asked if call_id.startswith("critic/")]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
-        body, sample = asked_of(handler), handler.headers["x-sample"]
+        body, call_id = asked_of(handler), handler.headers["x-sample"]
         text = "\n".join(m["content"] for m in body["messages"])
-        self.asked.append((sample, text))
-        waits = sample.startswith("critic/") and len(self.scored) == self.hold
+        self.asked.append((call_id, text))
+        waits = call_id.startswith("critic/") and len(self.scored) == self.hold
         if waits:
             self.held.set()
             self.go_on.wait(HANGS)
-        said = criticised(text) if sample.startswith("critic/") else pure_server.answer(body, sample)
+        said = criticised(text) if call_id.startswith("critic/") else pure_server.answer(body, call_id)
         try:
             send(handler, pure_server.completion(body, said))
         except OSError:
@@ -182,9 +182,9 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     summary = summary_of(world.parent / "run")
     assert summary.critic is not None
     assert (summary.critic.prompt, summary.critic.pairs) == ("critic@1", 1)
-    assert summary.critic.measured is not None
-    assert (summary.critic.measured.traces, summary.critic.measured.transitions) == (2, 2)
-    assert summary.critic.measured.error.value == pytest.approx(5.9)
+    assert summary.critic.accuracy is not None
+    assert (summary.critic.accuracy.traces, summary.critic.accuracy.transitions) == (2, 2)
+    assert summary.critic.accuracy.error.value == pytest.approx(5.9)
     assert summary.noted_by is None
     spend = {entry.role: entry.usage.calls for entry in summary.spend if entry.role == "critic"}
     assert spend == {"critic": len(model.scored)}
@@ -206,8 +206,8 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
     summary = summary_of(world.parent / "run")
     assert summary.critic is None
     assert summary.noted_by is not None
-    assert summary.noted_by.measured is not None
-    shown = [text for sample, text in model.asked if "/analyst_failure/" in sample]
+    assert summary.noted_by.accuracy is not None
+    shown = [text for call_id, text in model.asked if "/analyst_failure/" in call_id]
     assert shown
     assert all("reply 1: a critic gave 0 before and 0 after, of 10" in text for text in shown)
     assert "failure analysts saw the scores of critic@1 pinned to 1 pairs" in result.stdout
@@ -221,7 +221,7 @@ def test_without_a_critic_nothing_is_different(world: Path) -> None:
     assert model.scored == []
     summary = json.loads((world.parent / "run" / "summary.json").read_text("utf-8"))
     assert not {"critic", "noted_by"} & summary.keys()
-    assert [key for key in identity(load(path)) if "critic" in key] == []
+    assert [key for key in config_identity(load_config(path)) if "critic" in key] == []
 
 
 def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
@@ -245,8 +245,8 @@ def test_the_documented_configuration_is_one() -> None:
     """The page's example has only known keys, and asks a critic."""
     page = Path(__file__).parent.parent / "docs" / "calibration.md"
     (example,) = re.findall(r"```yaml\n(environment:.*?)```", page.read_text("utf-8"), re.DOTALL)
-    config = load(yaml.safe_load(example))
-    assert config.asks_critic
+    config = load_config(yaml.safe_load(example))
+    assert config.uses_critic
     assert config.models.critic.base_url == config.models.target.base_url
 
 
@@ -299,17 +299,17 @@ async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(t
     """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
     judge = ScriptedLLM(lambda *_: "no score")
     plan = replace(planned(tmp_path), annotator=CriticNotes(Critic(judge).pinned(())))
-    house = House(
+    house = Runtime(
         plan, FakeStore(), ToyTarget(), ScriptedLLM(lambda *_: ""), Budget(BudgetConfig()), Tracing("r")
     )
-    brake = Brake(grace=5)
-    notes = braked(house, brake).plan.annotator
+    brake = GracefulStop(grace=5)
+    notes = make_runtime_stoppable(house, brake).plan.annotator
     assert notes is not None
     item = plan.data.train[0]
     rollout = Rollout(key="k", item_id=item.id, skill_hash="s", turns=(Turn(role="assistant", content="?"),))
     assert await notes.annotate(item, rollout) == ("reply 1: a critic gave no score",)
     asked = len(judge.calls)
-    brake.pull("enough")
+    brake.request("enough")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(notes.annotate, plan.data.train[1], rollout)
         await anyio.wait_all_tasks_blocked()
@@ -409,7 +409,7 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
     path = configured(world, URL)
     with pytest.raises(ConfigError, match="give that one a CriticGrader"):
         Trainer(path, environment=ToyEnvironment(train=2, val=2, test=2))
-    limited = load(path, overrides=["budget.max_calls=9", "target.max_calls_per_rollout=1"])
+    limited = load_config(path, overrides=["budget.max_calls=9", "target.max_calls_per_rollout=1"])
     with pytest.raises(ConfigError, match=r"budget\.max_calls cannot hold where a critic grades"):
         Trainer(limited, target=ToyTarget())
     environment, critic = NOTES
@@ -421,7 +421,7 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
 @pytest.mark.anyio
 async def test_the_critic_of_a_configuration_judges_only_in_a_run(world: Path) -> None:
     """Its environment, taken by itself, has the items and says who is to judge them."""
-    environment = from_config(load(configured(world, URL)))
+    environment = build_environment(load_config(configured(world, URL)))
     (item, *_) = environment.items(Split.val)
     assert '"grader":"critic"' in environment.identity
     assert environment.scored_by is None
@@ -432,19 +432,21 @@ async def test_the_critic_of_a_configuration_judges_only_in_a_run(world: Path) -
 def test_paths_of_the_memory_count_from_the_file(world: Path) -> None:
     """The memory is an input, like the data."""
     path = configured(world, URL, critic={"memory": "memory.db"})
-    assert load(path).critic.memory == world.parent / "memory.db"
+    assert load_config(path).critic.memory == world.parent / "memory.db"
 
 
 def test_the_critic_takes_the_connection_and_not_the_model_of_the_target() -> None:
     """At the same endpoint limits are the target's too; the model has to be named."""
     target = {"model": "small", "base_url": "http://here/v1", "concurrency": 3, "api_key_env": None}
-    models = load({"models": {"target": target}}).models
+    models = load_config({"models": {"target": target}}).models
     assert (models.critic.model, models.critic.base_url, models.critic.concurrency) == (
         "",
         "http://here/v1",
         3,
     )
-    elsewhere = load({"models": {"target": target, "critic": {"model": "m", "base_url": "http://there/v1"}}})
+    elsewhere = load_config(
+        {"models": {"target": target, "critic": {"model": "m", "base_url": "http://there/v1"}}}
+    )
     assert (elsewhere.models.critic.concurrency, elsewhere.models.critic.api_key_env) == (8, None)
 
 

@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from doubles import PROMPT, RUN, Endpoint, completion, config, connected, sample
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected
 from echo_server import Behaviour, Echoing, echoing
 from pure_world import settings, write_world
 from reflact import Trainer
@@ -26,9 +26,9 @@ from reflact.errors import ConfigError, ReflactError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.redaction import LOGGERS, MARK, RedactingTransport, Scrubber, without
-from reflact.loading import load
-from reflact.roles import ModelConfig, names_secret, secret_names
-from reflact.testing import MemoryStore
+from reflact.loading import load_config
+from reflact.roles import ModelConfig, find_secret_names, is_secret_name
+from reflact.testing import InMemoryRunStore
 
 pytestmark = pytest.mark.anyio
 
@@ -191,17 +191,17 @@ async def test_a_run_in_python_leaves_no_key_anywhere(
                 sizes.append(assert_clean_files(tmp_path))
         assert canaries(server) == {KEY if flavour else f"Bearer {KEY}"}
     assert len(sizes) > 1
-    assert_clean(logged.text, repr(trainer), repr(load(plain)))
+    assert_clean(logged.text, repr(trainer), repr(load_config(plain)))
     assert_clean_files(tmp_path)
     assert environment() == variables
 
 
 async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
     """Only the key itself is taken out; what an item or an answer holds stays as it is."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     endpoint = Endpoint(completion(f"{LOOKALIKE} {KEY}"))
     async with connected(endpoint, config(key=give_key), store=store) as client:
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert reply.value.text == f"{LOOKALIKE} [key]"
 
 
@@ -312,7 +312,7 @@ async def test_recorders_get_answers_without_keys(tmp_path: Path) -> None:
         open_cassette(path, mode="record", inner=inner) as transport,
         connected(transport, config(key=give_key)) as client,
     ):
-        reply = await client.ask(PROMPT, Text, sample=sample())
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
     assert reply.value.text == "It is [key]."
     assert_clean_files(tmp_path)
 
@@ -333,7 +333,7 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     away = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
     endpoint = Endpoint(away, completion("x"))
     async with connected(endpoint, config(key=give_key, api=api, api_version="1")) as client:
-        await client.ask(PROMPT, Text, sample=sample())
+        await client.ask(PROMPT, Text, call_id=call_id())
     first, second = ("\n".join(request.headers.values()) for request in endpoint.requests)
     assert endpoint.requests[1].url.host == "elsewhere.test"
     assert KEY in first
@@ -360,7 +360,7 @@ async def test_no_error_has_a_key_in_or_behind_it(answer: httpx.Response | Excep
     """Neither the message nor any error that it came from says the key."""
     async with connected(Endpoint(answer), config(key=give_key, max_retries=0)) as client:
         with pytest.raises(ReflactError) as failure:
-            await client.ask(PROMPT, Text, sample=sample())
+            await client.ask(PROMPT, Text, call_id=call_id())
     assert_clean(*texts(failure.value))
 
 
@@ -404,7 +404,7 @@ async def test_a_function_that_fails_is_not_quoted() -> None:
 def test_keys_are_refused_where_settings_are_stored(given: dict[str, Any], tmp_path: Path) -> None:
     """A key in the wrong place is refused, by a message that does not repeat it."""
     with pytest.raises(ConfigError, match=r"models\.target") as failure:
-        load({"models": {"target": given}})
+        load_config({"models": {"target": given}})
     assert_clean(*texts(failure.value))
     with pytest.raises(ValidationError) as invalid:
         ModelConfig(**given)
@@ -422,10 +422,10 @@ def test_a_malformed_file_is_not_quoted(text: str, tmp_path: Path) -> None:
     """The place of a mistake is told by line and column, without the line."""
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"is malformed: .*line 1") as failure:
-        load(tmp_path / "run.yaml")
+        load_config(tmp_path / "run.yaml")
     assert_clean(*texts(failure.value))
     with pytest.raises(ConfigError) as failure:
-        load({}, overrides=[f"models.target.api_key_env=[{KEY}"])
+        load_config({}, overrides=[f"models.target.api_key_env=[{KEY}"])
     assert_clean(*texts(failure.value))
 
 
@@ -441,13 +441,13 @@ def test_a_malformed_file_is_not_quoted(text: str, tmp_path: Path) -> None:
 )
 async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: Any) -> None:
     """Once the key is known, no setting may hold it, whatever its name."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     client = Client(
         config(key=give_key, **{field: value}),
         role="target",
         run_id=RUN,
         effects=store,
-        journal=store.journal(RUN),
+        journal=store.decision_log(RUN),
     )
     with pytest.raises(ConfigError, match=rf"the key itself stands in models\.target\.{field}") as failure:
         async with client:
@@ -471,8 +471,8 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
 )
 def test_names_of_secrets_are_known(name: str) -> None:
     """Fields of these names are refused at any depth."""
-    assert names_secret(name)
-    assert secret_names({"a": [{name: 1}]}) == {name}
+    assert is_secret_name(name)
+    assert find_secret_names({"a": [{name: 1}]}) == {name}
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_names_of_secrets_are_known(name: str) -> None:
 )
 def test_ordinary_fields_are_none(name: str) -> None:
     """Fields that providers know under these names may be sent."""
-    assert not names_secret(name)
+    assert not is_secret_name(name)
     assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}
 
 

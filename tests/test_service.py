@@ -24,9 +24,9 @@ import virtual_time
 from pure_world import rows
 from reflact import Trainer
 from reflact.events import Event, StepStarted
-from reflact.loading import load
-from reflact.ports import Emit
-from reflact.store.lock import run_lock
+from reflact.loading import load_config
+from reflact.ports import EventCallback
+from reflact.store.lock import lock_run
 from reflact.tasks import Stream
 from service_process import PATIENCE, SERVICE, Provider, configured, seconds_until_free, service
 
@@ -97,7 +97,7 @@ def logged(folder: Path) -> list[str]:
 
 def unbroken(config: Path, folder: Path) -> list[str]:
     """Train without a service and return the ids of the stored events."""
-    asyncio.run(Trainer(load(config, overrides=[f"out_dir={folder}"])).train())
+    asyncio.run(Trainer(load_config(config, overrides=[f"out_dir={folder}"])).train())
     return logged(folder)
 
 
@@ -135,7 +135,7 @@ def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None
         provider.released.set()
         with listening(url, "mine", after=ids(first)[-1]) as events:
             second = list(events)
-        assert not [sample for sample in provider.asked[asked:] if "/step=1/" in sample]
+        assert not [call_id for call_id in provider.asked[asked:] if "/step=1/" in call_id]
         whole = unbroken(config, tmp_path / "unbroken")
     assert second[-1].data["summary"]["status"] == "completed"
     assert ids([*first, *second]) == whole == logged(tmp_path / "run")
@@ -195,7 +195,7 @@ def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
 def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
     """An error of the run is the last event; the service goes on, and so can the run."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
-        with run_lock(tmp_path / "run"), listening(url, "mine") as events:
+        with lock_run(tmp_path / "run"), listening(url, "mine") as events:
             (failed,) = events
         with listening(url, "mine") as events:
             *_, finished = events
@@ -253,7 +253,7 @@ class Talker:
         """Return the stream."""
         return Stream(self._talk, subject=lambda event: event.subject)
 
-    async def _talk(self, emit: Emit) -> None:
+    async def _talk(self, emit: EventCallback) -> None:
         try:
             while True:
                 await anyio.sleep(self._seconds)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from reflact.cli.app import app
 from reflact.cli.showing import Shown, chosen
 from reflact.errors import UsageError
-from reflact.events import EVENT, Finished, StepCommitted
-from reflact.results import Scored
+from reflact.events import EVENT_ADAPTER, RunFinished, StepCommitted
+from reflact.results import SkillScore
 from served import Endpoint, world
 
 
@@ -47,11 +47,11 @@ def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:
             return result.stdout
 
         told = run("a", "--times")
-        happened = [EVENT.validate_json(line) for line in run("b", "--show", "json").splitlines()]
+        happened = [EVENT_ADAPTER.validate_json(line) for line in run("b", "--show", "json").splitlines()]
         quiet = run("c", "--show", "quiet")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d step 1 ", told, re.MULTILINE)
     assert "\x1b" not in told
-    assert isinstance(happened[-1], Finished)
+    assert isinstance(happened[-1], RunFinished)
     assert any(isinstance(event, StepCommitted) for event in happened)
     assert quiet.startswith("completed: ")
 
@@ -64,7 +64,7 @@ def test_a_measurement_is_shown_as_asked(tmp_path: Path) -> None:
         lines = reflact("eval", path, "--skill", skill, "--show", "json").stdout.splitlines()
         quiet = reflact("eval", path, "--skill", skill, "--show", "quiet").stdout
     *happened, last = lines
-    assert all(EVENT.validate_json(line).run_id for line in happened)
+    assert all(EVENT_ADAPTER.validate_json(line).run_id for line in happened)
     assert happened
-    assert Scored.model_validate(json.loads(last)).n == 3
+    assert SkillScore.model_validate(json.loads(last)).n == 3
     assert re.match(r"\s*document +split", quiet)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact import Graded, Score, Session, Skill, Split, Trainer
+from reflact import Grade, Score, Session, Skill, Split, Trainer
 from reflact.environments.simulator import SimulatorEnvironment
 from reflact.errors import ConfigError
 from reflact.store.runs import open_store
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.anyio
 NAMES = ("double", "square")
 
 
-async def play(seed: int, session: Session) -> Graded:
+async def play(seed: int, session: Session) -> Grade:
     """Ask the toy target for a rule that the seed draws, and grade its answer."""
     name, number = NAMES[seed % 2], 10 + seed
     answer = await session.reply(f"{name} {number}")
     right = answer == str(number * 2 if name == "double" else number * number)
     feedback = None if right else f"missing rule: {name}"
-    return Graded(score=Score.of(right), answer=answer, feedback=feedback)
+    return Grade(score=Score.of(right), answer=answer, feedback=feedback)
 
 
 def world(**sizes: int) -> SimulatorEnvironment:

@@ -35,7 +35,7 @@ def edited(draw: st.DrawFn, source: st.SearchStrategy[str]) -> tuple[str, list[E
 
 
 def _edit(text: str, op: EditKind, target: str = "", content: str = "") -> Candidate:
-    return skills.apply(Skill(text=text), [Edit(op=op, target=target, content=content)])
+    return skills.apply_edits(Skill(text=text), [Edit(op=op, target=target, content=content)])
 
 
 def _edited(text: str, op: EditKind, target: str = "", content: str = "") -> str:
@@ -59,7 +59,7 @@ def _refusal(text: str, op: EditKind, target: str = "", content: str = "") -> st
 def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]) -> None:
     """Applying is total, keeps the edits' order, and leaves a reason exactly where an edit was rejected."""
     text, edits = case
-    candidate = skills.apply(Skill(text=text), edits)
+    candidate = skills.apply_edits(Skill(text=text), edits)
     assert [result.edit for result in candidate.results] == edits
     assert all((result.status == "rejected") == bool(result.reason) for result in candidate.results)
     assert protected(candidate.skill.text) == protected(text)
@@ -70,7 +70,7 @@ def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]
 def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]]) -> None:
     """Whatever is applied to a well-formed document, it stays one and its regions keep every byte."""
     text, edits = case
-    after = skills.apply(Skill(text=text), edits).skill.text
+    after = skills.apply_edits(Skill(text=text), edits).skill.text
     assert well_formed(after)
     assert protected(after) == protected(text)
     assert all((region in after) == (region in text) for region in (SLOW, NOTES))
@@ -81,14 +81,14 @@ def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]])
 def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
     """A list of edits gives what its edits give one after the other, and the rejected ones leave no trace."""
     text, edits = case
-    candidate = skills.apply(Skill(text=text), edits)
+    candidate = skills.apply_edits(Skill(text=text), edits)
     step = Skill(text=text)
     for edit, result in zip(edits, candidate.results, strict=True):
         assert skills.check_edit(step, edit) == result.reason
-        step = skills.apply(step, [edit]).skill
+        step = skills.apply_edits(step, [edit]).skill
     assert step == candidate.skill
     applied = [result.edit for result in candidate.results if result.status == "applied"]
-    assert skills.apply(Skill(text=text), applied).skill == candidate.skill
+    assert skills.apply_edits(Skill(text=text), applied).skill == candidate.skill
 
 
 @cases(1000)
@@ -111,7 +111,7 @@ def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject) -> None:
 @given(wild)
 def test_no_edits_give_the_same_document(text: str) -> None:
     """Applying nothing changes nothing."""
-    assert skills.apply(Skill(text=text), []) == Candidate(skill=Skill(text=text))
+    assert skills.apply_edits(Skill(text=text), []) == Candidate(skill=Skill(text=text))
 
 
 @cases(500)
@@ -164,10 +164,10 @@ def test_a_marker_bearing_edit_is_rejected(text: str, op: Operation, bearing: st
 def test_a_region_spanning_anchor_is_rejected(data: st.DataObject, op: Operation) -> None:
     """An anchor that lies in a protected region or crosses into one is refused and changes nothing."""
     text = data.draw(documents().filter(lambda t: bool(protected(t)) and ("\r" not in t)))
-    region = data.draw(st.sampled_from(skills.regions(text)))
+    region = data.draw(st.sampled_from(skills.find_regions(text)))
     start = data.draw(st.integers(max(0, region.start - 5), region.end - 1))
     end = data.draw(st.integers(max(start, region.start) + 1, min(len(text), region.end + 5)))
-    assume(text[start:end].strip() and text[start:end] not in skills.body(text))
+    assume(text[start:end].strip() and text[start:end] not in skills.editable_text(text))
     reason = _refusal(text, op, text[start:end], "new")
     assert "lies in a protected region" in reason or "marker" in reason
 
@@ -182,7 +182,7 @@ def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) 
     if candidate.results[0].status == "rejected":
         assert after == text
         return
-    left = re.sub(r"\r*\n", "\n", skills.body(after)).strip("\r\n")
+    left = re.sub(r"\r*\n", "\n", skills.editable_text(after)).strip("\r\n")
     assert left == re.sub(r"\r*\n", "\n", content).strip("\r\n")
     assert _refusal(after, "rewrite", content=content) == "the edit changes nothing"
 
@@ -267,7 +267,7 @@ def test_a_failing_edit_does_not_stop_the_rest() -> None:
         Edit(op="delete", target="nowhere"),
         Edit(op="replace", target="Check units", content="Check all units"),
     ]
-    candidate = skills.apply(Skill(text="Rules:\n"), edits)
+    candidate = skills.apply_edits(Skill(text="Rules:\n"), edits)
     assert candidate.skill.text == "Rules:\n\n- Check all units.\n"
     assert [result.status for result in candidate.results] == ["applied", "rejected", "applied"]
 
@@ -333,7 +333,7 @@ def test_a_malformed_document_is_refused_and_its_restprotected(text: str, words:
     """Loading names the line at fault; editing takes everything from there on as protected."""
     with pytest.raises(SkillError, match=words):
         skills.check_document(text)
-    assert skills.regions(text)[-1].end == len(text)
+    assert skills.find_regions(text)[-1].end == len(text)
 
 
 @pytest.mark.parametrize(
@@ -347,18 +347,18 @@ def test_a_well_formed_document_is_taken(text: str) -> None:
 def test_regions_and_body_make_up_the_document() -> None:
     """Regions are named and placed, and the body is what is left."""
     text = f"{FRONT}\n# Rules\n{SLOW}\n\n{NOTES}\n"
-    found = skills.regions(text)
+    found = skills.find_regions(text)
     assert [(region.name, text[region.start : region.end]) for region in found] == [
         ("front_matter", FRONT),
         ("slow_update", SLOW),
         ("appendix", NOTES),
     ]
-    assert skills.body(text) == "\n# Rules\n\n\n\n"
+    assert skills.editable_text(text) == "\n# Rules\n\n\n\n"
 
 
 def test_diff_shows_what_changed() -> None:
     """The diff is unified, marks a missing last line break, and is empty for equal texts."""
-    assert skills.diff("a\nb\n", "a\nb\n") == ""
-    assert skills.diff("a\nb\n", "a\nc") == (
+    assert skills.diff_texts("a\nb\n", "a\nb\n") == ""
+    assert skills.diff_texts("a\nb\n", "a\nc") == (
         "--- before\n+++ after\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n"
     )

@@ -18,8 +18,8 @@ from reflact.config import TrainerConfig
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.integrations.skillopt.config import ConvertedConfig, convert_config
 from reflact.integrations.skillopt.files import LARGEST, flatten_keys, read_config, read_document
-from reflact.loading import load
-from reflact.skill import regions
+from reflact.loading import load_config
+from reflact.skill import find_regions
 
 KEYS = (Path(__file__).parent / "skillopt_keys.txt").read_text(encoding="utf-8").split()
 UNKNOWN = "not a known key of SkillOpt"
@@ -429,7 +429,7 @@ def test_any_configuration_is_converted(older: dict[str, object]) -> None:
         raw.setdefault(section, {})[key] = value
     done = convert_config(flatten_keys(raw), "old")
     assert isinstance(done.config, TrainerConfig)
-    assert load(yaml.safe_load(done.to_yaml("x"))) == done.config
+    assert load_config(yaml.safe_load(done.to_yaml("x"))) == done.config
 
 
 # -------------------------------------------------------------------------------------------- secrets
@@ -527,7 +527,7 @@ def test_the_command_writes_a_configuration_that_loads(tmp_path: Path) -> None:
     path = written(tmp_path / "old.yaml", text)
     done = reflact("import-skillopt", path, "--out", tmp_path / "new.yaml")
     assert done.exit_code == 0, done.output
-    assert load(tmp_path / "new.yaml").train.num_epochs == 2
+    assert load_config(tmp_path / "new.yaml").train.num_epochs == 2
     assert "note: env.limit: splits are used whole; shorten the data instead.\n" in done.stdout
     assert "model.qwen_chat_api_key: left out" in done.stdout
     assert SECRET not in done.output + (tmp_path / "new.yaml").read_text(encoding="utf-8")
@@ -610,7 +610,7 @@ def test_the_command_writes_a_document_that_a_run_can_start_from(tmp_path: Path)
     assert done.exit_code == 0, done.output
     text = (tmp_path / "skill.md").read_text(encoding="utf-8")
     assert text == DOCUMENT + REGIONS
-    assert [region.name for region in regions(text)] == ["slow_update", "appendix"]
+    assert [region.name for region in find_regions(text)] == ["slow_update", "appendix"]
     assert "note: The protected regions stay as they are: slow guidance and execution notes.\n" in done.stdout
     again = reflact("import-skillopt", path, "--out", tmp_path / "skill.md")
     assert (again.exit_code, "is there already" in again.stderr) == (2, True)
@@ -634,6 +634,6 @@ def test_without_a_name_the_new_file_is_called_like_the_old_one(
     written(tmp_path / "older/b.md", DOCUMENT)
     for name in ("a.yml", "b.md"):
         assert reflact("import-skillopt", f"older/{name}").exit_code == 0
-    assert load(Path("a.reflact.yaml")).train.num_epochs == 2
+    assert load_config(Path("a.reflact.yaml")).train.num_epochs == 2
     assert Path("b.reflact.md").read_text(encoding="utf-8") == DOCUMENT
     assert sorted(path.name for path in (tmp_path / "older").iterdir()) == ["a.yml", "b.md"]

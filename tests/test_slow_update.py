@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.data import shuffled
+from reflact.data import shuffle
 from reflact.errors import ProviderDown, RunFailed
-from reflact.stages.compare import Policy, compare
+from reflact.stages.compare import PairPolicy, compare_skills
 from reflact.stages.replies import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
-from reflact.tail import guidance
-from reflact.testing import ToyEnvironment, appending
-from reflact.testing.llm import Answer
+from reflact.tail import read_guidance
+from reflact.testing import ToyEnvironment, append_reply
+from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
 from toy_runs import LINES, Actor, Part, playing, right, run
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
 EPOCHS: dict[str, Any] = {"train": {"num_epochs": 2}}
-IDLE: Part = (AnalystReply, lambda wanted, _: appending(wanted, "- nonsense"))
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 """An analyst whose proposals never help."""
 
 EARLIER, LATER = Skill(text="earlier"), Skill(text="later")
@@ -37,7 +37,7 @@ def guided(*texts: str) -> Part:
     """Play a writer of guidance that gives these texts one after the other, and the last one from then on."""
     left = list(texts)
 
-    def give(*_: object) -> Answer:
+    def give(*_: object) -> ScriptedAnswer:
         text = left.pop(0) if len(left) > 1 else left[0]
         return {"reasoning": "r", "helped": "unclear", "guidance": text}
 
@@ -67,10 +67,10 @@ class World:
 
 
 async def compared(
-    world: World, policy: Policy, samples: int, threshold: float | None = None
+    world: World, policy: PairPolicy, samples: int, threshold: float | None = None
 ) -> list[tuple[str, str]]:
     """Return the items that are compared with what became of them."""
-    pairs = await compare(
+    pairs = await compare_skills(
         ITEMS,
         EARLIER,
         LATER,
@@ -84,7 +84,7 @@ async def compared(
     return [(pair.item.id, pair.category) for pair in pairs]
 
 
-ORDER = [item.id for item in shuffled(ITEMS, 7 + 2000 * 2, "slow")]
+ORDER = [item.id for item in shuffle(ITEMS, 7 + 2000 * 2, "slow")]
 outcomes = st.sampled_from([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 1.0), (0.0, None)])
 NAMES = {
     (0.0, 0.0): "persistent_failure",
@@ -100,7 +100,7 @@ NAMES = {
     st.integers(1, 13),
 )
 async def test_pairs_are_taken_along_the_seeded_order(
-    scores: list[tuple[float | None, float | None]], policy: Policy, samples: int
+    scores: list[tuple[float | None, float | None]], policy: PairPolicy, samples: int
 ) -> None:
     """Each policy keeps the first pairs of its kind that are measured on both sides, ``samples`` at most.
 
@@ -149,7 +149,7 @@ async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
     done = await run(tmp_path, **EPOCHS, slow_update={"enabled": True, "samples": 3})
     (closed,) = [epoch for epoch in done.epochs if epoch.epoch == 2]
     train = ToyEnvironment(train=8, val=4, test=4).items(Split.train)
-    assert [c.item_id for c in closed.compared] == [i.id for i in shuffled(train, 42 + 4000, "slow")[:3]]
+    assert [c.item_id for c in closed.comparisons] == [i.id for i in shuffle(train, 42 + 4000, "slow")[:3]]
     (shown,) = done.shown("slow_update")
     last = {record.epoch: record for record in done.records}
     before, now = (done.texts[last[epoch].current.skill_hash].strip() for epoch in (1, 2))
@@ -161,7 +161,7 @@ async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
     """Where none of a later round's items can be measured the comparison does with those it has."""
     environment = ToyEnvironment(train=9, val=4, test=4)
-    last = shuffled(environment.items(Split.train), 42 + 4000, "slow")[-1]
+    last = shuffle(environment.items(Split.train), 42 + 4000, "slow")[-1]
     steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 9}, "reflect": {"minibatch_size": 9}}
 
     def lose_one(skill: Skill, message: str, times: int) -> None:
@@ -178,7 +178,7 @@ async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None
         **steps,
     )
     assert done.summary.status == "completed", done.summary.reason
-    assert done.epochs[-1].compared == ()
+    assert done.epochs[-1].comparisons == ()
 
 
 async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
@@ -187,9 +187,9 @@ async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
     policy = {"enabled": True, "pair_policy": "changed"}
     done = await run(tmp_path, script=playing(IDLE), slow_update=policy, **steps)
     end = done.epochs[-1]
-    assert (end.compared, end.meta) == ((), None)
-    assert end.slow is not None
-    assert end.slow.action == "kept"
+    assert (end.comparisons, end.meta_skill) == ((), None)
+    assert end.slow_update is not None
+    assert end.slow_update.action == "kept"
     assert [f.label for f in end.fallbacks] == ["comparison"]
     assert (done.asked("slow_update"), done.asked("meta_skill")) == ([], [])
 
@@ -208,11 +208,11 @@ async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path:
     """The empty region is a version that shows its parent's score as inherited; best stays without it."""
     done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
     first = done.epochs[0]
-    assert first.slow is not None
-    assert first.slow.action == "reserved"
-    (made,) = first.made
+    assert first.slow_update is not None
+    assert first.slow_update.action == "reserved"
+    (made,) = first.created_versions
     assert (made.inherited, made.score) == (True, 0.0)
-    assert guidance(done.texts[made.skill_hash]) == ""
+    assert read_guidance(done.texts[made.skill_hash]) == ""
     assert "SLOW_UPDATE" in done.texts[made.skill_hash]
     assert first.best.number == 0
 
@@ -220,8 +220,8 @@ async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path:
 async def test_gated_guidance_brings_its_region_along(tmp_path: Path) -> None:
     """Until the gate has accepted guidance the document has no region, and no version is unmeasured."""
     done = await run(tmp_path, script=playing(IDLE, guided("Be kind.")), **EPOCHS, **SLOW)
-    assert [epoch.made for epoch in done.epochs] == [(), ()]
-    assert done.epochs[0].slow is None
+    assert [epoch.created_versions for epoch in done.epochs] == [(), ()]
+    assert done.epochs[0].slow_update is None
     assert "SLOW_UPDATE" not in done.current
 
 
@@ -230,7 +230,7 @@ async def test_one_epoch_has_no_slow_update(tmp_path: Path) -> None:
     done = await run(tmp_path, script=playing(IDLE), **UNGATED)
     assert done.epochs == ()
     done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
-    assert [e.slow.action for e in done.epochs if e.slow] == ["reserved", "forced"]
+    assert [e.slow_update.action for e in done.epochs if e.slow_update] == ["reserved", "forced"]
 
 
 # -------------------------------------------------------------------------------------- through the gate
@@ -240,13 +240,13 @@ async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> No
     """Guidance that improves validation becomes current and best with the score that the gate measured."""
     done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **SLOW)
     closed = done.epochs[-1]
-    assert closed.slow is not None
-    assert closed.slow.verdict is not None
-    assert (closed.slow.action, closed.slow.verdict.action) == ("accepted", "accept_new_best")
-    (made,) = closed.made
+    assert closed.slow_update is not None
+    assert closed.slow_update.verdict is not None
+    assert (closed.slow_update.action, closed.slow_update.verdict.action) == ("accepted", "accept_new_best")
+    (made,) = closed.created_versions
     assert (made.score, made.inherited, made.origin) == (1.0, False, "slow update 2")
     assert closed.current == closed.best == made
-    assert set(guidance(done.texts[made.skill_hash]).splitlines()) == set(list(LINES.values())[:4])
+    assert set(read_guidance(done.texts[made.skill_hash]).splitlines()) == set(list(LINES.values())[:4])
 
 
 async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path:
     good = LINES["double"]
     script = playing(IDLE, guided(good, "Be kind.", "Be brief."))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
-    actions = [epoch.slow.action for epoch in done.epochs if epoch.slow]
+    actions = [epoch.slow_update.action for epoch in done.epochs if epoch.slow_update]
     assert actions == ["accepted", "kept", "kept"]
-    assert guidance(done.current) == good
+    assert read_guidance(done.current) == good
     shown = done.shown("slow_update")
     assert "There is no guidance yet." in shown[0]
     for later in shown[1:]:
@@ -270,11 +270,11 @@ async def test_a_reply_that_cannot_be_had_is_not_done(tmp_path: Path) -> None:
     script = playing(IDLE, guided(good, "<!-- SLOW_UPDATE_END -->", "<!-- SLOW_UPDATE_END -->", "", good))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
     refused = done.epochs[2]
-    assert refused.slow is not None
-    assert refused.slow.action == "refused"
+    assert refused.slow_update is not None
+    assert refused.slow_update.action == "refused"
     assert [f.label for f in refused.fallbacks] == ["slow_update"]
-    assert (refused.made, refused.current) == ((), done.epochs[1].current)
-    assert {call.sample.step for call in done.asked("slow_update")} == {4, 6, 8}
+    assert (refused.created_versions, refused.current) == ((), done.epochs[1].current)
+    assert {call.call_id.step for call in done.asked("slow_update")} == {4, 6, 8}
     closed = [e for e in done.events if e.kind == "epoch_closed"]
     assert closed[2].fallbacks == refused.fallbacks
 
@@ -302,7 +302,7 @@ async def test_guidance_that_stays_open_gathers_further_trials(tmp_path: Path) -
     gate = {"max_trials": 2, "effect": 0.01}
     script = playing(IDLE, guided("Be kind."))
     done = await run(tmp_path, actor=Actor(coin), script=script, train={"num_epochs": 3}, gate=gate, **SLOW)
-    verdicts = [e.slow.verdict for e in done.epochs if e.slow and e.slow.verdict]
+    verdicts = [e.slow_update.verdict for e in done.epochs if e.slow_update and e.slow_update.verdict]
     assert [v.action for v in verdicts] == ["inconclusive", "inconclusive"]
     assert [v.evidence.rounds for v in verdicts if v.evidence] == [2, 4]
 
@@ -327,8 +327,8 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
         **UNGATED,
     )
     closed = done.epochs[-1]
-    assert closed.slow is not None
-    assert (closed.slow.action, closed.slow.verdict) == ("forced", None)
+    assert closed.slow_update is not None
+    assert (closed.slow_update.action, closed.slow_update.verdict) == ("forced", None)
     assert (closed.current.inherited, closed.current.score) == (True, closed.best.score)
     assert "HARM" in done.texts[closed.current.skill_hash]
     (promotion,) = done.promotions
@@ -347,7 +347,7 @@ async def test_forced_guidance_that_helps_is_promoted_at_the_end(tmp_path: Path)
     assert promotion.verdict.action == "accept_new_best"
     assert (promotion.best.score, promotion.best.inherited) == (1.0, False)
     assert done.best == done.current
-    assert guidance(done.best) != ""
+    assert read_guidance(done.best) != ""
 
 
 async def test_a_candidate_over_forced_guidance_is_compared_with_what_was_measured(tmp_path: Path) -> None:
@@ -372,5 +372,10 @@ async def test_forced_guidance_may_return_to_an_earlier_document(tmp_path: Path)
     """What the optimizer writes is forced in, also where the run has held that very document before."""
     script = playing(IDLE, guided("One.", "Two.", "One."))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **UNGATED)
-    assert [e.slow.action for e in done.epochs if e.slow] == ["reserved", "forced", "forced", "forced"]
-    assert guidance(done.current) == "One."
+    assert [e.slow_update.action for e in done.epochs if e.slow_update] == [
+        "reserved",
+        "forced",
+        "forced",
+        "forced",
+    ]
+    assert read_guidance(done.current) == "One."

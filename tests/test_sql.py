@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from reflact.environments.sql import SQL, read_tables
+from reflact.environments.sql import SQLGrader, read_tables
 from reflact.errors import ConfigError, DataError
-from reflact.types import Graded, Item
+from reflact.types import Grade, Item
 
 
 @pytest.fixture
-def grader(tmp_path: Path) -> SQL:
+def grader(tmp_path: Path) -> SQLGrader:
     (tmp_path / "rivers.csv").write_text(
         "name,country,km\nElbe,CZ,1094\nRhine,CH,1233\nTagus,ES,1007\nWeser,DE,452.5\n", encoding="utf-8"
     )
-    return SQL(tables=read_tables(tmp_path))
+    return SQLGrader(tables=read_tables(tmp_path))
 
 
-def graded(grader: SQL, reference: str, answer: str) -> Graded:
+def graded(grader: SQLGrader, reference: str, answer: str) -> Grade:
     return grader(Item(id="i", input="?", reference=reference), answer)
 
 
@@ -35,7 +35,7 @@ def graded(grader: SQL, reference: str, answer: str) -> Graded:
         ("SELECT SUM(km) FROM rivers", "SELECT name, SUM(km) FROM rivers", False),
     ],
 )
-def test_results_are_compared(grader: SQL, reference: str, answer: str, right: bool) -> None:
+def test_results_are_compared(grader: SQLGrader, reference: str, answer: str, right: bool) -> None:
     """Rows decide, not the words of the query; order counts where the reference orders."""
     assert (graded(grader, reference, answer).score.hard == 1) is right
 
@@ -57,7 +57,7 @@ def test_results_are_compared(grader: SQL, reference: str, answer: str, right: b
         "SELECT a.name FROM rivers a, rivers b, rivers c, rivers d, rivers e, rivers f",
     ],
 )
-def test_what_is_no_contained_query_fails_with_a_reason(grader: SQL, answer: str) -> None:
+def test_what_is_no_contained_query_fails_with_a_reason(grader: SQLGrader, answer: str) -> None:
     """Writing, attaching, several statements, endless loops and floods of rows score 0 and say why."""
     outcome = graded(grader, "SELECT COUNT(*) FROM rivers", answer)
     assert outcome.score.hard == 0
@@ -65,7 +65,7 @@ def test_what_is_no_contained_query_fails_with_a_reason(grader: SQL, answer: str
     assert graded(grader, "SELECT COUNT(*) FROM rivers", "SELECT 4").score.hard == 1
 
 
-def test_a_bad_reference_is_told_before_anything_runs(grader: SQL) -> None:
+def test_a_bad_reference_is_told_before_anything_runs(grader: SQLGrader) -> None:
     """A reference that is no query that runs is an error naming the item."""
     with pytest.raises(DataError, match="'i'"):
         grader.check(Item(id="i", input="?", reference="SELECT nothing FROM nowhere"))
@@ -74,9 +74,9 @@ def test_a_bad_reference_is_told_before_anything_runs(grader: SQL) -> None:
 def test_tables_are_part_of_the_identity(tmp_path: Path) -> None:
     """Other tables give another identity, so scores are never mixed."""
     (tmp_path / "t.csv").write_text("a\n1\n", encoding="utf-8")
-    before = SQL(tables=read_tables(tmp_path)).identity
+    before = SQLGrader(tables=read_tables(tmp_path)).identity
     (tmp_path / "t.csv").write_text("a\n2\n", encoding="utf-8")
-    assert SQL(tables=read_tables(tmp_path)).identity != before
+    assert SQLGrader(tables=read_tables(tmp_path)).identity != before
 
 
 @pytest.mark.parametrize("content", [None, "a,b\n1\n", "", 'a\n"open'])

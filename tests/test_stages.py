@@ -12,26 +12,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import RUN, opened
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.config import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow
-from reflact.prompts import fence, load_book
-from reflact.stages.aggregate import aggregate, together
-from reflact.stages.reflect import Analyst, minibatches, patching
-from reflact.stages.select import by_support, select
+from reflact.prompts import fence, load_prompts
+from reflact.stages.aggregate import aggregate, join_edits
+from reflact.stages.reflect import Analyst, deal_minibatches, make_edit_analysis
+from reflact.stages.select import select, sort_by_support
 from reflact.tasks import fan_out
-from reflact.testing import MemoryStore, ScriptedLLM
-from reflact.testing.llm import Answer
-from reflact.types import Chosen, Edit, Item, Merged, Patch, Report, Rollout, Score, Skill, Source, Turn
+from reflact.testing import InMemoryRunStore, ScriptedLLM
+from reflact.testing.llm import ScriptedAnswer
+from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    Edit,
+    Item,
+    Patch,
+    Rollout,
+    RolloutSource,
+    Score,
+    SelectResult,
+    Skill,
+    Turn,
+)
 
 pytestmark = pytest.mark.anyio
 
-BOOK = load_book()
+BOOK = load_prompts()
 SKILL = Skill(text="Answer briefly.\n")
 PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
 
 
-def pure(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def pure(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Merge by joining all proposals into one; rank the last proposals first."""
     shown = "\n".join(m.content for m in prompt.messages if m.role == "user")
     proposals = [(int(n), text.rpartition("content: ")[2]) for _, n, text in PROPOSAL.findall(shown)]
@@ -48,19 +60,19 @@ def pure(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answ
     return {"edits": [{name: whole[name] for name in edit_type.model_fields}]}
 
 
-def useless(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+def useless(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Give no valid reply."""
     return "I would rather not."
 
 
-def report(source: Source, index: int, *contents: str) -> Report:
+def report(source: RolloutSource, index: int, *contents: str) -> AnalystReport:
     """Return an analyst's report that proposes to append these lines."""
     edits = tuple(Edit(op="append", content=c, source_type=source) for c in contents)
     patch = Patch(reasoning=f"{source} {index}", edits=edits)
-    return Report(source_type=source, index=index, item_ids=("a",), patch=patch)
+    return AnalystReport(source_type=source, index=index, item_ids=("a",), patch=patch)
 
 
-async def merged(reports: Sequence[Report], llm: ScriptedLLM, size: int = 2) -> Merged:
+async def merged(reports: Sequence[AnalystReport], llm: ScriptedLLM, size: int = 2) -> AggregateResult:
     """Aggregate with the packaged prompts."""
     return await aggregate(
         reports,
@@ -70,7 +82,7 @@ async def merged(reports: Sequence[Report], llm: ScriptedLLM, size: int = 2) -> 
         config=AggregateConfig(merge_batch_size=size),
         operations=("append",),
         notes="",
-        journal=(await opened()).journal(RUN),
+        decision_log=(await opened()).decision_log(RUN),
         step=1,
     )
 
@@ -107,7 +119,7 @@ async def test_one_patch_passes_unmerged() -> None:
     alone = report("success", 1, "- a", "- b")
     pool = await merged([report("failure", 0), report("success", 0), alone], llm)
     assert (pool.patch, pool.fallbacks, llm.calls) == (alone.patch, (), [])
-    assert await merged([], llm) == Merged()
+    assert await merged([], llm) == AggregateResult()
 
 
 async def test_a_merge_that_cannot_be_had_joins_the_proposals() -> None:
@@ -127,23 +139,23 @@ async def test_a_merge_that_cannot_be_had_joins_the_proposals() -> None:
 def test_equal_edits_are_joined_once() -> None:
     """Equal edits add their support and keep the first one's place."""
     edits = [Edit(op="append", content=c, support_count=n) for c, n in [("a", 1), ("b", 2), ("a ", 3)]]
-    assert [(e.content, e.support_count) for e in together(edits)] == [("a", 4), ("b", 2)]
+    assert [(e.content, e.support_count) for e in join_edits(edits)] == [("a", 4), ("b", 2)]
 
 
 # ---------------------------------------------------------------------------------------------- ranking
 
 
-def pool_of(size: int) -> Merged:
+def pool_of(size: int) -> AggregateResult:
     """Return a pool of edits, later ones with more support."""
     edits = tuple(Edit(op="append", content=f"- {n}", support_count=1 + n // 2) for n in range(size))
-    return Merged(patch=Patch(edits=edits))
+    return AggregateResult(patch=Patch(edits=edits))
 
 
-async def chosen(size: int, budget: int | None, llm: ScriptedLLM) -> Chosen:
+async def chosen(size: int, budget: int | None, llm: ScriptedLLM) -> SelectResult:
     """Select with the packaged prompts."""
-    journal = (await opened()).journal(RUN)
+    journal = (await opened()).decision_log(RUN)
     return await select(
-        pool_of(size), SKILL, budget=budget, notes="", llm=llm, prompts=BOOK, journal=journal, step=1
+        pool_of(size), SKILL, budget=budget, notes="", llm=llm, prompts=BOOK, decision_log=journal, step=1
     )
 
 
@@ -177,7 +189,7 @@ async def test_without_a_ranking_support_decides() -> None:
     assert [e.content for e in outcome.patch.edits] == ["- 4", "- 2"]
     assert [f.label for f in outcome.fallbacks] == ["ranking"]
     assert not outcome.ranked
-    assert [e.content for e in by_support(pool_of(4).patch.edits)] == ["- 2", "- 3", "- 0", "- 1"]
+    assert [e.content for e in sort_by_support(pool_of(4).patch.edits)] == ["- 2", "- 3", "- 0", "- 1"]
 
 
 # -------------------------------------------------------------------------------------------- reflection
@@ -206,8 +218,8 @@ def test_minibatches_follow_one_seeded_order(outcomes: list[float | None], size:
     batch = items(len(outcomes))
     config = ReflectConfig(minibatch_size=size)
     rollouts = [rollout(i, o) for i, o in zip(batch, outcomes, strict=True)]
-    dealt = minibatches(batch, rollouts, config, seed=7, step=step)
-    whole = minibatches(batch, [rollout(i, 0) for i in batch], config, seed=7, step=step)
+    dealt = deal_minibatches(batch, rollouts, config, seed=7, step=step)
+    whole = deal_minibatches(batch, [rollout(i, 0) for i in batch], config, seed=7, step=step)
     order = [i.id for b in whole for i in b.items]
     for source, wanted in (("failure", {0.0}), ("success", {0.3, 1.0})):
         mine = [b for b in dealt if b.source == source]
@@ -222,23 +234,23 @@ def test_failure_only_skips_successes() -> None:
     """Where only failures are asked for, there is no success minibatch."""
     batch = items(4)
     rollouts = [rollout(i, n % 2) for n, i in enumerate(batch)]
-    dealt = minibatches(batch, rollouts, ReflectConfig(failure_only=True), seed=1, step=1)
+    dealt = deal_minibatches(batch, rollouts, ReflectConfig(failure_only=True), seed=1, step=1)
     assert [(b.source, len(b.items)) for b in dealt] == [("failure", 2)]
 
 
-async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") -> tuple[Report, ...]:
+async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") -> tuple[AnalystReport, ...]:
     """Reflect on two failures with the packaged prompts."""
     batch = items(2)
-    dealt = minibatches(batch, [rollout(i, 0, answer) for i in batch], config, seed=1, step=1)
-    store = MemoryStore()
+    dealt = deal_minibatches(batch, [rollout(i, 0, answer) for i in batch], config, seed=1, step=1)
+    store = InMemoryRunStore()
     await store.open_run("r", {}, {})
     analyst = Analyst(
         llm=llm,
         prompts=BOOK,
-        journal=store.journal("r"),
+        decision_log=store.decision_log("r"),
         step=1,
         tokens=config.trajectory_tokens,
-        analysis=patching(SKILL, max_edits=1, operations=("append",)),
+        analysis=make_edit_analysis(SKILL, max_edits=1, operations=("append",)),
         notes=lambda batch: "",
     )
     return await fan_out(analyst.report, dealt)
@@ -248,19 +260,19 @@ async def test_an_analyst_without_a_valid_reply_is_recorded() -> None:
     """A minibatch whose analyst gave nothing valid has a report that says why."""
     (only,) = await reported(ScriptedLLM(useless), ReflectConfig())
     assert only.patch == Patch()
-    assert only.refusal is not None
-    assert "3 attempts" in only.refusal
+    assert only.no_reply_reason is not None
+    assert "3 attempts" in only.no_reply_reason
 
 
 async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
     """A minibatch too long for the model is shown at half the size, then recorded as refused."""
 
-    def overflow(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def overflow(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         return ContextOverflow("too long")
 
     llm = ScriptedLLM(overflow)
     (only,) = await reported(llm, ReflectConfig(trajectory_tokens=500), answer="x" * 9000)
-    assert only.refusal == "too long"
+    assert only.no_reply_reason == "too long"
     marks = [
         re.findall(r"\[\.\.\. ([0-9,]+) characters cut \.\.\.\]", call.prompt.messages[-1].content)
         for call in llm.calls

@@ -10,8 +10,8 @@ import pytest
 from reflact.calls import ReplyModel
 from reflact.stages.replies import AnalystReply, MergeReply
 from reflact.stages.select import StepSizeReply
-from reflact.testing import ToyEnvironment, appending
-from reflact.testing.llm import Answer
+from reflact.testing import ToyEnvironment, append_reply
+from reflact.testing.llm import ScriptedAnswer
 from toy_runs import Part, Ran, playing, run
 
 pytestmark = pytest.mark.anyio
@@ -26,8 +26,8 @@ def numbered() -> Part:
     """Play an analyst whose every proposal is another one, as many as it may make."""
     number = iter(range(1000))
 
-    def propose(wanted: type[ReplyModel], _: str) -> Answer:
-        return appending(wanted, *(f"- nonsense {next(number)}" for _ in range(9)))
+    def propose(wanted: type[ReplyModel], _: str) -> ScriptedAnswer:
+        return append_reply(wanted, *(f"- nonsense {next(number)}" for _ in range(9)))
 
     return AnalystReply, propose
 
@@ -36,7 +36,7 @@ def sized(*counts: int) -> Part:
     """Play decisions on the step size, one after the other, and the last one from then on."""
     left = list(counts)
 
-    def give(*_: object) -> Answer:
+    def give(*_: object) -> ScriptedAnswer:
         count = left.pop(0) if len(left) > 1 else left[0]
         return {"reasoning": "Few are sound.", "count": count, "confidence": 0.5, "risks": "Some."}
 
@@ -80,7 +80,7 @@ async def test_more_than_is_offered_is_refused_and_asked_for_again(tmp_path: Pat
         tmp_path, script=script, train={"batch_size": 8}, **AUTONOMOUS, reflect={"minibatch_size": 2}
     )
     (record,) = done.records
-    assert [call.sample.attempt for call in done.asked("step_size")] == [0, 1]
+    assert [call.call_id.attempt for call in done.asked("step_size")] == [0, 1]
     assert taken(done) == [(8, 8)]
     assert not record.chosen.ranked
 
@@ -93,7 +93,7 @@ async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, cou
     assert taken(done) == [(8, 2), (8, 2)]
     for record in done.records:
         (fallback,) = record.chosen.fallbacks
-        assert (fallback.label, fallback.instead) == ("step_size", "at most 2 edits")
+        assert (fallback.label, fallback.replacement) == ("step_size", "at most 2 edits")
         assert record.chosen.decision is None
     assert sum(e.kind == "fallback_taken" and e.fallback.label == "step_size" for e in done.events) == 2
 

@@ -11,18 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.calls import Intent, StoredReply
+from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import RunConflict, StoreError
-from reflact.events import Decided, Event, RunStarted, StepStarted
+from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
 from reflact.ports import RunStore
-from reflact.records import RunState, StepRecord, Version
+from reflact.records import RunState, SkillVersion, StepRecord
 from reflact.results import FaultCount, RunSummary, Spend, Usage
 from reflact.store.database import Tables
-from reflact.store.effects import _settle, _spend
-from reflact.store.lock import run_lock
-from reflact.store.runs import SQLiteStore, open_store
+from reflact.store.effects import _settle, _sum_spend
+from reflact.store.lock import lock_run
+from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.store.schema import SCHEMA
-from reflact.types import Candidate, Chosen, Measurement, Merged, Rollout, Score, Skill, Split, Verdict
+from reflact.types import (
+    AggregateResult,
+    Candidate,
+    Measurement,
+    Rollout,
+    Score,
+    SelectResult,
+    Skill,
+    Split,
+    Verdict,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -32,12 +42,12 @@ IDENTITY = {"seed": 42, "train.batch_size": 40}
 
 
 def initial() -> RunState:
-    version = Version(number=0, skill_hash=FIRST.hash, origin="initial", score=0.25)
+    version = SkillVersion(number=0, skill_hash=FIRST.hash, origin="initial", score=0.25)
     return RunState(commits=1, current=version, best=version)
 
 
-def made_by(step: int, skill: Skill = SECOND, score: float | None = 0.0) -> Version:
-    return Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
+def made_by(step: int, skill: Skill = SECOND, score: float | None = 0.0) -> SkillVersion:
+    return SkillVersion(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
 
 
 def after(step: int, skill: Skill, score: float | None = 0.5) -> RunState:
@@ -55,31 +65,31 @@ def record(step: int, reason: str = "greater") -> StepRecord:
         rollout=Measurement(skill_hash=FIRST.hash, split=Split.train, n=2, hard=0.5, soft=0.1 + 0.2),
         n_failures=1,
         reports=(),
-        merged=Merged(),
-        chosen=Chosen(),
+        merged=AggregateResult(),
+        chosen=SelectResult(),
         edits=Candidate(skill=SECOND).results,
         candidate_hash=SECOND.hash,
         verdict=Verdict(action="accept_new_best", reason=reason),
-        made=(made_by(step),),
+        created_versions=(made_by(step),),
         current=made_by(step),
         best=made_by(step),
     )
 
 
-def intent(key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout") -> Intent:
-    return Intent(
-        key=key, run_id=run_id, sample="s", role=role, purpose=purpose, endpoint="http://x", model="m"
+def intent(key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout") -> CallReservation:
+    return CallReservation(
+        key=key, run_id=run_id, call_id="s", role=role, purpose=purpose, endpoint="http://x", model="m"
     )
 
 
-def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredReply:
+def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredResponse:
     usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2, usd=usd)
-    return StoredReply(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+    return StoredResponse(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
 
 
-async def pay(store: SQLiteStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
-    await store.intend(intent(key, run_id))
-    await store.keep_reply(reply(key, usd), intent(key, run_id))
+async def pay(store: SQLiteRunStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
+    await store.reserve(intent(key, run_id))
+    await store.store_response(reply(key, usd), intent(key, run_id))
 
 
 @pytest.fixture
@@ -88,7 +98,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(path: Path) -> AsyncIterator[SQLiteStore]:
+async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
     async with open_store(path) as opened:
         await opened.open_run("r", IDENTITY, {"seed": 42})
         yield opened
@@ -97,40 +107,40 @@ async def store(path: Path) -> AsyncIterator[SQLiteStore]:
 # ------------------------------------------------------------------------------------------- effects
 
 
-async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteStore) -> None:
+async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteRunStore) -> None:
     """A stored reply equals the one that was kept, chunks and absent price included."""
     kept = reply("k").model_copy(update={"chunks": ("data: {\n", "", "é\u2028\U0001f600")})
-    await store.intend(intent("k"))
-    assert await store.find_reply("k") is None
-    await store.keep_reply(kept, intent("k"))
-    assert await store.find_reply("k") == kept
+    await store.reserve(intent("k"))
+    assert await store.find_response("k") is None
+    await store.store_response(kept, intent("k"))
+    assert await store.find_response("k") == kept
 
 
-async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteStore) -> None:
+async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRunStore) -> None:
     """Two runs that pay for one key share the first answer, and each is charged for its own call."""
-    await store.intend(intent("k", "r"))
-    await store.intend(intent("k", "other"))
-    await store.keep_reply(reply("k", 0.5, "first"), intent("k", "r"))
-    await store.keep_reply(reply("k", 0.25, "second"), intent("k", "other"))
-    found = await store.find_reply("k")
+    await store.reserve(intent("k", "r"))
+    await store.reserve(intent("k", "other"))
+    await store.store_response(reply("k", 0.5, "first"), intent("k", "r"))
+    await store.store_response(reply("k", 0.25, "second"), intent("k", "other"))
+    found = await store.find_response("k")
     assert found is not None
     assert found.chunks == ("first",)
     assert [row.usage.usd for row in await store.spend("r")] == [0.5]
     assert [row.usage.usd for row in await store.spend("other")] == [0.25]
 
 
-async def test_an_unreadable_reply_is_a_miss_and_is_replaced(store: SQLiteStore, path: Path) -> None:
+async def test_an_unreadable_reply_is_a_miss_and_is_replaced(store: SQLiteRunStore, path: Path) -> None:
     """A reply that no longer validates is not found, and the next one under its key takes its place."""
     await pay(store, "k")
     with sqlite3.connect(path) as other:
         other.execute("UPDATE replies SET reply = '{\"key\": 1}'")
     other.close()
-    assert await store.find_reply("k") is None
+    assert await store.find_response("k") is None
     await pay(store, "k")
-    assert await store.find_reply("k") == reply("k")
+    assert await store.find_response("k") == reply("k")
 
 
-async def test_spend_is_summed_by_role_and_purpose(store: SQLiteStore) -> None:
+async def test_spend_is_summed_by_role_and_purpose(store: SQLiteRunStore) -> None:
     """Spend is sorted by role and purpose, and a price is None only where no call had one."""
     for key, role, purpose, usd in [
         ("a", "target", "rollout", 0.1),
@@ -139,8 +149,8 @@ async def test_spend_is_summed_by_role_and_purpose(store: SQLiteStore) -> None:
         ("d", "optimizer", "merge", None),
     ]:
         booked = intent(key, role=role, purpose=purpose)
-        await store.intend(booked)
-        await store.keep_reply(reply(key, usd), booked)
+        await store.reserve(booked)
+        await store.store_response(reply(key, usd), booked)
     usage = Usage(calls=3, input_tokens=30, cached_tokens=9, output_tokens=6, usd=0.1 + 0.2)
     assert await store.spend("r") == (
         Spend(role="optimizer", purpose="merge", usage=reply("d").usage),
@@ -158,18 +168,18 @@ def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed
         for price in prices:
             _settle(tables, intent("k", run_id), Usage(calls=1, usd=price))
         random.Random(seed).shuffle(prices)
-    one, two = _spend(tables, "one"), _spend(tables, "two")
+    one, two = _sum_spend(tables, "one"), _sum_spend(tables, "two")
     tables.close()
     assert one == two
 
 
-async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteStore) -> None:
+async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRunStore) -> None:
     """A later success does not erase the reopened run's open calls, and settles those of other runs."""
-    await store.intend(intent("k"))
-    await store.intend(intent("k", "other"))
+    await store.reserve(intent("k"))
+    await store.reserve(intent("k", "other"))
     await store.open_run("r", IDENTITY, {})
     for run_id, unsettled in (("r", 1), ("other", 0)):
-        await store.keep_reply(reply("k"), intent("k", run_id))
+        await store.store_response(reply("k"), intent("k", run_id))
         (spend,) = await store.spend(run_id)
         assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
 
@@ -186,58 +196,58 @@ async def test_faults_add_up_over_starts(path: Path) -> None:
     assert counted == (FaultCount(kind="429", count=2), FaultCount(kind="timeout", count=2))
 
 
-async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteStore) -> None:
+async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
     """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
     worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)
-    calls = [intent(key).model_copy(update={"worst": worst}) for key in ("a", "b", "c", "d")]
+    calls = [intent(key).model_copy(update={"worst_case": worst}) for key in ("a", "b", "c", "d")]
     for call in calls:
-        await store.intend(call)
+        await store.reserve(call)
     await store.settle(calls[0], Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03))
     await store.settle(calls[1], Usage(calls=1, uncounted=1))
-    await store.drop_intent(calls[2])
+    await store.release(calls[2])
     (spend,) = await store.spend("r")
     assert spend.usage == Usage(calls=2, input_tokens=10, output_tokens=5, usd=0.03, uncounted=1)
     assert spend.unsettled == 1
-    assert spend.worst == Usage(calls=1, input_tokens=200, output_tokens=100, usd=0.5)
+    assert spend.worst_case == Usage(calls=1, input_tokens=200, output_tokens=100, usd=0.5)
     await store.open_run("r", IDENTITY, {})
     assert await store.spend("r") == (spend,)
 
 
-async def test_a_reply_settles_one_intent_only(store: SQLiteStore) -> None:
+async def test_a_reply_settles_one_intent_only(store: SQLiteRunStore) -> None:
     """Of two intents under one key an answer closes one; the other stays open and is booked later."""
-    await store.intend(intent("k"))
-    await store.intend(intent("k"))
-    await store.keep_reply(reply("k"), intent("k"))
+    await store.reserve(intent("k"))
+    await store.reserve(intent("k"))
+    await store.store_response(reply("k"), intent("k"))
     await store.open_run("r", IDENTITY, {})
     (spend,) = await store.spend("r")
     assert (spend.unsettled, spend.usage.calls) == (1, 1)
 
 
-async def test_a_dropped_intent_leaves_no_trace(store: SQLiteStore) -> None:
+async def test_a_dropped_intent_leaves_no_trace(store: SQLiteRunStore) -> None:
     """A call that is known to have cost nothing is neither settled nor unsettled."""
-    await store.intend(intent("k"))
-    await store.drop_intent(intent("k"))
+    await store.reserve(intent("k"))
+    await store.release(intent("k"))
     await store.open_run("r", IDENTITY, {})
     assert await store.spend("r") == ()
 
 
-async def test_rollouts_are_found_by_key(store: SQLiteStore) -> None:
+async def test_rollouts_are_found_by_key(store: SQLiteRunStore) -> None:
     """Stored rollouts come back in the order asked for; the first under a key stands; others are absent."""
     kept = [
         Rollout(key=f"k{n}", item_id=f"i{n}", skill_hash=FIRST.hash, score=Score.of(n % 2)) for n in range(9)
     ]
     for rollout in kept:
-        await store.keep_rollout(rollout)
-    await store.keep_rollout(kept[0].model_copy(update={"answer": "another"}))
+        await store.store_rollout(rollout)
+    await store.store_rollout(kept[0].model_copy(update={"answer": "another"}))
     found = await store.find_rollouts(["k3", "missing", "k0"])
     assert list(found.items()) == [("k3", kept[3]), ("k0", kept[0])]
     assert await store.find_rollouts([]) == {}
 
 
-async def test_an_unmeasured_rollout_is_refused(store: SQLiteStore) -> None:
+async def test_an_unmeasured_rollout_is_refused(store: SQLiteRunStore) -> None:
     """A failure is not a result: it cannot be stored as a rollout."""
     with pytest.raises(StoreError, match="was not measured"):
-        await store.keep_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, error="no answer"))
+        await store.store_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, error="no answer"))
 
 
 # ---------------------------------------------------------------------------------------------- runs
@@ -262,7 +272,7 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
     Left behind without its write-ahead log, a database is whole, older and silent; nothing is written to it.
     """
     path, log = tmp_path / "run.db", tmp_path / "run.db-wal"
-    with run_lock(tmp_path) as lease:
+    with lock_run(tmp_path) as lease:
         async with open_store(path, lease=lease) as store:
             assert await store.open_run("r", IDENTITY, None) is None
             await store.commit("r", None, initial(), [FIRST])
@@ -285,16 +295,16 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
             assert await store.open_run("r", IDENTITY, None) is None
 
 
-async def test_versions_carry_their_latest_score(store: SQLiteStore) -> None:
+async def test_versions_carry_their_latest_score(store: SQLiteRunStore) -> None:
     """A version that was measured after it was made is listed once, with the score."""
     await store.commit("r", None, after(0, FIRST, None), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     again = after(1, SECOND, 0.75).model_copy(update={"step": 2, "commits": 3})
-    await store.commit("r", record(2).model_copy(update={"made": ()}), again, [])
+    await store.commit("r", record(2).model_copy(update={"created_versions": ()}), again, [])
     assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
 
 
-async def test_a_changed_identity_is_refused_by_name(store: SQLiteStore) -> None:
+async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> None:
     """A run's folder refuses other settings and names each changed key with both values."""
     with pytest.raises(RunConflict) as refusal:
         await store.open_run("r", {"seed": 43, "target.kind": "chat", "train.batch_size": 40}, {})
@@ -305,25 +315,25 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteStore) -> None
     assert "out_dir" in message
 
 
-async def test_a_refused_start_changes_nothing(store: SQLiteStore) -> None:
+async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:
     """A start under another identity leaves config, status and open calls as they were."""
-    await store.intend(intent("k"))
+    await store.reserve(intent("k"))
     await store.finish("r", "budget", "spent", "{}")
     with pytest.raises(RunConflict):
         await store.open_run("r", {}, {"changed": True})
     (row,) = await store.runs()
     assert (row.config, row.status) == ({"seed": 42}, "budget")
-    await store.keep_reply(reply("k"), intent("k"))
+    await store.store_response(reply("k"), intent("k"))
     (spend,) = await store.spend("r")
     assert spend.unsettled == 0
 
 
-async def test_the_order_of_identity_keys_is_no_change(store: SQLiteStore) -> None:
+async def test_the_order_of_identity_keys_is_no_change(store: SQLiteRunStore) -> None:
     """An identity is a mapping: the order of its keys means nothing."""
     assert await store.open_run("r", dict(reversed(IDENTITY.items())), {}) is None
 
 
-async def test_committing_a_step_twice(store: SQLiteStore) -> None:
+async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
     """The same bytes again are harmless; other bytes for a committed step are refused and change nothing."""
     await store.commit("r", None, initial(), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
@@ -335,7 +345,7 @@ async def test_committing_a_step_twice(store: SQLiteStore) -> None:
     assert await store.records("r") == (record(1),)
 
 
-async def test_a_commit_is_all_or_nothing(store: SQLiteStore) -> None:
+async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
     """A commit that names a skill it does not bring leaves neither record, state nor skills behind."""
     extra = Skill(text="extra")
     with pytest.raises(StoreError, match="not stored"):
@@ -345,13 +355,13 @@ async def test_a_commit_is_all_or_nothing(store: SQLiteStore) -> None:
         await store.skill(extra.hash)
 
 
-async def test_record_and_state_must_agree(store: SQLiteStore) -> None:
+async def test_record_and_state_must_agree(store: SQLiteRunStore) -> None:
     """A record of one step with the state of another is refused."""
     with pytest.raises(StoreError, match="record of step 2 came with a state of 1"):
         await store.commit("r", record(2), after(1, SECOND), [SECOND])
 
 
-async def test_an_unreadable_record_is_named(store: SQLiteStore, path: Path) -> None:
+async def test_an_unreadable_record_is_named(store: SQLiteRunStore, path: Path) -> None:
     """A stored record that no longer validates is an error that names step and field."""
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     with sqlite3.connect(path) as other:
@@ -361,24 +371,24 @@ async def test_an_unreadable_record_is_named(store: SQLiteStore, path: Path) -> 
         await store.records("r")
 
 
-async def test_events_are_stored_once_and_in_order(store: SQLiteStore, path: Path) -> None:
+async def test_events_are_stored_once_and_in_order(store: SQLiteRunStore, path: Path) -> None:
     """An event that the run has already is not stored again; order and content survive reopening."""
     started = RunStarted(run_id="r", steps_per_epoch=1, n_train=3, n_val=2, n_test=1)
     events: list[Event] = [started]
     for step in (2, 1):
         events.append(StepStarted(run_id="r", step=step, epoch=1, item_ids=("a",)))
-        events.append(Decided(run_id="r", step=step, verdict=Verdict(action="reject", reason="")))
-    assert [await store.append(event) for event in events] == [True] * 5
-    assert [await store.append(event) for event in events] == [False] * 5
+        events.append(CandidateJudged(run_id="r", step=step, verdict=Verdict(action="reject", reason="")))
+    assert [await store.append_event(event) for event in events] == [True] * 5
+    assert [await store.append_event(event) for event in events] == [False] * 5
     await store.open_run("r2", {}, {})
-    assert await store.append(started.model_copy(update={"run_id": "r2"}))
+    assert await store.append_event(started.model_copy(update={"run_id": "r2"}))
     async with open_store(path) as other:
         assert await other.events("r") == tuple(events)
 
 
-async def test_the_first_note_stands(store: SQLiteStore) -> None:
+async def test_the_first_note_stands(store: SQLiteRunStore) -> None:
     """A journal keeps the first value under (step, label), apart for each run."""
-    journal = store.journal("r")
+    journal = store.decision_log("r")
     assert await journal.recall(1, "merge") is None
     await journal.note(1, "merge", {"fallback": ["a", None, 0.1]})
     await journal.note(1, "merge", "another")
@@ -386,10 +396,10 @@ async def test_the_first_note_stands(store: SQLiteStore) -> None:
     await store.open_run("other", {}, {})
     assert await journal.recall(1, "merge") == {"fallback": ["a", None, 0.1]}
     assert await journal.recall(2, "merge") is False
-    assert await store.journal("other").recall(1, "merge") is None
+    assert await store.decision_log("other").recall(1, "merge") is None
 
 
-async def test_the_time_and_the_end_of_a_run(store: SQLiteStore) -> None:
+async def test_the_time_and_the_end_of_a_run(store: SQLiteRunStore) -> None:
     """Seconds add up; a finished run lists its status until it is started again."""
     assert [await store.add_seconds("r", 0.5) for _ in range(2)] == [0.5, 1.0]
     assert await store.summary("r") is None
@@ -411,17 +421,17 @@ async def test_the_time_and_the_end_of_a_run(store: SQLiteStore) -> None:
     assert row.created.tzinfo is not None
 
 
-async def test_an_unknown_run_is_named(store: SQLiteStore) -> None:
+async def test_an_unknown_run_is_named(store: SQLiteRunStore) -> None:
     """What needs a run refuses one that was never opened."""
     with pytest.raises(StoreError, match="no run nobody"):
         await store.add_seconds("nobody", 1.0)
     with pytest.raises(StoreError, match="no run nobody"):
         await store.commit("nobody", None, initial(), [FIRST])
     with pytest.raises(StoreError, match="contradicts what is stored"):
-        await store.append(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))
+        await store.append_event(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))
 
 
-async def test_the_store_is_a_run_store(store: SQLiteStore) -> None:
+async def test_the_store_is_a_run_store(store: SQLiteRunStore) -> None:
     """The store has every method of the port."""
     port: RunStore = store
     names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}

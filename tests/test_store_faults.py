@@ -24,7 +24,7 @@ from pure_world import Ended, differences, left_by
 from reflact import Trainer, wiring
 from reflact.cli.app import app
 from reflact.errors import StoreError
-from reflact.loading import load
+from reflact.loading import load_config
 from reflact.run import Run
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -305,8 +305,8 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
     }
     target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())
     environment = ToyEnvironment(train=8, val=4, test=4)
-    passed = wiring.Passed(environment, target, optimizer)
-    planned = wiring.plan(load(config), passed)
+    passed = wiring.Overrides(environment, target, optimizer)
+    planned = wiring.prepare_run(load_config(config), passed)
     database = tmp_path / "run" / "run.db"
     with closing(sqlite3.connect(tmp_path / "other", isolation_level=None, check_same_thread=False)) as other:
 
@@ -319,7 +319,7 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
         async def impatient() -> None:
             async with (
                 open_store(database, patience=0.05) as store,
-                wiring.furnished(planned, passed, store, None) as house,
+                wiring.connect_models(planned, passed, store, None) as house,
             ):
                 run = Run(house, lock)
                 await run.open()

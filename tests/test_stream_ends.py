@@ -63,7 +63,7 @@ class Whole(NamedTuple):
     async def goes_on(self, folder: Path) -> None:
         """Start a run again, and check that it ends as the unbroken one."""
         told = [event async for event in self.trainer(folder).stream()]
-        assert isinstance(told[-1], events.Finished)
+        assert isinstance(told[-1], events.RunFinished)
         assert told[-1].summary.status == "completed"
         assert differences(self.ended, left_by(folder)) == []
 
@@ -174,7 +174,7 @@ async def test_a_consumer_that_stops_reading_holds_the_run(tmp_path: Path, whole
     assert 0 < at[1] < at[101] <= at[1] + 100
     assert at[101] < len(network.samples)
     assert len(rest) > BUFFER
-    assert isinstance(rest[-1], events.Finished)
+    assert isinstance(rest[-1], events.RunFinished)
     assert differences(whole.ended, left_by(tmp_path)) == []
     await until(lambda: opened() == before)
 

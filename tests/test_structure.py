@@ -57,31 +57,29 @@ STARTERS = {
     "run_coroutine_threadsafe",
 }
 PARTICIPLE = re.compile(r"(ed|ing|own|ept|elt|eld|eard|aid|oken|iven|orn)$")
-VERBS = set(
-    [
-        "add",
-        "append",
-        "apply",
-        "bring",
-        "embed",
-        "exceed",
-        "feed",
-        "find",
-        "hold",
-        "keep",
-        "lead",
-        "load",
-        "need",
-        "open",
-        "pad",
-        "proceed",
-        "read",
-        "seed",
-        "send",
-        "shed",
-    ]
-)
-VERBS |= set(["speed", "spend", "spread", "succeed", "yield", "embed"])
+VERBS = {
+    "add",
+    "append",
+    "apply",
+    "bring",
+    "embed",
+    "exceed",
+    "feed",
+    "find",
+    "hold",
+    "keep",
+    "lead",
+    "load",
+    "need",
+    "open",
+    "pad",
+    "proceed",
+    "read",
+    "seed",
+    "send",
+    "shed",
+}
+VERBS |= {"speed", "spend", "spread", "succeed", "yield", "embed"}
 BLANK = {
     "said",
     "told",

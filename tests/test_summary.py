@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reflact.records import Version
+from reflact.records import SkillVersion
 from reflact.reporting.summary import build_score_table, format_spend, print_summary
-from reflact.results import FaultCount, RunSummary, Scored, Spend, Usage
+from reflact.results import FaultCount, RunSummary, SkillScore, Spend, Usage
 from reflact.types import Split
 
 RUN = "r1"
-V0 = Version(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
-V1 = Version(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
+V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
+V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 
 
 def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -26,8 +26,8 @@ def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
 def test_scores_show_count_and_interval() -> None:
     """A score without measurements shows dashes; one of zero shows zero."""
     to, text = console()
-    none = Scored(name="best", skill_hash="a" * 64, split=Split.test, n=0, unmeasured=3)
-    zero = Scored(
+    none = SkillScore(name="best", skill_hash="a" * 64, split=Split.test, n=0, unmeasured=3)
+    zero = SkillScore(
         name="baseline", skill_hash="b" * 64, split=Split.test, n=9, hard=0.0, soft=0.0, low=0.0, high=0.3
     )
     to.print(build_score_table([none, zero]))
@@ -51,7 +51,7 @@ def test_spend_is_summed_by_role() -> None:
 def test_what_nobody_counted_is_told_at_its_worst_case() -> None:
     """Beside what was counted, and by the reasons that there are."""
     worst = Usage(calls=2, input_tokens=900, output_tokens=100, usd=0.25)
-    lost = Spend(role="target", purpose="rollout", usage=Usage(calls=1), unsettled=2, worst=worst)
+    lost = Spend(role="target", purpose="rollout", usage=Usage(calls=1), unsettled=2, worst_case=worst)
     silent = lost.model_copy(update={"usage": Usage(calls=1, uncounted=1), "unsettled": 0})
     both = "2 interrupted calls and 1 not counted by the provider"
     begin, risk = "tokens in, 0 out; at most", "tokens, $0.2500 more for"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from profiles import cases
 from reflact import tail
 from reflact.errors import SkillError
-from reflact.skill import apply, regions
+from reflact.skill import apply_edits, find_regions
 from reflact.types import Edit, Skill
 from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, protected, well_formed, wild
 
@@ -20,7 +20,7 @@ SPLIT_MARKER = "<!--\nAPPENDIX_END -->"
 
 def _fits(text: str) -> bool:
     try:
-        tail.check_tail_text(text)
+        tail.check_region_text(text)
     except ValueError:
         return False
     return True
@@ -37,12 +37,12 @@ def _flat(note: str) -> str:
 
 def _around(text: str, name: str) -> tuple[str, str]:
     """What stands before and after a region."""
-    (region,) = (region for region in regions(text) if region.name == name)
+    (region,) = (region for region in find_regions(text) if region.name == name)
     return text[: region.start], text[region.end :]
 
 
 def _others(text: str, name: str) -> list[str]:
-    return [text[region.start : region.end] for region in regions(text) if region.name != name]
+    return [text[region.start : region.end] for region in find_regions(text) if region.name != name]
 
 
 # ---------------------------------------------------------------------------------------------- properties
@@ -52,19 +52,19 @@ def _others(text: str, name: str) -> list[str]:
 @given(writable, words)
 def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
     """Written guidance is read again, and writing it a second time changes nothing."""
-    after = tail.with_guidance(Skill(text=text), new)
-    assert tail.guidance(after.text) == new.replace("\r\n", "\n").replace("\r", "\n").strip()
-    assert tail.with_guidance(after, new) == after
-    assert tail.reserved(after) == after
+    after = tail.replace_guidance(Skill(text=text), new)
+    assert tail.read_guidance(after.text) == new.replace("\r\n", "\n").replace("\r", "\n").strip()
+    assert tail.replace_guidance(after, new) == after
+    assert tail.reserve_guidance_region(after) == after
 
 
 @cases(1000)
 @given(writable, some_notes)
 def test_notes_are_read_as_they_were_written(text: str, new: list[str]) -> None:
     """Written notes are read again, one line each, and writing them a second time changes nothing."""
-    after = tail.with_notes(Skill(text=text), new)
-    assert tail.notes(after.text) == tuple(_flat(note) for note in new if note.strip())
-    assert tail.with_notes(after, new) == after
+    after = tail.replace_notes(Skill(text=text), new)
+    assert tail.read_notes(after.text) == tuple(_flat(note) for note in new if note.strip())
+    assert tail.replace_notes(after, new) == after
 
 
 @cases(1000)
@@ -74,16 +74,16 @@ def test_writing_keeps_every_byte_outside_its_region(
 ) -> None:
     """The text around the region stays; a new region adds line breaks next to itself and nothing else."""
     write: Callable[[], Skill] = (
-        (lambda: tail.with_guidance(Skill(text=text), new))
+        (lambda: tail.replace_guidance(Skill(text=text), new))
         if name == "slow_update"
-        else (lambda: tail.with_notes(Skill(text=text), new_notes))
+        else (lambda: tail.replace_notes(Skill(text=text), new_notes))
     )
     after = write().text
     assert well_formed(after)
     assert _others(after, name) == _others(text, name)
-    if name not in {region.name for region in regions(after)}:
+    if name not in {region.name for region in find_regions(after)}:
         assert after == text
-    elif name in {region.name for region in regions(text)}:
+    elif name in {region.name for region in find_regions(text)}:
         assert _around(after, name) == _around(text, name)
     else:
         before, behind = _around(after, name)
@@ -99,48 +99,52 @@ def test_an_update_of_either_mode_keeps_the_tail(
     text: str, new: str, new_notes: list[str], content: str, whole: bool
 ) -> None:
     """Edits and rewrites of a document leave its guidance and notes as they are, byte for byte."""
-    skill = tail.with_notes(tail.with_guidance(Skill(text=text), new), new_notes)
-    after = apply(skill, [Edit(op="rewrite" if whole else "append", content=content)]).skill
+    skill = tail.replace_notes(tail.replace_guidance(Skill(text=text), new), new_notes)
+    after = apply_edits(skill, [Edit(op="rewrite" if whole else "append", content=content)]).skill
     assert protected(after.text) == protected(skill.text)
-    assert tail.guidance(after.text) == tail.guidance(skill.text)
-    assert tail.notes(after.text) == tail.notes(skill.text)
+    assert tail.read_guidance(after.text) == tail.read_guidance(skill.text)
+    assert tail.read_notes(after.text) == tail.read_notes(skill.text)
 
 
 @cases(500)
 @given(wild)
 def test_any_text_can_be_read(text: str) -> None:
     """Reading is total: malformed documents have guidance and notes too, and their notes are lines."""
-    assert tail.guidance(text) == tail.guidance(text).strip()
-    assert all(note == _flat(note) and note for note in tail.notes(text))
+    assert tail.read_guidance(text) == tail.read_guidance(text).strip()
+    assert all(note == _flat(note) and note for note in tail.read_notes(text))
 
 
 @cases(500)
 @given(some_notes, some_notes)
 def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> None:
     """All notes are there in some spelling, none twice, the old ones first, and adding again adds nothing."""
-    every = tail.added(old, new)
+    every = tail.merge_notes(old, new)
     keys = [note.casefold() for note in every]
     assert len(set(keys)) == len(keys)
     assert set(keys) == {_flat(note).casefold() for note in (*old, *new) if note.strip()}
-    assert every[: len(tail.added(old, []))] == tail.added(old, [])
-    assert tail.added(every, new) == every
+    assert every[: len(tail.merge_notes(old, []))] == tail.merge_notes(old, [])
+    assert tail.merge_notes(every, new) == every
 
 
 @given(writable, st.tuples(plain, st.sampled_from((*MARKERS, SPLIT_MARKER)), plain).map("".join))
 def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
     """Neither guidance nor a note may hold a marker, be it one that only stands on two lines."""
     with pytest.raises(ValueError, match="protected region"):
-        tail.check_tail_text(bearing)
+        tail.check_region_text(bearing)
     with pytest.raises(SkillError, match="protected region"):
-        tail.with_guidance(Skill(text=text), bearing)
+        tail.replace_guidance(Skill(text=text), bearing)
     with pytest.raises(SkillError, match="protected region"):
-        tail.with_notes(Skill(text=text), ["sound", bearing])
+        tail.replace_notes(Skill(text=text), ["sound", bearing])
 
 
 @given(st.tuples(documents(), st.sampled_from(MARKERS)).map("".join))
 def test_a_malformed_document_is_refused(text: str) -> None:
     """Nothing is written into a document whose regions are malformed."""
-    for write in (tail.reserved, lambda s: tail.with_guidance(s, "x"), lambda s: tail.with_notes(s, ["x"])):
+    for write in (
+        tail.reserve_guidance_region,
+        lambda s: tail.replace_guidance(s, "x"),
+        lambda s: tail.replace_notes(s, ["x"]),
+    ):
         with pytest.raises(SkillError, match="malformed"):
             write(Skill(text=text))
 
@@ -167,7 +171,7 @@ NOTED = "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n- a b\n- c\n<!-
 )
 def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: str) -> None:
     """A region is replaced where it stands; a new one ends the document, but for an appendix at the end."""
-    assert tail.with_guidance(Skill(text=text), "\nCheck signs.\n\nThen units. ").text == after
+    assert tail.replace_guidance(Skill(text=text), "\nCheck signs.\n\nThen units. ").text == after
 
 
 @pytest.mark.parametrize(
@@ -182,23 +186,23 @@ def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: 
 )
 def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:
     """The appendix has its heading and one bullet a note; a new one ends the document."""
-    assert tail.with_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
+    assert tail.replace_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
 
 
 def test_an_empty_region_is_reserved_once() -> None:
     """Reserving adds an empty region, leaves one that is there alone, and empty guidance empties it."""
     empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
-    assert tail.reserved(Skill(text="Old.\n")).text == f"Old.\n\n{empty}\n"
-    assert tail.reserved(Skill(text=f"Old.\n{SLOW}\n")).text == f"Old.\n{SLOW}\n"
-    assert tail.with_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
+    assert tail.reserve_guidance_region(Skill(text="Old.\n")).text == f"Old.\n\n{empty}\n"
+    assert tail.reserve_guidance_region(Skill(text=f"Old.\n{SLOW}\n")).text == f"Old.\n{SLOW}\n"
+    assert tail.replace_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
 
 
 def test_no_notes_add_no_region_and_empty_one() -> None:
     """Without notes a document gets no appendix, and an appendix that is there loses its notes alone."""
-    assert tail.with_notes(Skill(text="Old.\n"), []).text == "Old.\n"
-    emptied = tail.with_notes(Skill(text=f"Old.\n{NOTES}\n"), [])
+    assert tail.replace_notes(Skill(text="Old.\n"), []).text == "Old.\n"
+    emptied = tail.replace_notes(Skill(text=f"Old.\n{NOTES}\n"), [])
     assert emptied.text == "Old.\n<!-- APPENDIX_START -->\n<!-- APPENDIX_END -->\n"
-    assert tail.notes(emptied.text) == ()
+    assert tail.read_notes(emptied.text) == ()
 
 
 @pytest.mark.parametrize(
@@ -212,17 +216,17 @@ def test_no_notes_add_no_region_and_empty_one() -> None:
 )
 def test_notes_of_other_hands_are_read(inside: str, read: tuple[str, ...]) -> None:
     """Bullets begin notes, other lines continue them, nothing but the heading is dropped."""
-    assert tail.notes(f"Old.\n<!--APPENDIX_START-->{inside}<!--APPENDIX_END-->\n") == read
+    assert tail.read_notes(f"Old.\n<!--APPENDIX_START-->{inside}<!--APPENDIX_END-->\n") == read
 
 
 def test_what_says_the_same_stays_as_it_is_spelt() -> None:
     """Writing the notes or the guidance that stand there keeps the document's bytes and so its hash."""
     text = "<!--APPENDIX_START-->- a\n- b<!--APPENDIX_END--><!--SLOW_UPDATE_START-->c<!--SLOW_UPDATE_END-->"
-    assert tail.with_notes(Skill(text=text), ["a", "b"]).text == text
-    assert tail.with_guidance(Skill(text=text), "c\n").text == text
+    assert tail.replace_notes(Skill(text=text), ["a", "b"]).text == text
+    assert tail.replace_guidance(Skill(text=text), "c\n").text == text
 
 
 def test_the_same_reminder_is_added_once() -> None:
     """Case and white space make no new note, and the earlier spelling stays."""
-    notes = tail.added(["Check units."], ["check  UNITS.", "Straße", " STRASSE\n", "", "Check signs."])
+    notes = tail.merge_notes(["Check units."], ["check  UNITS.", "Straße", " STRASSE\n", "", "Check signs."])
     assert notes == ("Check units.", "Straße", "Check signs.")

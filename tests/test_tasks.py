@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import SingleFlight, Stream, fan_out, fan_out_then, fan_out_until, group, seen_through
+from reflact.tasks import (
+    SingleFlight,
+    Stream,
+    fan_out,
+    fan_out_then,
+    fan_out_until,
+    finish_if_cancelled,
+    open_task_group,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +109,7 @@ async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
         raise KeyError("deep")
 
     with pytest.raises(KeyError, match="deep"):
-        async with group(), group() as inner:
+        async with open_task_group(), open_task_group() as inner:
             inner.start_soon(fail)
 
 
@@ -671,12 +679,12 @@ async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
 
     async def caller() -> None:
         try:
-            await seen_through(work, seconds=60)
+            await finish_if_cancelled(work, seconds=60)
         finally:
             ends.append("caller")
 
     with anyio.fail_after(20):
-        async with group() as tasks:
+        async with open_task_group() as tasks:
             tasks.start_soon(caller)
             await begun.wait()
             tasks.cancel_scope.cancel()
@@ -687,8 +695,8 @@ async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
 async def test_work_that_hangs_is_not_seen_through() -> None:
     """A cancelled caller does not wait for ever."""
     with anyio.fail_after(20):
-        async with group() as tasks:
-            tasks.start_soon(lambda: seen_through(anyio.sleep_forever, seconds=0.01))
+        async with open_task_group() as tasks:
+            tasks.start_soon(lambda: finish_if_cancelled(anyio.sleep_forever, seconds=0.01))
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
 
@@ -699,6 +707,6 @@ async def test_what_is_seen_through_gives_its_result_or_its_error() -> None:
     async def half(number: int) -> float:
         return 1 / number
 
-    assert await seen_through(lambda: half(2)) == 0.5
+    assert await finish_if_cancelled(lambda: half(2)) == 0.5
     with pytest.raises(ZeroDivisionError):
-        await seen_through(lambda: half(0))
+        await finish_if_cancelled(lambda: half(0))

@@ -17,29 +17,29 @@ from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, get_current_
 import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.calls import Message, Rendered, Reply, Sample, Text
+from reflact.calls import CallId, Message, RenderedPrompt, Reply, Text
 from reflact.errors import ProviderDown
 from reflact.events import StepCommitted
-from reflact.records import Version
+from reflact.records import SkillVersion
 from reflact.results import RunSummary, Usage
 from reflact.roles import ModelConfig
-from reflact.tasks import fan_out, group
+from reflact.tasks import fan_out, open_task_group
 from reflact.telemetry import Tracing
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.traced import TracedLLM
 from reflact.trainer import evaluate_skill
 from reflact.types import Skill, Split
-from reflact.wiring import Passed, unheard
+from reflact.wiring import Overrides, ignore_event
 from spans import Watch, told
 
 pytestmark = pytest.mark.anyio
 
 STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
 ROLLOUT = "reflact.rollout > chat pure"
-PROMPT = Rendered(name="target", version=1, messages=(Message(role="user", content="how much is it?"),))
+PROMPT = RenderedPrompt(name="target", version=1, messages=(Message(role="user", content="how much is it?"),))
 MODEL = {"model": "pure", "base_url": "http://pure.test/v1", "api_key_env": None, "sample_header": "x-sample"}
 OPTIMIZER = {"sample_header": "x-sample"}
-SAMPLE = Sample(role="target", purpose="rollout", rollout="key")
+SAMPLE = CallId(role="target", purpose="rollout", rollout="key")
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -
     watches = [Watch(), Watch()]
     scope = anyio.CancelScope()
 
-    def cut(body: dict[str, Any], sample: str) -> str:
-        if sample.startswith("optimizer/merge/step=2/"):
+    def cut(body: dict[str, Any], call_id: str) -> str:
+        if call_id.startswith("optimizer/merge/step=2/"):
             scope.cancel()
-        return pure_server.answer(body, sample)
+        return pure_server.answer(body, call_id)
 
     config = settings(world, tmp_path / "run", train={"rollout_concurrency": 1})
     with scope:
@@ -152,10 +152,10 @@ async def test_a_cancelled_run_ends_its_spans(world: Path, tmp_path: Path) -> No
     """What was under way has ended when the run has, marked as cancelled and not as failed."""
     watch, scope = Watch(), anyio.CancelScope()
 
-    def cut(body: dict[str, Any], sample: str) -> str:
-        if sample.startswith("optimizer/analyst_failure/step=1/"):
+    def cut(body: dict[str, Any], call_id: str) -> str:
+        if call_id.startswith("optimizer/analyst_failure/step=1/"):
             scope.cancel()
-        return pure_server.answer(body, sample)
+        return pure_server.answer(body, call_id)
 
     with scope:
         await trained(settings(world, tmp_path / "run"), watch, PureNetwork(cut))
@@ -182,8 +182,8 @@ async def test_spans_hold_content_only_where_it_is_asked_for(
         await checkpoint()
         return "hunter2canary99"
 
-    def leaky(body: dict[str, Any], sample: str) -> str:
-        said = pure_server.answer(body, sample)
+    def leaky(body: dict[str, Any], call_id: str) -> str:
+        said = pure_server.answer(body, call_id)
         return said if said != "unknown" else "unknown hunter2canary99"
 
     watch = Watch()
@@ -205,7 +205,7 @@ async def test_content_follows_the_conventions() -> None:
     tracing = Tracing("r1", watch.telemetry, hide=lambda text: text.replace("much", "[key]"))
     llm = TracedLLM(ScriptedLLM(lambda *_: "as much as that"), tracing)
     with tracing.run():
-        await llm.ask(PROMPT, Text, sample=SAMPLE)
+        await llm.ask(PROMPT, Text, call_id=SAMPLE)
     (span,) = watch.calls
     assert json.loads(str(told(span)["gen_ai.input.messages"])) == [
         {"role": "user", "parts": [{"type": "text", "content": "how [key] is it?"}]}
@@ -219,7 +219,7 @@ async def test_content_follows_the_conventions() -> None:
     ]
     gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("too much")), tracing)
     with pytest.raises(ProviderDown):
-        await gone.ask(PROMPT, Text, sample=SAMPLE)
+        await gone.ask(PROMPT, Text, call_id=SAMPLE)
     assert watch.calls[-1].status.description == "too [key]"
 
 
@@ -231,7 +231,7 @@ async def test_a_call_says_what_the_conventions_ask_for() -> None:
         model="m", base_url="https://models.test/v1", temperature=0.5, max_tokens=7, seed=3, top_p=0.9
     )
     with tracing.run(), tracing.step(4, epoch=2), tracing.stage("evaluate", step=4):
-        await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, sample=SAMPLE)
+        await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, call_id=SAMPLE)
     (span,) = watch.calls
     assert (span.name, span.kind) == ("chat m", SpanKind.CLIENT)
     assert told(span) == {
@@ -261,7 +261,7 @@ async def test_azure_goes_by_its_own_name() -> None:
     watch = Watch()
     tracing = Tracing("r1", watch.telemetry)
     config = ModelConfig(model="m", api="azure", api_version="1", base_url="http://azure.test:81")
-    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, sample=SAMPLE)
+    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, config).ask(PROMPT, Text, call_id=SAMPLE)
     (span,) = watch.calls
     assert (told(span)["gen_ai.provider.name"], told(span)["server.port"]) == ("azure.ai.openai", 81)
 
@@ -292,8 +292,8 @@ async def test_a_step_says_what_became_of_it() -> None:
     """A commit that is told within its step is noted there; one that is told again after a crash is not."""
     watch = Watch()
     tracing = Tracing("r1", watch.telemetry)
-    tell = tracing.following(unheard)
-    version = Version(number=0, skill_hash="h", origin="initial", score=0.5)
+    tell = tracing.count_events(ignore_event)
+    version = SkillVersion(number=0, skill_hash="h", origin="initial", score=0.5)
     committed = StepCommitted(run_id="r1", step=1, epoch=1, action="reject", current=version, best=version)
     with tracing.run():
         await tell(committed)
@@ -316,7 +316,7 @@ async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) 
         config = {**short, "seed": len(name)}
         summaries[name] = await trained(config, watch, PureNetwork())
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for name, watch in {"a": shared, "bb": shared, "ccc": apart[0], "dddd": apart[1]}.items():
             tasks.start_soon(one, name, watch)
     assert len(shared.traces) == 2
@@ -334,17 +334,17 @@ async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
     class Counting:
         identity = "counting"
 
-        async def ask(self, *asked: object, sample: Sample, **rest: object) -> Reply[Text]:
-            for _ in range(sample.number % 5 + 1):
+        async def ask(self, *asked: object, call_id: CallId, **rest: object) -> Reply[Text]:
+            for _ in range(call_id.number % 5 + 1):
                 await checkpoint()
-            usage = Usage(calls=1, input_tokens=sample.number, output_tokens=1)
+            usage = Usage(calls=1, input_tokens=call_id.number, output_tokens=1)
             return Reply(value=Text(text="yes"), usage=usage)
 
     llm = TracedLLM(Counting(), tracing)  # type: ignore[arg-type]
 
     async def one(number: int) -> None:
         with tracing.rollout(f"item-{number}"):
-            await llm.ask(PROMPT, Text, sample=SAMPLE.model_copy(update={"number": number}))
+            await llm.ask(PROMPT, Text, call_id=SAMPLE.model_copy(update={"number": number}))
 
     with ExitStack() as stack:
         for block in (tracing.run(), tracing.step(1, epoch=1)):
@@ -399,13 +399,13 @@ async def test_a_run_joins_the_trace_of_its_caller(tmp_path: Path) -> None:
 async def test_measuring_one_document_is_a_trace_too(tmp_path: Path) -> None:
     """What ``reflact eval`` does is one trace of rollouts."""
     watch = Watch()
-    passed = Passed(
+    passed = Overrides(
         ToyEnvironment(train=4, val=4, test=4),
         ToyTarget(),
         ScriptedLLM(toy_optimizer()),
         telemetry=watch.telemetry,
     )
-    await evaluate_skill({"out_dir": tmp_path / "run"}, Skill(text=""), Split.val, passed=passed)
+    await evaluate_skill({"out_dir": tmp_path / "run"}, Skill(text=""), Split.val, overrides=passed)
     assert watch.paths() == {"reflact.eval": 1, "reflact.eval > reflact.rollout": 4}
 
 
@@ -415,9 +415,9 @@ async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) 
 
     llm = TracedLLM(ScriptedLLM(lambda *_: "yes"), Tracing("r1"))
     with Tracing("r1").run():
-        assert (await llm.ask(PROMPT, Text, sample=SAMPLE)).value.text == "yes"
+        assert (await llm.ask(PROMPT, Text, call_id=SAMPLE)).value.text == "yes"
     gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("gone")), Tracing("r1"))
     with pytest.raises(ProviderDown):
-        await gone.ask(PROMPT, Text, sample=SAMPLE)
+        await gone.ask(PROMPT, Text, call_id=SAMPLE)
     assert caplog.records == []
     assert get_current_span() is INVALID_SPAN

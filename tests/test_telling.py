@@ -10,10 +10,10 @@ from memory_pairs import make_pair
 from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.replay import Telling, score_steps, steps_of
 from reflact.calibration.trace import Trace
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.memory import Action, ContrastPair, Evaluation, Gold, Transition
 from reflact.testing import ScriptedLLM
-from reflact.testing.llm import Answer
+from reflact.testing.llm import ScriptedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +58,7 @@ async def test_pairs_that_show_the_state_after_a_step_tell_its_score() -> None:
 async def test_a_critic_that_remembers_states_gains_nothing() -> None:
     """What copies the score of a state that it has seen is right where states come again, and is not let."""
 
-    def parrot(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def parrot(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         assert issubclass(reply_type, CriticReply)
         content = prompt.messages[-1].content
         asked = re.findall(r"shelf \d+", EXAMPLE.sub("", content))[-1]

@@ -13,36 +13,47 @@ from anyio.lowlevel import checkpoint
 from pydantic import Field, JsonValue
 
 from reflact import Trainer
-from reflact.calls import Intent, Message, Rendered, ReplyModel, Sample, StoredReply, Text
-from reflact.data import DataSet, check
+from reflact.calls import CallId, CallReservation, Message, RenderedPrompt, ReplyModel, StoredResponse, Text
+from reflact.data import DataSet, check_dataset
 from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
-from reflact.events import Decided, RunStarted, StepStarted
+from reflact.events import CandidateJudged, RunStarted, StepStarted
 from reflact.ports import LLM, Environment, RunStore, Target
-from reflact.records import RunState, StepRecord, Version
+from reflact.records import RunState, SkillVersion, StepRecord
 from reflact.results import Usage
-from reflact.stages.replies import AnalystReply, SuccessReply, analysing, praising
+from reflact.stages.replies import AnalystReply, SuccessReply, failure_reply_type, success_reply_type
 from reflact.store.runs import open_store
 from reflact.testing import (
     TOY_RULES,
-    CutShort,
+    ConnectFault,
     Fault,
     FaultyTransport,
-    MemoryStore,
-    Refused,
+    InMemoryRunStore,
     ScriptedLLM,
-    TimedOut,
+    StatusFault,
+    TimeoutFault,
     ToyEnvironment,
     ToyTarget,
-    Unreachable,
-    appending,
+    TruncationFault,
+    append_reply,
     toy_optimizer,
 )
-from reflact.types import Chosen, Item, Measurement, Merged, Operation, Rollout, Score, Skill, Split, Verdict
+from reflact.types import (
+    AggregateResult,
+    Item,
+    Measurement,
+    Operation,
+    Rollout,
+    Score,
+    SelectResult,
+    Skill,
+    Split,
+    Verdict,
+)
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = Rendered(name="p", version=1, messages=(Message(role="user", content="?"),))
-SAMPLE = Sample(role="optimizer", purpose="test", step=1)
+PROMPT = RenderedPrompt(name="p", version=1, messages=(Message(role="user", content="?"),))
+SAMPLE = CallId(role="optimizer", purpose="test", step=1)
 
 
 class Number(ReplyModel):
@@ -58,24 +69,24 @@ class Number(ReplyModel):
 @pytest.mark.parametrize("answer", [Number(value=3), {"value": 3}, '{"value": 3}'], ids=str)
 async def test_a_script_may_answer_in_several_forms(answer: JsonValue | ReplyModel) -> None:
     """A value, its JSON and its JSON text all become the same reply."""
-    reply = await ScriptedLLM(lambda *_: answer).ask(PROMPT, Number, sample=SAMPLE)
+    reply = await ScriptedLLM(lambda *_: answer).ask(PROMPT, Number, call_id=SAMPLE)
     assert (reply.value, reply.attempts, reply.usage) == (Number(value=3), 1, Usage(calls=1))
 
 
 async def test_a_string_is_plain_text_where_text_is_asked_for() -> None:
     """What a target says is not read as JSON."""
     llm: LLM = ScriptedLLM(lambda *_: '{"text": 1}')
-    assert (await llm.ask(PROMPT, Text, sample=SAMPLE)).value == Text(text='{"text": 1}')
+    assert (await llm.ask(PROMPT, Text, call_id=SAMPLE)).value == Text(text='{"text": 1}')
 
 
 async def test_an_async_script_is_awaited() -> None:
     """A script may wait for something before it answers."""
 
-    async def script(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+    async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
         await checkpoint()
         return {"value": 1}
 
-    assert (await ScriptedLLM(script).ask(PROMPT, Number, sample=SAMPLE)).value.value == 1
+    assert (await ScriptedLLM(script).ask(PROMPT, Number, call_id=SAMPLE)).value.value == 1
 
 
 async def test_an_invalid_answer_is_asked_for_again() -> None:
@@ -85,10 +96,10 @@ async def test_an_invalid_answer_is_asked_for_again() -> None:
         if reply.value % 2 == 0:
             raise ValueError(f"{reply.value} is even")
 
-    llm = ScriptedLLM(lambda prompt, reply_type, sample: {"value": sample.attempt - 1}, reasks=3)
-    reply = await llm.ask(PROMPT, Number, sample=SAMPLE, check=odd)
+    llm = ScriptedLLM(lambda prompt, reply_type, call_id: {"value": call_id.attempt - 1}, reasks=3)
+    reply = await llm.ask(PROMPT, Number, call_id=SAMPLE, check=odd)
     assert (reply.value.value, reply.attempts, reply.usage.calls) == (1, 3, 3)
-    assert [call.sample for call in llm.calls] == [
+    assert [call.call_id for call in llm.calls] == [
         SAMPLE.model_copy(update={"attempt": attempt}) for attempt in range(3)
     ]
 
@@ -96,9 +107,9 @@ async def test_an_invalid_answer_is_asked_for_again() -> None:
 async def test_a_model_that_never_gets_it_right() -> None:
     """When no attempt is valid the error holds the reason of each."""
     answers: list[JsonValue] = [{"value": -1}, '{"value": ', {"value": 1, "more": 2}]
-    llm = ScriptedLLM(lambda prompt, reply_type, sample: answers[sample.attempt])
+    llm = ScriptedLLM(lambda prompt, reply_type, call_id: answers[call_id.attempt])
     with pytest.raises(ReplyError, match="no valid Number in 3 attempts") as caught:
-        await llm.ask(PROMPT, Number, sample=SAMPLE)
+        await llm.ask(PROMPT, Number, call_id=SAMPLE)
     assert [reason.split(":")[0] for reason in caught.value.reasons] == ["value", "Invalid JSON", "more"]
 
 
@@ -106,14 +117,14 @@ async def test_a_model_that_never_gets_it_right() -> None:
 async def test_answers_of_another_type_are_refused(answer: JsonValue | ReplyModel) -> None:
     """Nothing is turned into what was asked for by guessing."""
     with pytest.raises(ReplyError):
-        await ScriptedLLM(lambda *_: answer, reasks=0).ask(PROMPT, Number, sample=SAMPLE)
+        await ScriptedLLM(lambda *_: answer, reasks=0).ask(PROMPT, Number, call_id=SAMPLE)
 
 
 async def test_a_returned_exception_is_raised() -> None:
     """A script plays a provider's failure by returning it; there is no further attempt."""
     llm = ScriptedLLM(lambda *_: ProviderDown("gone", status=503))
     with pytest.raises(ProviderDown, match="gone"):
-        await llm.ask(PROMPT, Number, sample=SAMPLE)
+        await llm.ask(PROMPT, Number, call_id=SAMPLE)
     assert len(llm.calls) == 1
 
 
@@ -125,7 +136,7 @@ def test_a_toy_world_is_fit_for_training(rules: int) -> None:
     """Splits have the sizes asked for, inputs do not repeat, and every split needs every rule."""
     environment: Environment = ToyEnvironment(train=12, val=7, test=6, rules=rules)
     splits = {split.value: tuple(environment.items(split)) for split in Split}
-    check(DataSet.model_validate(splits), train_size=12)
+    check_dataset(DataSet.model_validate(splits), train_size=12)
     assert [len(items) for items in splits.values()] == [12, 7, 6]
     for items in splits.values():
         assert {item.task_type for item in items} == set(list(TOY_RULES)[:rules])
@@ -221,11 +232,13 @@ async def test_an_appending_reply_fits_what_is_asked_for(
 ) -> None:
     """Whatever edits a stage offers, texts are appended in their order, up to the most that it takes."""
     wanted: type[AnalystReply] | type[SuccessReply] = (
-        analysing(operations, cases=4, most=2) if kind is AnalystReply else praising(operations, most=2)
+        failure_reply_type(operations, cases=4, most=2)
+        if kind is AnalystReply
+        else success_reply_type(operations, most=2)
     )
-    llm = ScriptedLLM(lambda prompt, reply_type, sample: appending(reply_type, "one", "two", "three"))
+    llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
     for reply_type in (kind, wanted):
-        reply = (await llm.ask(PROMPT, reply_type, sample=SAMPLE)).value
+        reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
         edits = [edit.edit() for edit in reply.edits]
         assert {edit.op for edit in edits} == {"append"}
         assert [edit.content for edit in edits] == ["one", "two", "three"][: 3 if reply_type is kind else 2]
@@ -234,7 +247,7 @@ async def test_an_appending_reply_fits_what_is_asked_for(
 async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
     """A reply type that no stage asks for is an error that names it."""
     with pytest.raises(TypeError, match="Number"):
-        await ScriptedLLM(toy_optimizer()).ask(PROMPT, Number, sample=SAMPLE)
+        await ScriptedLLM(toy_optimizer()).ask(PROMPT, Number, call_id=SAMPLE)
 
 
 # ------------------------------------------------------------------------------------------------- store
@@ -243,8 +256,8 @@ async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
 OLD, NEW = Skill(text="old"), Skill(text="new")
 
 
-def _version(step: int, skill: Skill) -> Version:
-    return Version(number=step, skill_hash=skill.hash, origin=f"step {step}", score=0.5)
+def _version(step: int, skill: Skill) -> SkillVersion:
+    return SkillVersion(number=step, skill_hash=skill.hash, origin=f"step {step}", score=0.5)
 
 
 def _state(step: int, skill: Skill) -> RunState:
@@ -262,24 +275,26 @@ def _record(step: int, reason: str = "greater") -> StepRecord:
         rollout=Measurement(skill_hash=OLD.hash, split=Split.train, n=1, hard=0, soft=0),
         n_failures=1,
         reports=(),
-        merged=Merged(),
-        chosen=Chosen(),
+        merged=AggregateResult(),
+        chosen=SelectResult(),
         edits=(),
         candidate_hash=NEW.hash,
         verdict=Verdict(action="accept_new_best", reason=reason),
-        made=(_version(step, NEW),),
+        created_versions=(_version(step, NEW),),
         current=_version(step, NEW),
         best=_version(step, NEW),
     )
 
 
-def _intent(key: str, run_id: str = "r", purpose: str = "rollout") -> Intent:
-    return Intent(key=key, run_id=run_id, sample="s", role="target", purpose=purpose, endpoint="e", model="m")
+def _intent(key: str, run_id: str = "r", purpose: str = "rollout") -> CallReservation:
+    return CallReservation(
+        key=key, run_id=run_id, call_id="s", role="target", purpose=purpose, endpoint="e", model="m"
+    )
 
 
-def _reply(key: str, body: str, usd: float | None) -> StoredReply:
+def _reply(key: str, body: str, usd: float | None) -> StoredResponse:
     usage = Usage(calls=1, input_tokens=5, cached_tokens=1, output_tokens=2, usd=usd)
-    return StoredReply(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+    return StoredResponse(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
 
 
 async def _refusal(call: Callable[[], object]) -> str:
@@ -291,24 +306,24 @@ async def _refusal(call: Callable[[], object]) -> str:
 
 
 async def _effects(store: RunStore) -> AsyncIterator[object]:
-    yield await store.find_reply("k")
-    await store.intend(_intent("k"))
+    yield await store.find_response("k")
+    await store.reserve(_intent("k"))
     yield await store.spend("r")
-    await store.keep_reply(_reply("k", "first", 0.1), _intent("k"))
-    await store.intend(_intent("k", "other"))
-    await store.keep_reply(_reply("k", "second", None), _intent("k", "other"))
-    yield await store.find_reply("k")
-    await store.keep_reply(_reply("late", "x", 0.2), _intent("late"))
+    await store.store_response(_reply("k", "first", 0.1), _intent("k"))
+    await store.reserve(_intent("k", "other"))
+    await store.store_response(_reply("k", "second", None), _intent("k", "other"))
+    yield await store.find_response("k")
+    await store.store_response(_reply("late", "x", 0.2), _intent("late"))
     for kind in ("timeout", "429", "timeout"):
         await store.count_fault("r", kind)
     yield [await store.faults(run_id) for run_id in ("r", "other")]
     for purpose in ("merge", "merge", "analyst"):
-        await store.intend(_intent("open", purpose=purpose))
-    await store.drop_intent(_intent("open"))
-    await store.drop_intent(_intent("nothing"))
+        await store.reserve(_intent("open", purpose=purpose))
+    await store.release(_intent("open"))
+    await store.release(_intent("nothing"))
     yield await store.spend("r")
     await store.open_run("r", {"seed": 1}, None)
-    await store.keep_reply(_reply("open", "x", 0.7), _intent("open", purpose="merge"))
+    await store.store_response(_reply("open", "x", 0.7), _intent("open", purpose="merge"))
     yield await store.spend("r")
     yield await store.spend("other")
     yield await store.spend("nobody")
@@ -316,10 +331,10 @@ async def _effects(store: RunStore) -> AsyncIterator[object]:
 
 async def _rollouts(store: RunStore) -> AsyncIterator[object]:
     for key, hard in (("b", 1), ("a", 0), ("b", 0)):
-        await store.keep_rollout(Rollout(key=key, item_id="i", skill_hash="s", score=Score.of(hard)))
+        await store.store_rollout(Rollout(key=key, item_id="i", skill_hash="s", score=Score.of(hard)))
     yield list((await store.find_rollouts(["a", "c", "b"])).items())
     lost = Rollout(key="c", item_id="i", skill_hash="s", error="down")
-    yield await _refusal(lambda: store.keep_rollout(lost))
+    yield await _refusal(lambda: store.store_rollout(lost))
     yield dict(await store.find_rollouts(["c"]))
 
 
@@ -342,25 +357,25 @@ async def _steps(store: RunStore) -> AsyncIterator[object]:
 
 
 async def _notes(store: RunStore) -> AsyncIterator[object]:
-    journal = store.journal("r")
-    await journal.note(1, "merge", {"a": [1]})
-    await journal.note(1, "merge", "second")
-    await journal.note(2, "merge", False)
-    yield [await journal.recall(step, "merge") for step in (1, 2, 3)]
-    yield await store.journal("other").recall(1, "merge")
+    journal = store.decision_log("r")
+    await journal.put(1, "merge", {"a": [1]})
+    await journal.put(1, "merge", "second")
+    await journal.put(2, "merge", False)
+    yield [await journal.get(step, "merge") for step in (1, 2, 3)]
+    yield await store.decision_log("other").get(1, "merge")
     started = RunStarted(run_id="r", steps_per_epoch=1, n_train=1, n_val=1, n_test=1)
-    decided = Decided(run_id="r", step=1, verdict=Verdict(action="reject", reason="worse"))
+    decided = CandidateJudged(run_id="r", step=1, verdict=Verdict(action="reject", reason="worse"))
     again = StepStarted(run_id="r", step=1, epoch=1, item_ids=("a",))
     events = (started, decided, again, decided)
-    yield [await store.append(event) for event in (*events, started.model_copy())]
-    yield await store.append(decided.model_copy(update={"run_id": "other"}))
+    yield [await store.append_event(event) for event in (*events, started.model_copy())]
+    yield await store.append_event(decided.model_copy(update={"run_id": "other"}))
     yield await store.events("r")
     yield await store.events("nobody")
     yield [await store.add_seconds("r", seconds) for seconds in (1.5, 0.25)]
     await store.finish("r", "completed", None, "{}")
     yield await _refusal(lambda: store.finish("nobody", "completed", None, "{}"))
     yield await _refusal(lambda: store.add_seconds("nobody", 1))
-    yield await _refusal(lambda: store.append(started.model_copy(update={"run_id": "nobody"})))
+    yield await _refusal(lambda: store.append_event(started.model_copy(update={"run_id": "nobody"})))
 
 
 @pytest.mark.parametrize("story", [_effects, _rollouts, _steps, _notes], ids=lambda story: story.__name__)
@@ -376,7 +391,7 @@ async def test_the_memory_store_answers_as_the_database_does(
 
     async with open_store(tmp_path / "run.db") as database:
         expected = await told(database)
-    assert await told(MemoryStore()) == expected
+    assert await told(InMemoryRunStore()) == expected
     assert "no refusal" not in expected
 
 
@@ -400,7 +415,7 @@ async def test_requests_without_a_fault_get_through() -> None:
 
 async def test_a_refusal_carries_status_headers_and_body() -> None:
     """An error status is served instead of the answer, for the request it is meant for alone."""
-    async with _client(None, Refused(status=429, headers=(("retry-after", "2"),), body="slow")) as client:
+    async with _client(None, StatusFault(status=429, headers=(("retry-after", "2"),), body="slow")) as client:
         assert (await client.get("/a")).status_code == 200
         refused = await client.get("/b")
         assert (refused.status_code, refused.headers["retry-after"], refused.text) == (429, "2", "slow")
@@ -410,10 +425,10 @@ async def test_a_refusal_carries_status_headers_and_body() -> None:
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        (Unreachable(), httpx.ConnectError),
-        (TimedOut(), httpx.ReadTimeout),
-        (CutShort(), httpx.RemoteProtocolError),
-        (CutShort(after=4), httpx.RemoteProtocolError),
+        (ConnectFault(), httpx.ConnectError),
+        (TimeoutFault(), httpx.ReadTimeout),
+        (TruncationFault(), httpx.RemoteProtocolError),
+        (TruncationFault(after=4), httpx.RemoteProtocolError),
     ],
 )
 async def test_broken_connections(fault: Fault, error: type[httpx.HTTPError]) -> None:
@@ -426,7 +441,7 @@ async def test_broken_connections(fault: Fault, error: type[httpx.HTTPError]) ->
 
 async def test_an_answer_may_break_off_silently() -> None:
     """A silent cut looks like a complete response whose body ends too early."""
-    async with _client(CutShort(after=5, silent=True)) as client:
+    async with _client(TruncationFault(after=5, silent=True)) as client:
         response = await client.get("/a")
         assert response.status_code == 200
         assert response.text == json.dumps({"served": "/a"}, separators=(",", ":"))[:5]
@@ -440,7 +455,11 @@ async def test_work_is_done_only_where_the_request_arrives() -> None:
         served.append(request.url.path)
         return httpx.Response(200)
 
-    faults: dict[str, Fault] = {"/late": TimedOut(), "/off": Unreachable(), "/no": Refused(status=500)}
+    faults: dict[str, Fault] = {
+        "/late": TimeoutFault(),
+        "/off": ConnectFault(),
+        "/no": StatusFault(status=500),
+    }
     transport = FaultyTransport(httpx.MockTransport(serve), lambda request, _: faults[request.url.path])
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         for path in faults:

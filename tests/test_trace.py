@@ -22,7 +22,7 @@ from reflact.memory import Action, Evaluation, Gold, ScoreEvent, StateScore, Tra
 from reflact.memory_ports import StoredTrace
 from reflact.memory_store import MemoryStore
 from reflact.tasks import fan_out
-from reflact.types import canonical
+from reflact.types import canonical_json
 
 pytestmark = pytest.mark.anyio
 
@@ -419,7 +419,7 @@ def test_threads_that_share_a_trace_lose_nothing(tmp_path: Path) -> None:
         list(pool.map(work, range(4)))
     assert [event.step for event in trace.events] == [*range(200)]
     assert Trace.load(tmp_path / "t.jsonl").events == trace.events
-    assert len({canonical(event.transition.after) for event in trace.events}) == 200
+    assert len({canonical_json(event.transition.after) for event in trace.events}) == 200
 
 
 async def test_tasks_that_share_a_trace_lose_nothing() -> None:

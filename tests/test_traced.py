@@ -16,7 +16,7 @@ from pydantic_ai.tools import DeferredToolRequests
 from reflact import Critic, Trace
 from reflact.errors import DataError
 from reflact.memory import Action, Transition
-from reflact.targets.traced import recording
+from reflact.targets.traced import record_tools
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +70,7 @@ def agent(*turns: list[ToolCallPart]) -> Agent[Shop, Any]:
 async def test_each_call_of_a_tool_is_a_transition() -> None:
     """Name, arguments and the states around it are there, in order; later changes do not reach them."""
     shop = Shop()
-    with recording(Shop.state) as recorder:
+    with record_tools(Shop.state) as recorder:
         worker = agent([ToolCallPart("pay", {})], [ToolCallPart("ship", '{"item": "lamp"}')])
         await worker.run("Go.", deps=shop, capabilities=[recorder])
     shop.shipped.append("more")
@@ -84,7 +84,7 @@ async def test_each_call_of_a_tool_is_a_transition() -> None:
 async def test_tools_of_one_turn_do_not_mix() -> None:
     """Tools that the model calls at once run one after another: each state before is the last one after."""
     calls = [ToolCallPart("ship", {"item": item}) for item in ("lamp", "desk", "chair")]
-    with recording(Shop.state) as recorder:
+    with record_tools(Shop.state) as recorder:
         await agent(calls).run("Go.", deps=Shop(), capabilities=[recorder])
     states = [(step.before["shipped"], step.after["shipped"]) for step in recorder.transitions]  # type: ignore[index, call-overload]
     assert states == [
@@ -96,7 +96,7 @@ async def test_tools_of_one_turn_do_not_mix() -> None:
 
 async def test_a_tool_that_fails_has_acted() -> None:
     """What a failed call changed is recorded, and the agent sees the failure as ever."""
-    with recording(Shop.state) as recorder:
+    with record_tools(Shop.state) as recorder:
         result = await agent([ToolCallPart("fail", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
     (step,) = recorder.transitions
     assert (step.action.name, step.after) == ("fail", {"paid": False, "shipped": ["half"]})
@@ -105,7 +105,7 @@ async def test_a_tool_that_fails_has_acted() -> None:
 
 async def test_a_tool_that_is_put_off_has_not() -> None:
     """A call that is deferred did nothing, and is no transition."""
-    with recording(Shop.state) as recorder:
+    with record_tools(Shop.state) as recorder:
         result = await agent([ToolCallPart("later", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
     assert isinstance(result.output, DeferredToolRequests)
     assert recorder.transitions == ()
@@ -114,7 +114,7 @@ async def test_a_tool_that_is_put_off_has_not() -> None:
 async def test_a_state_that_is_no_json_is_one_sentence() -> None:
     """Whoever renders a state as something else is told where, and what to do."""
     with (
-        recording(lambda shop: {"shop": shop}) as recorder,
+        record_tools(lambda shop: {"shop": shop}) as recorder,
         pytest.raises(DataError, match="around pay is neither"),
     ):
         await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
@@ -123,7 +123,7 @@ async def test_a_state_that_is_no_json_is_one_sentence() -> None:
 async def test_a_recorded_run_becomes_a_trace() -> None:
     """Steps are handed over as they happen and scored beside or after the run."""
     seen: list[Transition] = []
-    with recording(Shop.state, step=seen.append) as recorder:
+    with record_tools(Shop.state, step=seen.append) as recorder:
         await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
     reply = {"reasoning": "r", "evidence": ["paid: true"], "phi_before": 0, "phi_after": 3, "confidence": 1}
     critic, trace = Critic(ScriptedLLM(lambda *_: reply)), Trace(purpose="Pay and ship.")

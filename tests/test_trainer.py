@@ -16,7 +16,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.config import TrainerConfig
 from reflact.errors import (
     CassetteError,
@@ -33,15 +33,15 @@ from reflact.results import RunSummary
 from reflact.stages.replies import AnalystReply, MergeReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import Answer, Script
+from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.trainer import evaluate_skill
-from reflact.types import Frozen, Skill, Split, Turn
-from reflact.wiring import Passed
+from reflact.types import FrozenModel, Skill, Split, Turn
+from reflact.wiring import Overrides
 
 pytestmark = pytest.mark.anyio
 
 
-class Left(Frozen):
+class Left(FrozenModel):
     """What the database holds of a run."""
 
     records: tuple[StepRecord, ...]
@@ -83,7 +83,7 @@ async def left(folder: Path, run_id: str) -> Left:
             records=await store.records(run_id),
             events=happened,
             state=RunState.model_validate_json(rows[0][0]),
-            openings=sum(isinstance(e, events.TestOpened) for e in happened),
+            openings=sum(isinstance(e, events.TestSplitOpened) for e in happened),
         )
 
 
@@ -152,7 +152,7 @@ def proposing_line(line: str) -> Script:
     """Return a script that plays the toy optimizer, but proposes one line for everything."""
     usual = toy_optimizer()
 
-    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if issubclass(reply_type, AnalystReply | MergeReply):
             fields = reply_type.model_json_schema()["$defs"]
             edit = {"op": "append", "target": "", "content": line, "sources": [1]}
@@ -161,7 +161,7 @@ def proposing_line(line: str) -> Script:
             pattern = {"type": "t", "count": 1, "description": "d"}
             whole: dict[str, Any] = {"patterns": [pattern], "edits": edits}
             return {k: v for k, v in whole.items() if k in reply_type.model_fields}
-        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     return answer
 
@@ -208,7 +208,7 @@ async def test_the_step_buffer_survives(tmp_path: Path) -> None:
     environment = ToyEnvironment(train=8, val=4, test=4)
     await Trainer(config, environment=environment, target=ToyTarget(), optimizer=optimizer).train()
     first = optimizer.calls[0]
-    assert first.sample.step == steps + 1
+    assert first.call_id.step == steps + 1
     assert f"step {steps}: 2 of 2 cases failed" in first.prompt.messages[1].content
 
 
@@ -268,13 +268,13 @@ async def test_an_equal_candidate_costs_nothing(tmp_path: Path) -> None:
 async def test_no_proposals_is_an_ordinary_step(tmp_path: Path) -> None:
     """A step whose analysts propose nothing is committed as such."""
 
-    def silent(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         return "nothing of use"
 
     summary = await trainer(settings(tmp_path), script=silent).train()
     records = (await left(tmp_path, summary.run_id)).records
     assert {r.verdict.action for r in records} == {"no_patches"}
-    assert all(report.refusal for r in records for report in r.reports)
+    assert all(report.no_reply_reason for r in records for report in r.reports)
     assert summary.status == "completed"
 
 
@@ -307,7 +307,7 @@ async def test_a_dead_provider_fails_the_run(tmp_path: Path) -> None:
 async def test_an_optimizer_that_dies_fails_the_run(tmp_path: Path) -> None:
     """A provider error of the optimizer commits nothing of its step, and the run can go on."""
 
-    def dead(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def dead(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         return ProviderDown("models.optimizer cannot be reached")
 
     summary = await trainer(settings(tmp_path), script=dead).train()
@@ -447,7 +447,7 @@ async def test_a_stream_ends_with_the_summary(tmp_path: Path) -> None:
     toy = trainer(settings(tmp_path))
     happened = [event async for event in toy.stream()]
     last = happened[-1]
-    assert isinstance(last, events.Finished)
+    assert isinstance(last, events.RunFinished)
     assert last.summary.status == "completed"
     durable = tuple(event for event in happened if event.durable)
     assert durable == (await left(tmp_path, toy.run_id)).events
@@ -491,7 +491,7 @@ async def test_an_error_of_the_consumer_harms_nothing(tmp_path: Path) -> None:
     async def consume() -> None:
         async with trainer(config).stream() as stream:
             async for event in stream:
-                if isinstance(event, events.ReportDone):
+                if isinstance(event, events.AnalystReported):
                     raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -572,9 +572,9 @@ async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -
     """An evaluation in a completed run's folder changes neither its status nor its configuration."""
     config = settings(tmp_path)
     await trainer(config).train()
-    passed = Passed(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
+    passed = Overrides(ToyEnvironment(train=8, val=4, test=4), ToyTarget(), ScriptedLLM(toy_optimizer()))
     changed = {**config, "train": {**config["train"], "num_epochs": 3}}
-    await evaluate_skill(changed, Skill(text="- another"), Split.val, passed=passed)
+    await evaluate_skill(changed, Skill(text="- another"), Split.val, overrides=passed)
     async with open_store(tmp_path / "run.db") as store:
         (row,) = await store.runs()
     assert row.status == "completed"

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from reflact.prompts import fence
 from reflact.stages.material import show_cases
-from reflact.stages.trajectories import BYTES_PER_TOKEN, Passage, cut, shares, size, talk
+from reflact.stages.trajectories import (
+    BYTES_PER_TOKEN,
+    Passage,
+    count_bytes,
+    fit_conversation,
+    share_bytes,
+    truncate,
+)
 from reflact.types import Item, Rollout, Score, Turn
 
 MARK = re.compile(
@@ -62,7 +69,7 @@ def sizes(text: str) -> list[int]:
 @given(st.lists(st.integers(0, 500), max_size=12), st.integers(-5, 3000))
 def test_room_is_shared_evenly_and_used_up(wanted: list[int], room: int) -> None:
     """None gets more than it needs, short ones give to the long, and nothing is left that one could use."""
-    granted = shares(wanted, room)
+    granted = share_bytes(wanted, room)
     assert sum(granted) == min(max(0, room), sum(wanted))
     assert all(got <= need for got, need in zip(granted, wanted, strict=True))
     curtailed = [got for got, need in zip(granted, wanted, strict=True) if got < need]
@@ -72,13 +79,13 @@ def test_room_is_shared_evenly_and_used_up(wanted: list[int], room: int) -> None
 @given(st.text("ab é规👩", max_size=400), st.integers(0, 600))
 def test_a_cut_text_fits_and_says_what_is_missing(text: str, room: int) -> None:
     """Beginning, end and the named number of characters make up the text, and it takes the room at most."""
-    after = cut(text, room)
-    if size(text) <= room:
+    after = truncate(text, room)
+    if count_bytes(text) <= room:
         assert after == text
         return
-    if size(after) > room:
+    if count_bytes(after) > room:
         assert after in {text, f"[... {len(text):,} characters cut ...]"}
-        assert size(after) <= size(f"[... {len(text):,} characters cut ...]")
+        assert count_bytes(after) <= count_bytes(f"[... {len(text):,} characters cut ...]")
         return
     (missing,) = sizes(after)
     head, _, tail = after.partition(MARK.search(after)[0])  # type: ignore[index]
@@ -92,8 +99,8 @@ def test_a_cut_text_fits_and_says_what_is_missing(text: str, room: int) -> None:
 def test_a_conversation_fits_and_accounts_for_every_character(turns: list[Turn], room: int) -> None:
     """Shown and missing characters add up, left-out turns are counted, and the room is kept."""
     lines = [f"{t.role}: {t.content}" for t in turns]
-    after = talk(turns, room)
-    assert size(after) <= room
+    after = fit_conversation(turns, room)
+    assert count_bytes(after) <= room
     for mark in MARK.finditer(after):
         assert mark["turns"] != "0"
     gaps = [m for m in MARK.finditer(after) if m["turns"]]
@@ -110,7 +117,9 @@ def test_cases_that_fit_are_shown_whole(cases: list[tuple[list[Turn], str, str]]
     whole = shown(rollouts, tokens=10**6, failed=failed)
     assert not MARK.search(whole)
     needed = sum(
-        size(text) for text in re.findall(r"(?s)<(case_\d+)>\n(.*?)\n</\1>", whole) for text in text[1:]
+        count_bytes(text)
+        for text in re.findall(r"(?s)<(case_\d+)>\n(.*?)\n</\1>", whole)
+        for text in text[1:]
     )
     assert shown(rollouts, tokens=-(-needed // BYTES_PER_TOKEN), failed=failed) == whole
 
@@ -122,7 +131,7 @@ def test_a_minibatch_keeps_its_budget(cases: list[tuple[list[Turn], str]], each:
     tokens = each * len(rollouts)
     text = shown(rollouts, tokens=tokens)
     inside = re.sub(r"(?m)^</?case_\d+>$", "", text)
-    assert size(inside) - 4 * len(rollouts) <= tokens * BYTES_PER_TOKEN
+    assert count_bytes(inside) - 4 * len(rollouts) <= tokens * BYTES_PER_TOKEN
     assert text == shown(rollouts, tokens=tokens)
 
 
@@ -178,7 +187,7 @@ def test_key_turns_stay_and_the_others_are_counted() -> None:
         turn("tool", "7 rows"),
         turn("assistant", "The sum is 7."),
     ]
-    after = talk(turns, 760)
+    after = fit_conversation(turns, 760)
     assert after == "\n".join(
         [
             "system: You are careful.",
@@ -206,7 +215,7 @@ def test_decisive_turns_go_before_later_ones(seen: str, said: str) -> None:
     """What speaks of trouble, or precedes a change of course, is shown rather than what came after it."""
     calm = [turn("tool", f"{n} rows" + "." * 294) for n in range(10)]
     turns = [turn("user", "Go."), turn("tool", seen), turn("assistant", said), *calm, turn("assistant", "7")]
-    after = talk(turns, 1000)
+    after = fit_conversation(turns, 1000)
     assert f"tool: {seen}" in after
     assert f"assistant: {said}" not in after
     assert [n for n in range(10) if f"tool: {n} rows" in after] == [9]
@@ -215,7 +224,7 @@ def test_decisive_turns_go_before_later_ones(seen: str, said: str) -> None:
 def test_room_that_key_turns_leave_goes_to_the_last_ones() -> None:
     """Beyond the key turns a conversation is shown from its end, as far back as there is room."""
     turns = [turn("user", "Go."), *(turn("assistant", f"{n}" * 200) for n in range(1, 9))]
-    after = talk(turns, 1200)
+    after = fit_conversation(turns, 1200)
     assert [line[:12] for line in after.split("\n")] == [
         "user: Go.",
         "[... 4 turns",
@@ -226,7 +235,7 @@ def test_room_that_key_turns_leave_goes_to_the_last_ones() -> None:
 def test_a_long_turn_is_cut_inside() -> None:
     """A key turn that is too long keeps its beginning and its end."""
     turns = [turn("user", "Go."), turn("tool", "begin " + "x" * 5000 + " end"), turn("assistant", "Done.")]
-    after = talk(turns, 1000)
+    after = fit_conversation(turns, 1000)
     assert re.fullmatch(
         r"user: Go\.\ntool: begin x+\n\[\.\.\. 4,\d\d\d characters cut \.\.\.\]\nx+ end\nassistant: Done\.",
         after,
@@ -235,8 +244,8 @@ def test_a_long_turn_is_cut_inside() -> None:
 
 def test_however_small_the_room_something_is_said() -> None:
     """Without any room a passage is its label and a mark."""
-    assert Passage(label="task: ", text="x" * 100).within(0) == "task: [... 100 characters cut ...]"
-    assert Passage(label="task: ", text="short").within(2) == "task: short"
-    assert talk([turn("user", "x" * 100)] * 3, 0) == (
+    assert Passage(label="task: ", text="x" * 100).fit(0) == "task: [... 100 characters cut ...]"
+    assert Passage(label="task: ", text="short").fit(2) == "task: short"
+    assert fit_conversation([turn("user", "x" * 100)] * 3, 0) == (
         "[... 106 characters cut ...]\n[... 2 turns of 212 characters left out ...]"
     )

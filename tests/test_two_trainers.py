@@ -20,7 +20,7 @@ import pure_server
 from reflact import Trainer
 from reflact.results import RunSummary
 from reflact.store.runs import open_store
-from reflact.tasks import group
+from reflact.tasks import open_task_group
 from reflact.types import Split
 
 pytestmark = pytest.mark.anyio
@@ -45,13 +45,13 @@ class PureNetwork(httpx.AsyncBaseTransport):
         body = json.loads(await request.aread())
         assert request.headers["authorization"] == f"Bearer {self._name}-key"
         assert body["model"] == self._name
-        sample = request.headers["x-sample"]
-        self.seen.append((json.dumps(body), sample))
+        call_id = request.headers["x-sample"]
+        self.seen.append((json.dumps(body), call_id))
         if self._then is not None and len(self.seen) == self._after:
             self._then()
-        for _ in range(len(sample) % 7):
+        for _ in range(len(call_id) % 7):
             await checkpoint()
-        return httpx.Response(200, json=pure_server.completion(body, pure_server.answer(body, sample)))
+        return httpx.Response(200, json=pure_server.completion(body, pure_server.answer(body, call_id)))
 
 
 def configuration(folder: Path, name: str) -> dict[str, Any]:
@@ -90,9 +90,9 @@ async def kept(config: dict[str, Any], run_id: str) -> tuple[str, ...]:
         assert summary is not None
         assert summary.status == "completed"
         return (
-            *(e.said for e in await store.events(run_id)),
+            *(e.canonical_content for e in await store.events(run_id)),
             *(r.model_dump_json() for r in await store.records(run_id)),
-            *(s.model_dump_json(exclude={"unsettled", "worst"}) for s in summary.spend),
+            *(s.model_dump_json(exclude={"unsettled", "worst_case"}) for s in summary.spend),
         )
 
 
@@ -118,7 +118,7 @@ async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path) -> None:
     networks = {name: PureNetwork(name) for name in expected}
     trainers = {name: Trainer(configs[name], transport=networks[name]) for name in expected}
     tasks = asyncio.all_tasks()
-    async with group() as running:
+    async with open_task_group() as running:
         for trainer in trainers.values():
             running.start_soon(trainer.train)
     assert asyncio.all_tasks() == tasks
@@ -150,7 +150,7 @@ async def test_cancelling_one_leaves_the_other_untouched(tmp_path: Path, after: 
         moments.append(time.monotonic())
 
     tasks = asyncio.all_tasks()
-    async with group() as running:
+    async with open_task_group() as running:
         running.start_soon(run_cut)
         running.start_soon(other.train)
     assert scope.cancelled_caught

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
-from reflact.calls import Sample
-from reflact.types import Edit, Item, Rollout, Score, Skill, canonical, digest, failed
+from reflact.calls import CallId
+from reflact.types import Edit, Item, Rollout, Score, Skill, canonical_json, digest_json, is_failure
 
 values: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -23,7 +23,7 @@ DIGEST = "90d8761401c99dab25f70cc4f5cb032bcebca7f9de6d9eec2b084ffb4f4d10be"
 names = st.text("az_", min_size=1, max_size=4)
 steps = st.none() | st.integers(0, 99)
 samples = st.builds(
-    Sample,
+    CallId,
     role=names,
     purpose=names,
     step=steps,
@@ -36,43 +36,43 @@ samples = st.builds(
 def test_canonical_json_is_pinned() -> None:
     """Sorted keys, no spaces, ASCII only: the text under every stored key."""
     value: JsonValue = {"b": [1, 1.0, 1e-7, True, None], "a": "é\n👩", "é": {}}
-    assert canonical(value) == r'{"a":"\u00e9\n\ud83d\udc69","b":[1,1.0,1e-07,true,null],"\u00e9":{}}'
-    assert digest(value) == DIGEST
+    assert canonical_json(value) == r'{"a":"\u00e9\n\ud83d\udc69","b":[1,1.0,1e-07,true,null],"\u00e9":{}}'
+    assert digest_json(value) == DIGEST
 
 
 @given(values)
 def test_canonical_json_reads_back_and_repeats(value: JsonValue) -> None:
     """The text is ASCII, means the same value, and comes out the same again."""
-    text = canonical(value)
+    text = canonical_json(value)
     assert text.isascii()
     assert json.loads(text) == value
-    assert canonical(json.loads(text)) == text
-    assert digest(value) == hashlib.sha256(text.encode()).hexdigest()
+    assert canonical_json(json.loads(text)) == text
+    assert digest_json(value) == hashlib.sha256(text.encode()).hexdigest()
 
 
 @given(st.dictionaries(st.text(max_size=4), values, max_size=5))
 def test_the_order_of_keys_does_not_matter(value: dict[str, JsonValue]) -> None:
     """Equal mappings have one digest, however they were built."""
-    assert digest(dict(reversed(value.items()))) == digest(value)
+    assert digest_json(dict(reversed(value.items()))) == digest_json(value)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf]])
 def test_what_is_not_json_has_no_digest(value: JsonValue) -> None:
     """NaN and the infinities are refused."""
     with pytest.raises(ValueError, match="not JSON compliant"):
-        digest(value)
+        digest_json(value)
 
 
 def test_sample_labels_are_pinned() -> None:
     """A label is one line of ASCII that names the place in the plan."""
-    analyst = Sample(role="optimizer", purpose="analyse_failures", step=3, part="é/0", attempt=1)
-    turn = Sample(role="target", purpose="rollout", rollout="r/1", number=2, step=3)
+    analyst = CallId(role="optimizer", purpose="analyse_failures", step=3, part="é/0", attempt=1)
+    turn = CallId(role="target", purpose="rollout", rollout="r/1", number=2, step=3)
     assert analyst.label == "optimizer/analyse_failures/step=3/part=%C3%A9%2F0/trial=0/attempt=1"
     assert turn.label == "target/rollout/rollout=r%2F1/2/part=/trial=0/attempt=0"
 
 
 @given(samples, samples)
-def test_labels_tell_samples_apart(one: Sample, other: Sample) -> None:
+def test_labels_tell_samples_apart(one: CallId, other: CallId) -> None:
     """Equal samples have equal labels, and only they do."""
     assert (one.label == other.label) == (one == other)
     assert one.label.isascii()
@@ -81,13 +81,13 @@ def test_labels_tell_samples_apart(one: Sample, other: Sample) -> None:
 
 @given(samples, st.text(max_size=5), st.integers(0, 3), st.text(max_size=5), st.integers(0, 3))
 def test_labels_tell_calls_of_rollouts_apart(
-    sample: Sample, key: str, number: int, other_key: str, other_number: int
+    call_id: CallId, key: str, number: int, other_key: str, other_number: int
 ) -> None:
     """Calls inside rollouts differ by the rollout's key and by their number, and from calls outside."""
-    one = sample.model_copy(update={"rollout": key, "number": number})
-    other = sample.model_copy(update={"rollout": other_key, "number": other_number})
+    one = call_id.model_copy(update={"rollout": key, "number": number})
+    other = call_id.model_copy(update={"rollout": other_key, "number": other_number})
     assert (one.label == other.label) == ((key, number) == (other_key, other_number))
-    assert sample.label != one.label
+    assert call_id.label != one.label
 
 
 def test_a_skills_hash_is_that_of_its_exact_bytes() -> None:
@@ -123,4 +123,4 @@ def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, fa
     """A fraction of success is no failure, and an unmeasured rollout has not failed."""
     score = None if hard is None else Score.of(hard)
     rollout = Rollout(key="k", item_id="i", skill_hash="s", score=score)
-    assert failed(rollout, None) is fails
+    assert is_failure(rollout, None) is fails

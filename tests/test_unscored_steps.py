@@ -17,7 +17,7 @@ from reflact.calibration.contrast import ContrastSettings, contrast, selected
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.meta_judge import meta_judge
 from reflact.calibration.mistakes import Made
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import DataError
 from reflact.memory import Action, Gold, ScoreEvent, Transition
 from reflact.memory_ports import StoredTrace
@@ -199,7 +199,7 @@ def letters(run: str, *, gold: bool) -> Trace:
     return trace
 
 
-def counted(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> JsonValue:
+def counted(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
     """Score states by the number in them; write no mistakes."""
     if reply_type is not CriticReply:
         return None

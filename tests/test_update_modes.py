@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.calls import ReplyModel
-from reflact.prompts import load_book
-from reflact.skill import body
+from reflact.prompts import load_prompts
+from reflact.skill import editable_text
 from reflact.stages.replies import AnalystReply, DraftMergeReply, DraftReply, MergeReply
 from reflact.stages.update import RewriteReply, update
-from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, appending
-from reflact.testing.llm import Answer
-from reflact.types import Chosen, Edit, Patch, Skill, Split
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, append_reply
+from reflact.testing.llm import ScriptedAnswer
+from reflact.types import Edit, Patch, SelectResult, Skill, Split
 from skill_documents import documents, plain, protected, wild
 from toy_runs import LINES, Actor, Ran, playing, run
 
@@ -28,12 +28,12 @@ GUARDED = (
     "<!-- SLOW_UPDATE_START -->\nTake  your time. \n<!-- SLOW_UPDATE_END -->\n\n"
     "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n-   Mind it.\n<!-- APPENDIX_END -->\n"
 )
-BOOK = load_book()
+BOOK = load_prompts()
 
 
 def asked_for(done: Ran) -> set[str]:
     """Return the purposes of all calls to the optimizer."""
-    return {call.sample.purpose for call in done.calls}
+    return {call.call_id.purpose for call in done.calls}
 
 
 # ------------------------------------------------------------------------------------ protected regions
@@ -42,12 +42,12 @@ def asked_for(done: Ran) -> set[str]:
 @given(documents(), wild | plain, st.sampled_from(["suggest", "rewrite", "append"]))
 async def test_no_reply_touches_a_protected_region(text: str, reply: str, op: Any) -> None:
     """Whatever a model writes, the regions of any document come out byte-identical, or nothing changes."""
-    store = MemoryStore()
+    store = InMemoryRunStore()
     await store.open_run("r0", {}, {})
     llm = ScriptedLLM(lambda *_: {"summary": "s", "document": reply})
-    chosen = Chosen(patch=Patch(edits=(Edit(op=op, content=reply),)), pool_size=1)
+    chosen = SelectResult(patch=Patch(edits=(Edit(op=op, content=reply),)), pool_size=1)
     candidate = await update(
-        Skill(text=text), chosen, llm=llm, prompts=BOOK, journal=store.journal("r0"), step=1
+        Skill(text=text), chosen, llm=llm, prompts=BOOK, decision_log=store.decision_log("r0"), step=1
     )
     assert protected(candidate.skill.text) == protected(text)
     if candidate.fallbacks:
@@ -120,9 +120,9 @@ async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path
 
 async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
     """The step is ``no_rewrite``, costs no evaluation, names the reason, and the next step tries again."""
-    left: list[Answer] = ["no", "no", "no"]
+    left: list[ScriptedAnswer] = ["no", "no", "no"]
 
-    def write(wanted: type[ReplyModel], shown: str) -> Answer:
+    def write(wanted: type[ReplyModel], shown: str) -> ScriptedAnswer:
         return left.pop(0) if left else {"summary": "s", "document": LINES["double"]}
 
     done = await run(tmp_path, script=playing((RewriteReply, write)), update={"mode": "rewrite"})
@@ -190,7 +190,7 @@ async def test_drafts_that_cannot_be_combined_leave_the_first(tmp_path: Path) ->
     first = done.records[0]
     assert [f.label for f in first.merged.fallbacks] == ["draft_merge/failure/1/0"]
     draft = first.reports[0].patch.edits[0].content
-    assert body(done.texts[first.candidate_hash]).strip() == draft.strip()
+    assert editable_text(done.texts[first.candidate_hash]).strip() == draft.strip()
     assert first.verdict.action == "accept_new_best"
 
 
@@ -213,7 +213,7 @@ async def test_a_merge_that_cannot_be_had_joins_the_proposals(tmp_path: Path, mo
     done = await run(
         tmp_path,
         script=playing(
-            (AnalystReply, lambda wanted, _: appending(wanted, f"- rule {next(lines) % 3}")),
+            (AnalystReply, lambda wanted, _: append_reply(wanted, f"- rule {next(lines) % 3}")),
             (MergeReply, "no"),
         ),
         update={"mode": mode},

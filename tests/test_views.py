@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import Stream, outbox
-from reflact.views import View, Views
+from reflact.tasks import Stream, open_outbox
+from reflact.views import Subscribers, Subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaita
     return produce
 
 
-async def read(view: View[int], into: list[int]) -> None:
+async def read(view: Subscription[int], into: list[int]) -> None:
     """Take all of a view."""
     into.extend([number async for number in view])
 
@@ -76,7 +76,7 @@ async def test_a_view_that_leaves_holds_nobody(how: str) -> None:
     """Whoever breaks out, leaves ``async with`` or fails is not waited for; the others get everything."""
     stream = Stream(counted(50), buffer=1)
 
-    async def leave(view: View[int]) -> None:
+    async def leave(view: Subscription[int]) -> None:
         if how == "with":
             async with view:
                 return
@@ -137,7 +137,7 @@ async def test_an_error_is_raised_to_the_owner_alone() -> None:
 
 async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
     """What was told before a view was made is not told again."""
-    stream, late = Stream(counted(10), buffer=1), list[View[int]]()
+    stream, late = Stream(counted(10), buffer=1), list[Subscription[int]]()
     seen: list[int] = []
     async with anyio.create_task_group() as tasks, stream:
         async for number in stream:
@@ -163,7 +163,7 @@ async def test_a_dropped_iteration_detaches() -> None:
     """A view whose iterator is dropped is finalised by the loop and no longer waited for."""
     stream = Stream(counted(20), buffer=2)
 
-    async def glance(view: View[int]) -> None:
+    async def glance(view: Subscription[int]) -> None:
         async for _ in view:
             break
 
@@ -183,11 +183,11 @@ def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.D
     numbered = [said._replace(number=number) for number, said in enumerate(elements)]
 
     async def follow() -> None:
-        views = Views[Said](100, lambda said: said.about)
-        view = views.add(latest=True)
+        views = Subscribers[Said](100, lambda said: said.about)
+        view = views.subscribe(latest=True)
         taken, reader, since = list[Said](), aiter(view), list[Said]()
         for element in numbered:
-            await views.hand(element)
+            await views.publish(element)
             since.append(element)
             if data.draw(st.booleans()):
                 newest = {said.about: said for said in since if said.about is not None}
@@ -206,16 +206,16 @@ def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.D
 
 async def test_what_gets_old_never_holds_the_stream() -> None:
     """A latest view that nobody reads takes any number of elements about a few things."""
-    views = Views[Said](3, lambda said: said.about)
-    view = views.add(latest=True)
+    views = Subscribers[Said](3, lambda said: said.about)
+    view = views.subscribe(latest=True)
     with anyio.fail_after(5):
         for number in range(1000):
-            await views.hand(Said("ab"[number % 2], number))
-    await views.hand(Said(None, 1000))
+            await views.publish(Said("ab"[number % 2], number))
+    await views.publish(Said(None, 1000))
     handed: list[int] = []
 
     async def one_more() -> None:
-        await views.hand(Said(None, 1001))
+        await views.publish(Said(None, 1001))
         handed.append(1001)
 
     async with anyio.create_task_group() as tasks:
@@ -234,7 +234,7 @@ async def test_an_outbox_delivers_in_order_and_to_the_end() -> None:
         await anyio.lowlevel.checkpoint()
         delivered.append(number)
 
-    async with outbox(deliver) as post:
+    async with open_outbox(deliver) as post:
         for number in range(1000):
             post(number)
         assert delivered == []
@@ -248,7 +248,7 @@ async def test_an_outbox_that_cannot_deliver_ends_the_block() -> None:
         raise LookupError(f"nobody takes {number}")
 
     async def work() -> None:
-        async with outbox(deliver) as post:
+        async with open_outbox(deliver) as post:
             post(1)
             await anyio.sleep_forever()
 
@@ -263,7 +263,7 @@ async def test_an_outbox_is_cancelled_with_its_block() -> None:
         await anyio.sleep_forever()
 
     with anyio.CancelScope() as scope:
-        async with outbox(deliver) as post:
+        async with open_outbox(deliver) as post:
             post(1)
             await anyio.wait_all_tasks_blocked()
             scope.cancel()

@@ -16,7 +16,7 @@ import httpx
 
 from doubles import completion, config
 from reflact import wiring
-from reflact.calls import Rendered, Reply, Sample
+from reflact.calls import CallId, RenderedPrompt, Reply
 from reflact.config import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
@@ -33,7 +33,7 @@ from reflact.roles import Price
 from reflact.run import Run
 from reflact.tasks import SingleFlight
 from reflact.telemetry import Tracing
-from reflact.testing import MemoryStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Skill, Turn
 
 WIDE = 64
@@ -157,12 +157,12 @@ class Till:
         self._role = role
         self._effects = effects
 
-    async def pay(self, text: str, sample: Sample, reply: str) -> None:
+    async def pay(self, text: str, call_id: CallId, reply: str) -> None:
         """Make a call whose answer is not looked at."""
         request = httpx.Request(
             "POST",
             f"{MODEL.base_url}/chat/completions",
-            headers={SAMPLE_HEADER: sample.label, REPLY_HEADER: reply},
+            headers={SAMPLE_HEADER: call_id.label, REPLY_HEADER: reply},
             json={"model": self._role, "messages": text, "max_tokens": MODEL.max_tokens},
         )
         try:
@@ -186,15 +186,15 @@ class PaidLLM:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         assert self._till is not None
-        await self._till.pay("".join(m.content for m in prompt.messages), sample, reply_type.__name__)
-        return await self._script.ask(prompt, reply_type, sample=sample, check=check)
+        await self._till.pay("".join(m.content for m in prompt.messages), call_id, reply_type.__name__)
+        return await self._script.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class PaidTarget:
@@ -210,16 +210,16 @@ class PaidTarget:
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
         assert self._till is not None
-        sample = Sample(role="target", purpose="rollout", rollout=rollout)
-        return _PaidSession(self._toy.session(skill, rollout=rollout), skill, self._till, sample)
+        call_id = CallId(role="target", purpose="rollout", rollout=rollout)
+        return _PaidSession(self._toy.session(skill, rollout=rollout), skill, self._till, call_id)
 
 
 class _PaidSession:
-    def __init__(self, toy: Session, skill: Skill, till: Till, sample: Sample) -> None:
+    def __init__(self, toy: Session, skill: Skill, till: Till, call_id: CallId) -> None:
         self._toy = toy
         self._skill = skill
         self._till = till
-        self._sample = sample
+        self._sample = call_id
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -230,17 +230,17 @@ class _PaidSession:
         return await self._toy.reply(message)
 
 
-def planned(folder: Path) -> wiring.Plan:
+def planned(folder: Path) -> wiring.RunPlan:
     """Return the plan of all runs."""
     environment = ToyEnvironment(train=64, val=6, test=4, rules=3)
-    passed = wiring.Passed(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
-    return wiring.plan(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
+    passed = wiring.Overrides(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
+    return wiring.prepare_run(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
 
 
 @asynccontextmanager
 async def furnished(
-    plan: wiring.Plan, store: RunStore, network: Provider, limits: BudgetConfig
-) -> AsyncIterator[wiring.House]:
+    plan: wiring.RunPlan, store: RunStore, network: Provider, limits: BudgetConfig
+) -> AsyncIterator[wiring.Runtime]:
     """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
     async with AsyncExitStack() as stack:
@@ -261,11 +261,11 @@ async def furnished(
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
         environment = SeenRollouts(plan.environment, budget=budget)
         plan = replace(plan, environment=environment)
-        yield wiring.House(plan, store, target, optimizer, budget, Tracing(plan.run_id))
+        yield wiring.Runtime(plan, store, target, optimizer, budget, Tracing(plan.run_id))
 
 
 async def started(
-    plan: wiring.Plan, store: MemoryStore, network: Provider, limits: BudgetConfig
+    plan: wiring.RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> RunSummary:
     """Start a run and return how it ended."""
     network.limits = limits
@@ -304,7 +304,7 @@ class Left(NamedTuple):
         return whole.records[:records] == self.records and whole.events[:events] == self.events
 
 
-async def left_in(store: MemoryStore, run_id: str) -> Left:
+async def left_in(store: InMemoryRunStore, run_id: str) -> Left:
     """Read what a run left."""
     return Left(
         records=tuple(record.model_dump_json() for record in await store.records(run_id)),
@@ -324,11 +324,11 @@ class Story:
         most: The most requests in flight at once.
     """
 
-    def __init__(self, plan: wiring.Plan, seed: int) -> None:
+    def __init__(self, plan: wiring.RunPlan, seed: int) -> None:
         self._plan = plan
         self._chance = random.Random(seed)
         self._network = Provider(random.Random(seed + 1), faults=0.1)
-        self._store = MemoryStore()
+        self._store = InMemoryRunStore()
         self._seconds = 0.0
         chosen = self._chance.sample(sorted(NEED), self._chance.randint(1, 2))
         self._limits = {key: NEED[key] * self._chance.uniform(0.05, 1) for key in chosen}
@@ -354,7 +354,7 @@ class Story:
 
     async def _start(self) -> str:
         last = self._network.requests + self._chance.randint(1, 100)
-        kept: list[MemoryStore] = []
+        kept: list[InMemoryRunStore] = []
 
         def kill(number: int) -> None:
             if number == last and self.ends.count("killed") < 2:
@@ -383,7 +383,7 @@ class Story:
     async def _audit(self) -> None:
         """The ledger holds all that the provider charged, and no more than was allowed."""
         spend = await self._store.spend(self._plan.run_id)
-        booked = sum((amount_of(s.usage) + amount_of(s.worst) for s in spend), Amount())
+        booked = sum((amount_of(s.usage) + amount_of(s.worst_case) for s in spend), Amount())
         bill = self._network.bill
         assert lacking(self._budget, booked, Amount()) is None
         assert booked.calls >= bill.calls
@@ -392,9 +392,9 @@ class Story:
         assert self._seconds <= self._limits.get("max_seconds", self._seconds) + 1e-6
 
 
-async def unbroken(plan: wiring.Plan) -> Left:
+async def unbroken(plan: wiring.RunPlan) -> Left:
     """Return what a run without limits and faults leaves."""
-    store, network = MemoryStore(), Provider(random.Random(0))
+    store, network = InMemoryRunStore(), Provider(random.Random(0))
     summary = await started(plan, store, network, BudgetConfig())
     assert summary.status == "completed"
     assert network.most == WIDE

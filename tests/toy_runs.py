@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
-from reflact.calls import Rendered, ReplyModel, Sample
-from reflact.ports import Approve, Environment, Session
-from reflact.records import EpochRecord, Promotion, RunState, StepRecord
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
+from reflact.ports import Approver, Environment, Session
+from reflact.records import EpochRecord, PromotionRecord, RunState, StepRecord
 from reflact.results import RunSummary
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.testing.llm import Answer, Call, Script
+from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 from reflact.types import Skill, Turn
 
-Plays = Callable[[type[ReplyModel], str], Answer]
+Plays = Callable[[type[ReplyModel], str], ScriptedAnswer]
 """Answers one kind of question, from the reply type and from what is shown."""
 
-Part = tuple[type[ReplyModel], Plays | Answer]
+Part = tuple[type[ReplyModel], Plays | ScriptedAnswer]
 """A kind of reply, and who or what answers it."""
 
 Acts = Callable[[Skill, str, int], str | None]
@@ -80,11 +80,11 @@ class Ran(NamedTuple):
     summary: RunSummary
     records: tuple[StepRecord, ...]
     epochs: tuple[EpochRecord, ...]
-    promotions: tuple[Promotion, ...]
+    promotions: tuple[PromotionRecord, ...]
     events: tuple[events.Event, ...]
     state: RunState
     texts: Mapping[str, str]
-    calls: Sequence[Call]
+    calls: Sequence[ScriptedCall]
     actor: Actor
 
     @property
@@ -92,9 +92,9 @@ class Ran(NamedTuple):
         """What became of the steps."""
         return [record.verdict.action for record in self.records]
 
-    def asked(self, purpose: str) -> list[Call]:
+    def asked(self, purpose: str) -> list[ScriptedCall]:
         """Return the optimizer's calls for a purpose."""
-        return [call for call in self.calls if call.sample.purpose == purpose]
+        return [call for call in self.calls if call.call_id.purpose == purpose]
 
     def shown(self, purpose: str) -> list[str]:
         """Return what the calls for a purpose were shown."""
@@ -133,7 +133,7 @@ async def run(
     environment: Environment | None = None,
     actor: Actor | None = None,
     script: Script | None = None,
-    approve: Approve | None = None,
+    approve: Approver | None = None,
     store: Path | None = None,
     seed: int | None = None,
     preset: str = "default",
@@ -197,17 +197,17 @@ def playing(*parts: Part, edits: int = 1) -> Script:
     """Return a script that plays the toy optimizer, but for some kinds of reply."""
     usual = toy_optimizer(edits=edits)
 
-    def answer(prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Answer:
+    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         for kind, part in parts:
             if issubclass(reply_type, kind):
                 shown = "\n".join(m.content for m in prompt.messages if m.role == "user")
                 return part(reply_type, shown) if callable(part) else part
-        return usual(prompt, reply_type, sample)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
 
     return answer
 
 
-def shown_to(call: Call) -> str:
+def shown_to(call: ScriptedCall) -> str:
     """Return what a call's prompt shows, without the system message."""
     return "\n".join(m.content for m in call.prompt.messages if m.role == "user")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from reflact.calibration.critic import Critic
     from reflact.calibration.results import CalibrationReport
     from reflact.calibration.trace import Trace
-    from reflact.calls import Message, Rendered, Reply, ReplyModel, Sample
+    from reflact.calls import CallId, Message, RenderedPrompt, Reply, ReplyModel
     from reflact.config import BudgetConfig, TrainerConfig
     from reflact.connection import connect
     from reflact.critic_config import CriticSettings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from reflact.results import RunSummary
     from reflact.roles import ModelConfig
     from reflact.trainer import Trainer
-    from reflact.types import Edit, Graded, Item, Patch, Rollout, Score, Skill, Split
+    from reflact.types import Edit, Grade, Item, Patch, Rollout, Score, Skill, Split
 
     __version__: str
 
@@ -42,6 +42,7 @@ __all__ = [
     "CalibrationReport",
     "Calibrator",
     "CalibratorSettings",
+    "CallId",
     "ContrastPair",
     "Critic",
     "CriticSettings",
@@ -49,20 +50,19 @@ __all__ = [
     "Environment",
     "Evaluation",
     "Gold",
-    "Graded",
+    "Grade",
     "Item",
     "MemoryStore",
     "Message",
     "ModelConfig",
     "Patch",
     "ReflactError",
-    "Rendered",
+    "RenderedPrompt",
     "Reply",
     "ReplyModel",
     "Rollout",
     "RunHistory",
     "RunSummary",
-    "Sample",
     "Score",
     "ScoreEvent",
     "Session",

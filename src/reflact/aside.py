@@ -14,17 +14,17 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from pydantic import JsonValue
 
-from reflact.values import short
+from reflact.values import is_short
 
 T = TypeVar("T")
 
-SHORT = 2_000
+INLINE_LIMIT = 2_000
 """Characters and values in what is looked at, up to which the way to a thread takes longer than the work."""
 
-_TURN: RunVar[CapacityLimiter] = RunVar("reflact_aside")
+_THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_aside")
 
 
-async def aside(work: Callable[[], T], *seen: JsonValue) -> T:
+async def run_in_thread(work: Callable[[], T], *seen: JsonValue) -> T:
     """Return what a function returns that touches nothing but what it was given.
 
     A caller that is cancelled leaves at once; the function goes on to its end, for nothing.
@@ -33,10 +33,10 @@ async def aside(work: Callable[[], T], *seen: JsonValue) -> T:
         work: The function.
         seen: What it looks at; where that is short the function is called in place.
     """
-    if short(seen, SHORT):
+    if is_short(seen, INLINE_LIMIT):
         return work()
-    turn = _TURN.get(None)
+    turn = _THREAD_LIMITER.get(None)
     if turn is None:
         turn = CapacityLimiter(1)
-        _TURN.set(turn)
+        _THREAD_LIMITER.set(turn)
     return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=turn)

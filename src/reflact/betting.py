@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-WEIGHTS = (0.4, 0.4, 0.2)
+BET_WEIGHTS = (0.4, 0.4, 0.2)
 """The bets' shares of the capital."""
 
-FACTORS = (1, 2, 4)
+STAKE_FACTORS = (1, 2, 4)
 """The bets' stakes, relative to the smallest."""
 
-BOLDEST = 0.9
+MAX_STAKE = 0.9
 """What a bet may lose at most in one pair, as a share of its capital."""
 
 
-def stakes_for(pairs: int, *, level: float, margin: float) -> tuple[float, ...]:
+def choose_stakes(pairs: int, *, level: float, margin: float) -> tuple[float, ...]:
     """Return the three bets' stakes for a plan, the smallest first.
 
     Args:
@@ -30,11 +30,11 @@ def stakes_for(pairs: int, *, level: float, margin: float) -> tuple[float, ...]:
         margin: The improvement that is not enough.
     """
     least = math.sqrt(-4 * math.log(level) / pairs)
-    return tuple(min(factor * least, BOLDEST / (1 + margin)) for factor in FACTORS)
+    return tuple(min(factor * least, MAX_STAKE / (1 + margin)) for factor in STAKE_FACTORS)
 
 
 @dataclass(slots=True)
-class Tally:
+class PairStatistics:
     """Running sums over pairs; equal pairs added in the same order give the same bits.
 
     A pair with an unmeasured side is counted and left out of the sums. That is harmless while what keeps a
@@ -55,24 +55,27 @@ class Tally:
 
     stakes: tuple[float, ...]
     margin: float
-    asked: int = 0
-    measured: int = 0
-    missed: tuple[int, int] = (0, 0)
+    n_pairs: int = 0
+    n_measured: int = 0
+    n_unmeasured: tuple[int, int] = (0, 0)
     totals: tuple[float, float] = (0.0, 0.0)
     squares: float = 0.0
-    gains: tuple[float, ...] = field(default=(0.0,) * len(WEIGHTS))
+    log_capitals: tuple[float, ...] = field(default=(0.0,) * len(BET_WEIGHTS))
 
     def add(self, candidate: float | None, current: float | None) -> None:
         """Count one pair of scores, each in 0..1 or None."""
-        self.asked += 1
+        self.n_pairs += 1
         if candidate is None or current is None:
-            self.missed = (self.missed[0] + (candidate is None), self.missed[1] + (current is None))
+            self.n_unmeasured = (
+                self.n_unmeasured[0] + (candidate is None),
+                self.n_unmeasured[1] + (current is None),
+            )
             return
         difference = candidate - current
-        self.measured += 1
+        self.n_measured += 1
         self.totals = (self.totals[0] + candidate, self.totals[1] + current)
         self.squares += difference * difference
-        self.gains = self._gains(1, difference)
+        self.log_capitals = self._log_capitals(1, difference)
 
     @property
     def total(self) -> float:
@@ -82,33 +85,33 @@ class Tally:
     @property
     def mean(self) -> float:
         """The mean difference; there must be a measured pair."""
-        return self.total / self.measured
+        return self.total / self.n_measured
 
     @property
     def deviations(self) -> float:
         """The sum of squared deviations of the differences from their mean; there must be a measured pair."""
-        return max(0.0, self.squares - self.total**2 / self.measured)
+        return max(0.0, self.squares - self.total**2 / self.n_measured)
 
     @property
-    def upper(self) -> float:
+    def upper_bound(self) -> float:
         """The mean difference plus two standard errors; infinite for fewer than two pairs.
 
         Differences between items count as noise here, so that a comparison is rather given up late.
         """
-        if self.measured < 2:
+        if self.n_measured < 2:
             return math.inf
-        return self.mean + 2 * math.sqrt(self.deviations / (self.measured * (self.measured - 1)))
+        return self.mean + 2 * math.sqrt(self.deviations / (self.n_measured * (self.n_measured - 1)))
 
     def log_evidence(self, further: int = 0, difference: float = 0.0) -> float:
         """Return the logarithm of the evidence, were ``further`` pairs to end with this difference."""
-        gains = self._gains(further, difference) if further else self.gains
-        terms = [math.log(weight) + gain for weight, gain in zip(WEIGHTS, gains, strict=True)]
+        gains = self._log_capitals(further, difference) if further else self.log_capitals
+        terms = [math.log(weight) + gain for weight, gain in zip(BET_WEIGHTS, gains, strict=True)]
         top = max(terms)
         return top + math.log(math.fsum(math.exp(term - top) for term in terms))
 
-    def _gains(self, pairs: int, difference: float) -> tuple[float, ...]:
+    def _log_capitals(self, pairs: int, difference: float) -> tuple[float, ...]:
         excess = difference - self.margin
         return tuple(
             gain + pairs * math.log1p(stake * excess)
-            for gain, stake in zip(self.gains, self.stakes, strict=True)
+            for gain, stake in zip(self.log_capitals, self.stakes, strict=True)
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 
-class StoredCalibration(Frozen):
+class StoredCalibration(FrozenModel):
     """A calibration that was begun.
 
     Args:

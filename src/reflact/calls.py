@@ -8,10 +8,10 @@ from urllib.parse import quote
 from pydantic import Field, JsonValue
 
 from reflact.results import Usage
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 
-class ReplyModel(Frozen):
+class ReplyModel(FrozenModel):
     """Base of all types that a model is asked to fill in.
 
     ``version`` is part of the key under which replies are stored: raise it whenever a field, a
@@ -30,14 +30,14 @@ class Text(ReplyModel):
 R_co = TypeVar("R_co", bound=ReplyModel, covariant=True)
 
 
-class Message(Frozen):
+class Message(FrozenModel):
     """One chat message of a request."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-class Rendered(Frozen):
+class RenderedPrompt(FrozenModel):
     """A prompt ready to be sent, and the file version that it came from."""
 
     name: str
@@ -45,7 +45,7 @@ class Rendered(Frozen):
     messages: tuple[Message, ...]
 
 
-class Sample(Frozen):
+class CallId(FrozenModel):
     """The logical identity of a call: which place of the plan it fills, never when it was sent.
 
     Calls inside a rollout carry its key and their number in it instead of a step, so that rollouts
@@ -71,7 +71,7 @@ class Sample(Frozen):
         return "/".join([*words, f"trial={self.trial}", f"attempt={self.attempt}"])
 
 
-class Reply(Frozen, Generic[R_co]):
+class Reply(FrozenModel, Generic[R_co]):
     """A validated reply, how many attempts it took and what they consumed."""
 
     value: R_co
@@ -79,7 +79,7 @@ class Reply(Frozen, Generic[R_co]):
     usage: Usage = Usage()
 
 
-class Draft(Frozen, Generic[R_co]):
+class Draft(FrozenModel, Generic[R_co]):
     """What is seen of a reply that is being written.
 
     Args:
@@ -95,20 +95,20 @@ class Draft(Frozen, Generic[R_co]):
     reply: Reply[R_co] | None = None
 
 
-class Intent(Frozen):
+class CallReservation(FrozenModel):
     """A call about to be sent: booked at its worst case until its answer says what it consumed."""
 
     key: str
     run_id: str
-    sample: str
+    call_id: str
     role: str
     purpose: str
     endpoint: str
     model: str
-    worst: Usage = Usage(calls=1)
+    worst_case: Usage = Usage(calls=1)
 
 
-class StoredReply(Frozen):
+class StoredResponse(FrozenModel):
     """A provider's answer as it came: status, content type and the body's decoded chunks.
 
     A body that was streamed keeps its chunks, one for each piece that arrived.

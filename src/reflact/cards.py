@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from reflact.records import StepRecord
-from reflact.skill import UNSPACED
-from reflact.types import EditKind, EditResult, Frozen
+from reflact.skill import UNSPACED_SCRIPTS
+from reflact.types import EditKind, EditResult, FrozenModel
 
-FLOOR = 0.25
+MIN_RELEVANCE = 0.25
 """The share of a card's weight that the text at hand must hold."""
 
-_RUN = re.compile(rf"[{UNSPACED}]+|[^\W{UNSPACED}]+")
-_UNSPACED_RUN = re.compile(rf"[{UNSPACED}]+")
+_RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+|[^\W{UNSPACED_SCRIPTS}]+")
+_UNSPACED_RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+")
 _FUNCTION_WORDS = frozenset(
     _RUN.findall(
         "about after all also always an and any are as at be because been before being but by can could "
@@ -30,7 +30,7 @@ _FUNCTION_WORDS = frozenset(
 )
 
 
-class RejectedEdit(Frozen):
+class RejectedEdit(FrozenModel):
     """A card: an edit that was part of a rejected candidate.
 
     The scores are those of the whole candidate, in the gate's metric. ``origin`` says where it was tried:
@@ -50,7 +50,9 @@ class RejectedEdit(Frozen):
         return f"{self.target}\n{self.content}"
 
 
-def rejected(records: Sequence[StepRecord], *, run_id: str | None = None) -> tuple[RejectedEdit, ...]:
+def collect_rejected_edits(
+    records: Sequence[StepRecord], *, run_id: str | None = None
+) -> tuple[RejectedEdit, ...]:
     """Return the cards of committed steps, oldest first, each edit once (see ``distinct``).
 
     An edit counts if it was applied to a candidate that the gate rejected or the approver vetoed. One that
@@ -63,16 +65,16 @@ def rejected(records: Sequence[StepRecord], *, run_id: str | None = None) -> tup
     """
     cards: list[RejectedEdit] = []
     for record in records:
-        tried = [_card(result, record, run_id) for result in _tried(record.edits)]
+        tried = [_build_rejected_edit(result, record, run_id) for result in _list_tried_edits(record.edits)]
         if record.verdict.action == "reject":
             cards.extend(tried)
         elif record.verdict.accepted:
             taken = {_key(card) for card in tried}
             cards = [card for card in cards if _key(card) not in taken]
-    return distinct(cards)
+    return deduplicate_edits(cards)
 
 
-def distinct(cards: Iterable[RejectedEdit]) -> tuple[RejectedEdit, ...]:
+def deduplicate_edits(cards: Iterable[RejectedEdit]) -> tuple[RejectedEdit, ...]:
     """Return each edit once, compared without regard to white space: the last card of it, in order."""
     last: dict[tuple[str, str, str], RejectedEdit] = {}
     for card in cards:
@@ -81,7 +83,9 @@ def distinct(cards: Iterable[RejectedEdit]) -> tuple[RejectedEdit, ...]:
     return tuple(last.values())
 
 
-def relevant(cards: Sequence[RejectedEdit], text: str, *, most: int = 5) -> tuple[RejectedEdit, ...]:
+def select_relevant_edits(
+    cards: Sequence[RejectedEdit], text: str, *, most: int = 5
+) -> tuple[RejectedEdit, ...]:
     """Return the cards that share content words with a text, at most ``most``, the most relevant first.
 
     A card's relevance is the share of its words' weight that falls on words of the text. A word weighs
@@ -101,7 +105,7 @@ def relevant(cards: Sequence[RejectedEdit], text: str, *, most: int = 5) -> tupl
         if len(shared) < 2:
             continue
         relevance = math.fsum(weights[t] for t in shared) / math.fsum(weights[t] for t in each)
-        if relevance >= FLOOR:
+        if relevance >= MIN_RELEVANCE:
             ranked.append((relevance, place))
     return tuple(cards[place] for _, place in sorted(ranked, reverse=True)[:most])
 
@@ -117,13 +121,13 @@ def content_words(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _tried(results: Sequence[EditResult]) -> list[EditResult]:
+def _list_tried_edits(results: Sequence[EditResult]) -> list[EditResult]:
     applied = [result for result in results if result.status == "applied"]
     suggested = [result for result in applied if result.edit.op == "suggest"]
     return suggested or applied
 
 
-def _card(result: EditResult, record: StepRecord, run_id: str | None) -> RejectedEdit:
+def _build_rejected_edit(result: EditResult, record: StepRecord, run_id: str | None) -> RejectedEdit:
     return RejectedEdit(
         op=result.edit.op,
         target=result.edit.target,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from reflact.events import Stage, StageFinished, StageStarted
-from reflact.ports import Emit
+from reflact.ports import EventCallback
 
 if TYPE_CHECKING:
     from reflact.telemetry import Tracing
 
 
-class Clock:
+class StageTimer:
     """Counts active time, in seconds of the event loop, in all and by stage, since it was last read.
 
     Args:
@@ -24,9 +24,9 @@ class Clock:
         tracing: Makes a span of each.
     """
 
-    def __init__(self, run_id: str, emit: Emit, tracing: Tracing) -> None:
+    def __init__(self, run_id: str, on_event: EventCallback, tracing: Tracing) -> None:
         self._run_id = run_id
-        self._emit = emit
+        self._on_event = on_event
         self._tracing = tracing
         self._spent: dict[str, float] = {}
         self._since = anyio.current_time()
@@ -45,20 +45,20 @@ class Clock:
         try:
             async with AsyncExitStack() as told:
                 for stage in stages:
-                    await told.enter_async_context(self.telling(stage, step=step))
+                    await told.enter_async_context(self.announce_stage(stage, step=step))
                 yield
         finally:
             self._spent[counted] = self._spent.get(counted, 0.0) + anyio.current_time() - start
 
     @asynccontextmanager
-    async def telling(self, stage: Stage, *, step: int) -> AsyncIterator[None]:
+    async def announce_stage(self, stage: Stage, *, step: int) -> AsyncIterator[None]:
         """Tell that a stage begins and, unless it fails, that it is over."""
         start = anyio.current_time()
         with self._tracing.stage(stage, step=step):
-            await self._emit(StageStarted(run_id=self._run_id, step=step, stage=stage))
+            await self._on_event(StageStarted(run_id=self._run_id, step=step, stage=stage))
             yield
             seconds = anyio.current_time() - start
-            await self._emit(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
+            await self._on_event(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
 
     def read(self, ahead: float = 0.0) -> tuple[float, dict[str, float]]:
         """Return the time since the last reading, in all and by stage, and start anew.

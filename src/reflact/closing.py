@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.clock import Clock
+from reflact.clock import StageTimer
 from reflact.errors import Unmeasured
-from reflact.folding import heir, is_better
-from reflact.judging import Judge
-from reflact.ports import LLM, Journal, RunStore
-from reflact.records import EpochRecord, RunState, SlowUpdate, Undecided, Version
-from reflact.rolling import Rolls
-from reflact.stages.compare import Compared, compare, show_comparison
+from reflact.folding import inherit_version, is_better
+from reflact.judging import GateKeeper
+from reflact.ports import LLM, DecisionLog, RunStore
+from reflact.records import EpochRecord, OpenComparison, RunState, SkillVersion, SlowUpdate
+from reflact.rolling import RolloutScheduler
+from reflact.stages.compare import ComparedItem, compare_skills, show_comparison
 from reflact.stages.material import show_buffer
-from reflact.stages.meta_skill import meta_skill
-from reflact.stages.rollout import note_unmeasured
-from reflact.stages.settled import Refusal
+from reflact.stages.meta_skill import update_meta_skill
+from reflact.stages.rollout import log_unmeasured
+from reflact.stages.settled import NoReply
 from reflact.stages.slow_update import slow_update
-from reflact.tail import guidance, reserved, with_guidance
-from reflact.types import Fallback, Frozen, Item, Rollout, Skill
-from reflact.wiring import Plan
+from reflact.tail import read_guidance, replace_guidance, reserve_guidance_region
+from reflact.types import Fallback, FrozenModel, Item, Rollout, Skill
+from reflact.wiring import RunPlan
 
 
-class Closed(Frozen):
+class EpochOutcome(FrozenModel):
     """An epoch's end, the documents that it made or tried, and its comparison where that stayed open."""
 
     record: EpochRecord
     skills: tuple[Skill, ...] = ()
-    undecided: Undecided | None = None
+    undecided: OpenComparison | None = None
 
 
-class EpochEnd:
+class EpochFinalizer:
     """Closes epochs, for one start of a run.
 
     Args:
@@ -45,30 +45,30 @@ class EpochEnd:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         *,
         store: RunStore,
-        journal: Journal,
+        decision_log: DecisionLog,
         llm: LLM,
-        rolls: Rolls,
-        judge: Judge,
-        clock: Clock,
+        scheduler: RolloutScheduler,
+        gate_keeper: GateKeeper,
+        timer: StageTimer,
     ) -> None:
         self._plan = plan
         self._config = plan.config
         self._store = store
-        self._journal = journal
+        self._decision_log = decision_log
         self._llm = llm
-        self._rolls = rolls
-        self._judge = judge
-        self._clock = clock
+        self._scheduler = scheduler
+        self._gate_keeper = gate_keeper
+        self._timer = timer
 
     @property
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether anything happens at an epoch's end."""
         return self._config.slow_update.enabled or self._config.meta_skill.enabled
 
-    async def close(self, state: RunState, *, epoch: int) -> Closed:
+    async def finalize(self, state: RunState, *, epoch: int) -> EpochOutcome:
         """Return what the end of an epoch makes of the state at its last step.
 
         The first epoch has nothing to compare with; where guidance is not gated it reserves the region.
@@ -85,37 +85,39 @@ class EpochEnd:
             epoch=epoch, step=state.step, last_hash=current.hash, current=state.current, best=state.best
         )
         if epoch == 1 or state.last_hash is None:
-            return self._reserve(record, current, state)
+            return self._reserve_guidance_region(record, current, state)
         earlier = await self._store.skill(state.last_hash)
-        pairs, used = await self._compared(earlier, current, epoch=epoch, step=state.step)
-        record = record.model_copy(update={"compared": tuple(pair.outcome for pair in pairs)})
+        pairs, used = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
+        record = record.model_copy(update={"comparisons": tuple(pair.comparison for pair in pairs)})
         if not pairs:
             nothing = Fallback(
                 label="comparison",
                 reason="no item has the outcome that is shown",
-                instead="all stays as it was",
+                replacement="all stays as it was",
             )
             slow = SlowUpdate(action="kept") if self._config.slow_update.enabled else None
-            return Closed(record=record.model_copy(update={"slow": slow, "fallbacks": (nothing,)}))
+            return EpochOutcome(
+                record=record.model_copy(update={"slow_update": slow, "fallbacks": (nothing,)})
+            )
         shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
         if self._config.meta_skill.enabled:
-            async with self._clock.telling("meta_skill", step=state.step):
-                record = await self._remember(record, earlier, current, shown, state)
-            await note_unmeasured(used, journal=self._journal, step=state.step)
+            async with self._timer.announce_stage("meta_skill", step=state.step):
+                record = await self._update_meta_skill(record, earlier, current, shown, state)
+            await log_unmeasured(used, decision_log=self._decision_log, step=state.step)
         if not self._config.slow_update.enabled:
-            return Closed(record=record)
-        return await self._guide(record, earlier, current, shown, state, used=used)
+            return EpochOutcome(record=record)
+        return await self._update_guidance(record, earlier, current, shown, state, used=used)
 
-    def _reserve(self, record: EpochRecord, current: Skill, state: RunState) -> Closed:
+    def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> EpochOutcome:
         if not self._config.slow_update.enabled or self._config.slow_update.gated:
-            return Closed(record=record)
-        skill = reserved(current)
+            return EpochOutcome(record=record)
+        skill = reserve_guidance_region(current)
         slow = SlowUpdate(action="reserved", candidate_hash=skill.hash)
-        return self._made(record, slow, skill, state)
+        return self._create_version(record, slow, skill, state)
 
-    async def _compared(
+    async def _compare_skills(
         self, earlier: Skill, current: Skill, *, epoch: int, step: int
-    ) -> tuple[tuple[Compared, ...], Sequence[Rollout]]:
+    ) -> tuple[tuple[ComparedItem, ...], Sequence[Rollout]]:
         """Return the pairs and the rollouts that they come from.
 
         Absences among these are noted when a model has answered to the pairs, not before: what the same
@@ -125,11 +127,13 @@ class EpochEnd:
         used: list[Rollout] = []
 
         async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
-            rolled = await self._rolls.train(items, skill, step=step, phase=f"epoch/{epoch}")
+            rolled = await self._scheduler.roll_out_train_items(
+                items, skill, step=step, phase=f"epoch/{epoch}"
+            )
             used.extend(rolled)
             return rolled
 
-        pairs = await compare(
+        pairs = await compare_skills(
             self._plan.data.train,
             earlier,
             current,
@@ -142,26 +146,26 @@ class EpochEnd:
         )
         return pairs, used
 
-    async def _remember(
+    async def _update_meta_skill(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
     ) -> EpochRecord:
-        reply = await meta_skill(
+        reply = await update_meta_skill(
             earlier,
             current,
             comparison=shown,
             attempts=show_buffer(state.step_buffer),
-            memory=state.meta,
+            memory=state.meta_skill,
             llm=self._llm,
             prompts=self._plan.prompts,
-            journal=self._journal,
+            decision_log=self._decision_log,
             step=record.step,
             epoch=record.epoch,
         )
-        if isinstance(reply, Refusal):
+        if isinstance(reply, NoReply):
             return _with_fallback(record, "meta_skill", reply, "the memory stays as it was")
-        return record.model_copy(update={"meta": reply.memory})
+        return record.model_copy(update={"meta_skill": reply.memory})
 
-    async def _guide(
+    async def _update_guidance(
         self,
         record: EpochRecord,
         earlier: Skill,
@@ -170,23 +174,25 @@ class EpochEnd:
         state: RunState,
         *,
         used: Sequence[Rollout],
-    ) -> Closed:
+    ) -> EpochOutcome:
         reply = await slow_update(
             earlier,
             current,
             comparison=shown,
-            guidance=guidance(current.text),
+            guidance=read_guidance(current.text),
             llm=self._llm,
             prompts=self._plan.prompts,
-            journal=self._journal,
+            decision_log=self._decision_log,
             step=record.step,
             epoch=record.epoch,
         )
-        await note_unmeasured(used, journal=self._journal, step=record.step)
-        if isinstance(reply, Refusal):
+        await log_unmeasured(used, decision_log=self._decision_log, step=record.step)
+        if isinstance(reply, NoReply):
             record = _with_fallback(record, "slow_update", reply, "the guidance stays as it was")
-            return Closed(record=record.model_copy(update={"slow": SlowUpdate(action="refused")}))
-        skill = with_guidance(current, reply.guidance)
+            return EpochOutcome(
+                record=record.model_copy(update={"slow_update": SlowUpdate(action="refused")})
+            )
+        skill = replace_guidance(current, reply.guidance)
         slow = SlowUpdate(
             action="kept",
             helped=reply.helped,
@@ -196,35 +202,39 @@ class EpochEnd:
         )
         gated = self._config.slow_update.gated
         if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
-            return Closed(record=record.model_copy(update={"slow": slow}))
+            return EpochOutcome(record=record.model_copy(update={"slow_update": slow}))
         if not gated:
-            return self._made(record, slow.model_copy(update={"action": "forced"}), skill, state)
-        evaluated, undecided = await self._judge.judge(skill, state, step=record.step, part="slow update")
+            return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
+        evaluated, undecided = await self._gate_keeper.judge(
+            skill, state, step=record.step, part="slow update"
+        )
         verdict = evaluated.verdict
         if verdict.action == "unmeasured":
             raise Unmeasured(f"the slow update of epoch {record.epoch}: {verdict.reason}")
         slow = slow.model_copy(update={"verdict": verdict})
         if not verdict.accepted:
-            record = record.model_copy(update={"slow": slow})
-            return Closed(record=record, skills=(skill,), undecided=undecided)
-        return self._made(record, slow.model_copy(update={"action": "accepted"}), skill, state)
+            record = record.model_copy(update={"slow_update": slow})
+            return EpochOutcome(record=record, skills=(skill,), undecided=undecided)
+        return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
 
-    def _made(self, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState) -> Closed:
-        record = record.model_copy(update={"slow": slow})
+    def _create_version(
+        self, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState
+    ) -> EpochOutcome:
+        record = record.model_copy(update={"slow_update": slow})
         if skill.hash == state.current.skill_hash:
-            return Closed(record=record)
+            return EpochOutcome(record=record)
         number, origin = state.latest_version + 1, f"slow update {record.epoch}"
         best = state.best
         if slow.verdict is None:
-            version = heir(state.current, number=number, skill=skill, origin=origin)
+            version = inherit_version(state.current, number=number, skill=skill, origin=origin)
         else:
             mark = slow.verdict.candidate_score
-            version = Version(number=number, skill_hash=skill.hash, origin=origin, score=mark)
+            version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=mark)
             best = version if is_better(slow.verdict, best) else best
-        record = record.model_copy(update={"made": (version,), "current": version, "best": best})
-        return Closed(record=record, skills=(skill,))
+        record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
+        return EpochOutcome(record=record, skills=(skill,))
 
 
-def _with_fallback(record: EpochRecord, label: str, refusal: Refusal, instead: str) -> EpochRecord:
-    fallback = Fallback(label=label, reason=refusal.reason, instead=instead)
+def _with_fallback(record: EpochRecord, label: str, refusal: NoReply, instead: str) -> EpochRecord:
+    fallback = Fallback(label=label, reason=refusal.reason, replacement=instead)
     return record.model_copy(update={"fallbacks": (*record.fallbacks, fallback)})

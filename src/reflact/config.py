@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 
 from reflact.critic_config import CriticConfig
 from reflact.environment_config import EnvironmentConfig
-from reflact.roles import CHANGEABLE, ModelsConfig, Section
+from reflact.roles import CHANGEABLE, ConfigSection, ModelsConfig
 from reflact.telemetry_config import TelemetryConfig
 from reflact.types import Operation
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """Where the items come from and how they are split."""
 
     path: Path | None = Field(
@@ -34,7 +34,7 @@ class DataConfig(Section):
     train_size: int | None = Field(None, ge=1, description="If given, the train split must have this size.")
 
 
-class TargetConfig(Section):
+class TargetConfig(ConfigSection):
     """How the target is called."""
 
     kind: Literal["chat"] = Field(
@@ -62,7 +62,7 @@ class TargetConfig(Section):
     )
 
 
-class TrainConfig(Section):
+class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
     num_epochs: int = Field(4, ge=1, description="Passes over the train split.", json_schema_extra=CHANGEABLE)
@@ -89,7 +89,7 @@ class TrainConfig(Section):
     )
 
 
-class ReflectConfig(Section):
+class ReflectConfig(ConfigSection):
     """How trajectories are analysed."""
 
     minibatch_size: int = Field(8, ge=1, description="Trajectories an analyst call.")
@@ -118,13 +118,13 @@ class ReflectConfig(Section):
     )
 
 
-class AggregateConfig(Section):
+class AggregateConfig(ConfigSection):
     """How patches are merged."""
 
     merge_batch_size: int = Field(8, ge=2, description="Patches a merge call.")
 
 
-class SelectConfig(Section):
+class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
     lr_control: Literal["fixed", "autonomous", "none"] = Field(
@@ -136,7 +136,7 @@ class SelectConfig(Section):
     min_edits: int | None = Field(None, ge=0, description="Budget of the last step; null: min(2, max_edits).")
 
     @model_validator(mode="after")
-    def _ordered(self) -> SelectConfig:
+    def _check_order(self) -> SelectConfig:
         if self.min_edits is not None and self.min_edits > self.max_edits:
             raise ValueError(f"min_edits ({self.min_edits}) must not exceed max_edits ({self.max_edits})")
         return self
@@ -147,7 +147,7 @@ class SelectConfig(Section):
         return min(2, self.max_edits) if self.min_edits is None else self.min_edits
 
 
-class UpdateConfig(Section):
+class UpdateConfig(ConfigSection):
     """How chosen edits become a document."""
 
     mode: Literal["patch", "rewrite", "full_rewrite"] = Field(
@@ -162,7 +162,7 @@ class UpdateConfig(Section):
     )
 
 
-class GateConfig(Section):
+class GateConfig(ConfigSection):
     """What a candidate must show on the validation split."""
 
     enabled: bool = Field(True, description="false records scores and accepts every candidate.")
@@ -209,7 +209,7 @@ class GateConfig(Section):
     )
 
 
-class SlowUpdateConfig(Section):
+class SlowUpdateConfig(ConfigSection):
     """The guidance that is written at the end of each epoch from the second on."""
 
     enabled: bool = Field(True, description="Write slow guidance into its own region of the document.")
@@ -225,13 +225,13 @@ class SlowUpdateConfig(Section):
     )
 
 
-class MetaSkillConfig(Section):
+class MetaSkillConfig(ConfigSection):
     """The optimizer's memory about which edits help here."""
 
     enabled: bool = Field(True, description="Keep one from the end of the second epoch on.")
 
 
-class AppendixConfig(Section):
+class AppendixConfig(ConfigSection):
     """Skill-aware reflection: reminders of rules that stand in the document and are not followed."""
 
     enabled: bool = Field(False, description="Tell lapses from defects, and keep reminders in an appendix.")
@@ -243,7 +243,7 @@ class AppendixConfig(Section):
     )
 
 
-class BudgetConfig(Section):
+class BudgetConfig(ConfigSection):
     """What a run may take at most, over all its starts.
 
     Calls that were cut off in flight count at their worst case.
@@ -276,7 +276,7 @@ class BudgetConfig(Section):
     )
 
 
-class TestConfig(Section):
+class TestConfig(ConfigSection):
     """The sealed test split."""
 
     __test__ = False
@@ -291,7 +291,7 @@ class TestConfig(Section):
     )
 
 
-class PromptsConfig(Section):
+class PromptsConfig(ConfigSection):
     """Which prompt files are used."""
 
     folder: Path | None = Field(
@@ -304,7 +304,7 @@ class PromptsConfig(Section):
     )
 
 
-class ReplayConfig(Section):
+class ReplayConfig(ConfigSection):
     """Recorded responses instead of, or beside, a live endpoint."""
 
     cassette: Path | None = Field(None, description="A cassette file.", json_schema_extra=CHANGEABLE)
@@ -315,7 +315,7 @@ class ReplayConfig(Section):
     )
 
 
-class TrainerConfig(Section):
+class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
     preset: Literal["default", "skillopt"] = Field(
@@ -367,6 +367,6 @@ class TrainerConfig(Section):
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and MLflow.")
 
     @property
-    def asks_critic(self) -> bool:
+    def uses_critic(self) -> bool:
         """Whether a critic grades, or says its opinion to the failure analyst."""
         return self.environment.grader == "critic" or self.critic.notes

@@ -13,25 +13,25 @@ from reflact.llm.allowance import require_cap
 from reflact.ports import LLM, RunStore
 from reflact.results import Spend
 from reflact.roles import ModelConfig
-from reflact.types import digest
+from reflact.types import digest_json
 
 if TYPE_CHECKING:
     import httpx
 
     from reflact.llm.rate_limit import LimitChange
 
-UNLIMITED = BudgetConfig()
-LIVE = ReplayConfig()
+UNLIMITED_BUDGET = BudgetConfig()
+NO_REPLAY = ReplayConfig()
 
 
-class Connection(NamedTuple):
+class ModelConnection(NamedTuple):
     """A model that is connected, and the books that its calls are written in."""
 
     llm: LLM
     store: RunStore
     run_id: str
 
-    async def spent(self) -> tuple[Spend, ...]:
+    async def spend(self) -> tuple[Spend, ...]:
         """Return what all starts have paid for."""
         return await self.store.spend(self.run_id)
 
@@ -42,8 +42,8 @@ async def connect(
     *,
     store: Path | str,
     role: str = "critic",
-    budget: BudgetConfig = UNLIMITED,
-    replay: ReplayConfig = LIVE,
+    budget: BudgetConfig = UNLIMITED_BUDGET,
+    replay: ReplayConfig = NO_REPLAY,
 ) -> AsyncIterator[LLM]:
     """Connect a model for a critic or a calibrator; replies that are in the store are not asked again.
 
@@ -64,14 +64,14 @@ async def connect(
         raise ConfigError(f"the {role}'s model has no name: set `model` as its endpoint knows it")
     require_cap(budget, model, role=role)
     path = Path(store)
-    async with connected(
-        model, store=path, role=role, run_id=account_of(path), budget=budget, replay=replay
+    async with open_connection(
+        model, store=path, role=role, run_id=account_name(path), budget=budget, replay=replay
     ) as connection:
         yield connection.llm
 
 
 @asynccontextmanager
-async def connected(
+async def open_connection(
     model: ModelConfig,
     *,
     store: Path,
@@ -79,8 +79,8 @@ async def connected(
     run_id: str,
     budget: BudgetConfig,
     replay: ReplayConfig,
-    told: Callable[[LimitChange], None] | None = None,
-) -> AsyncIterator[Connection]:
+    on_limit: Callable[[LimitChange], None] | None = None,
+) -> AsyncIterator[ModelConnection]:
     """Open the store of model calls and connect a model, under a budget that holds over all starts.
 
     ``told`` is that of ``Client``.
@@ -100,20 +100,20 @@ async def connected(
         await calls.open_run(run_id, {}, None)
         limits.begin(await calls.spend(run_id), await calls.add_seconds(run_id, 0.0))
         client = Client(
-            _reachable(model, replay),
+            _drop_key_if_replayed(model, replay),
             role=role,
             run_id=run_id,
             effects=calls,
-            journal=calls.journal(run_id),
+            decision_log=calls.decision_log(run_id),
             budget=limits,
-            transport=await _transport(replay, stack),
-            on_limit=told,
+            transport=await _open_replay_transport(replay, stack),
+            on_limit=on_limit,
         )
         llm = await stack.enter_async_context(client)
         begun = anyio.current_time()
         try:
             with anyio.CancelScope(deadline=limits.deadline) as time:
-                yield Connection(llm, calls, run_id)
+                yield ModelConnection(llm, calls, run_id)
             if time.cancelled_caught:
                 raise limits.out_of_time()
         finally:
@@ -121,18 +121,20 @@ async def connected(
                 await calls.add_seconds(run_id, anyio.current_time() - begun)
 
 
-def account_of(path: Path) -> str:
+def account_name(path: Path) -> str:
     """Return the name under which the calls for a file are booked."""
-    return f"c{digest(str(path.absolute()))[:12]}"
+    return f"c{digest_json(str(path.absolute()))[:12]}"
 
 
-def _reachable(model: ModelConfig, replay: ReplayConfig) -> ModelConfig:
+def _drop_key_if_replayed(model: ModelConfig, replay: ReplayConfig) -> ModelConfig:
     """Return the model's settings; a replay needs no key."""
     keyless = replay.cassette is not None and replay.mode == "replay"
     return model.model_copy(update={"api_key_env": None, "key": None}) if keyless else model
 
 
-async def _transport(replay: ReplayConfig, stack: AsyncExitStack) -> httpx.AsyncBaseTransport | None:
+async def _open_replay_transport(
+    replay: ReplayConfig, stack: AsyncExitStack
+) -> httpx.AsyncBaseTransport | None:
     from reflact.llm.cassettes import open_cassette
 
     if replay.cassette is None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from reflact.calls import Rendered, Reply, Text
+from reflact.calls import RenderedPrompt, Reply, Text
 from reflact.errors import ReplyError
 from reflact.ports import R
 from reflact.results import Usage
@@ -22,15 +22,15 @@ from reflact.roles import ModelConfig
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-Value = str | bool | int | float
-Attributes = dict[str, Value]
+AttributeValue = str | bool | int | float
+Attributes = dict[str, AttributeValue]
 
 TOKEN_BOUNDS = tuple(4.0**n for n in range(14))
 SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
 """The bounds of histograms that the conventions recommend."""
 
 
-class ModelCall:
+class ModelCallSpan:
     """A model call under way.
 
     Args:
@@ -57,13 +57,13 @@ class ModelCall:
         self._hide = hide
         self._seen = seen
 
-    def asks(self, prompt: Rendered) -> None:
+    def record_prompt(self, prompt: RenderedPrompt) -> None:
         """Take the prompt down, where content is asked for."""
         if self._hide is not None:
             said = [_message(m.role, self._hide(m.content)) for m in prompt.messages]
             self._span.set_attribute("gen_ai.input.messages", json.dumps(said, ensure_ascii=False))
 
-    def replied(self, reply: Reply[R]) -> None:
+    def record_reply(self, reply: Reply[R]) -> None:
         """Take the reply down. How plain text ended is not known here, and a typed reply is whole."""
         self.attempts, self.answered = reply.attempts, True
         if self._hide is not None:
@@ -72,18 +72,18 @@ class ModelCall:
             said = _message("assistant", self._hide(text)) | {"finish_reason": "unknown" if plain else "stop"}
             self._span.set_attribute("gen_ai.output.messages", json.dumps([said], ensure_ascii=False))
 
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Take it down that there is no reply."""
         self.error, self.cut_off = type(error).__name__, not isinstance(error, Exception)
         if isinstance(error, ReplyError):
             self.attempts, self.answered = len(error.reasons), True
 
     @property
-    def stored(self) -> bool:
+    def from_store(self) -> bool:
         """Whether every answer came from a store, so that there was no operation."""
         return self._seen and self.answered and not self.usage.calls
 
-    def ended(self) -> float:
+    def finish(self) -> float:
         """Take down what it consumed, and return how long it took, in seconds."""
         if self.usage.calls > self.usage.uncounted:
             self._span.set_attribute("gen_ai.usage.input_tokens", self.usage.input_tokens)
@@ -93,11 +93,11 @@ class ModelCall:
         if self.attempts is not None:
             self._span.set_attribute("reflact.attempts", self.attempts)
         if self._seen:
-            self._span.set_attribute("reflact.stored", self.stored)
+            self._span.set_attribute("reflact.stored", self.from_store)
         return anyio.current_time() - self._start
 
 
-def common(config: ModelConfig | None) -> Attributes:
+def common_attributes(config: ModelConfig | None) -> Attributes:
     """Return what spans and metrics of a model's calls share; of one that was passed in nothing is known."""
     chat: Attributes = {"gen_ai.operation.name": "chat"}
     if config is None:
@@ -112,7 +112,7 @@ def common(config: ModelConfig | None) -> Attributes:
     }
 
 
-def settings(config: ModelConfig | None) -> Attributes:
+def request_attributes(config: ModelConfig | None) -> Attributes:
     """Return what spans of a model's calls say of its settings."""
     if config is None:
         return {}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from reflact.roles import CHANGEABLE, Section
+from reflact.roles import CHANGEABLE, ConfigSection
 
 
-class CriticSettings(Section):
+class CriticSettings(ConfigSection):
     """What a critic shows, and how it takes what comes back."""
 
     samples: int = Field(1, ge=1, le=25, description="Evaluations of each transition; the median one counts.")
@@ -48,7 +48,7 @@ class CriticConfig(CriticSettings):
         "run first starts; null: none. The file may move; with and without one are two runs.",
         json_schema_extra=CHANGEABLE,
     )
-    passes_at: float = Field(
+    pass_threshold: float = Field(
         8.0, gt=0, le=10, description="The least phi of an answer that counts as solved, where it grades."
     )
     notes: bool = Field(

@@ -14,16 +14,16 @@ from reflact.critic_config import CriticConfig
 from reflact.errors import ConfigError
 from reflact.memory import ContrastPair
 from reflact.memory_store import MemoryStore
-from reflact.ports import LLM, Journal
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook
-from reflact.results import CriticAccuracy, CriticUsed
+from reflact.results import CriticAccuracy, CriticDescription
 from reflact.store.encoding import read_back
-from reflact.types import canonical
+from reflact.types import canonical_json
 
-PAIRS: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
+PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
 
-PINNED = "critic_pairs"
-MEASURED = "critic_measured"
+PAIRS_LABEL = "critic_pairs"
+ACCURACY_LABEL = "critic_measured"
 
 
 class RunCritic:
@@ -36,47 +36,49 @@ class RunCritic:
         limit: Steps that are scored at a time where it is measured.
     """
 
-    def __init__(self, critic: Critic, config: CriticConfig, *, journal: Journal, limit: int) -> None:
+    def __init__(
+        self, critic: Critic, config: CriticConfig, *, decision_log: DecisionLog, limit: int
+    ) -> None:
         self._critic = critic
         self._config = config
-        self._journal = journal
+        self._decision_log = decision_log
         self._limit = limit
 
     @property
     def grader(self) -> CriticGrader:
         """The critic as grader."""
-        return CriticGrader(self._critic, passes_at=self._config.passes_at)
+        return CriticGrader(self._critic, passes_at=self._config.pass_threshold)
 
     @property
-    def notes(self) -> CriticNotes:
+    def annotator(self) -> CriticNotes:
         """The critic beside the failure analyst."""
         return CriticNotes(self._critic)
 
-    async def appraise(self) -> CriticUsed:
+    async def measure_accuracy(self) -> CriticDescription:
         """Return the critic with its accuracy on anchors, which are scored where no earlier start did it.
 
         Raises:
             ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
             StoreError: The memory cannot be read.
         """
-        noted = await self._journal.recall(0, MEASURED)
+        noted = await self._decision_log.get(0, ACCURACY_LABEL)
         if noted is not None:
             measured = CriticAccuracy.model_validate(noted)
             return used(self._critic, None).model_copy(update={"measured": measured})
-        anchors = await _anchors(self._config)
+        anchors = await _load_anchors(self._config)
         found = used(self._critic, await measure_on(self._critic, steps_in(anchors), limit=self._limit))
-        if found.measured is not None:
-            await self._journal.note(0, MEASURED, found.measured.model_dump(mode="json"))
+        if found.accuracy is not None:
+            await self._decision_log.put(0, ACCURACY_LABEL, found.accuracy.model_dump(mode="json"))
         return found
 
 
-async def pinned(
+async def pin_critic(
     llm: LLM,
     config: CriticConfig,
     *,
     prompts: PromptBook,
-    journal: Journal,
-    begin: Callable[[], Awaitable[object]],
+    decision_log: DecisionLog,
+    ensure_run: Callable[[], Awaitable[object]],
 ) -> Critic:
     """Return a run's critic with the pairs that it began with; at the first start, with those promoted now.
 
@@ -84,26 +86,28 @@ async def pinned(
         llm: The model that scores.
         config: Where its memory is, and how it works.
         prompts: The run's prompts.
-        journal: Where the pairs are kept, whole, so that the memory is not needed again.
-        begin: Makes sure that the run is in its store, where something is about to be noted.
+        decision_log: Where the pairs are kept, whole, so that the memory is not needed again.
+        ensure_run: Makes sure that the run is in its store, where something is about to be noted.
 
     Raises:
         ConfigError: There is no such memory.
         StoreError: The memory cannot be read, or what was kept.
     """
     critic = Critic(llm, settings=config.settings, prompts=prompts)
-    noted = await journal.recall(0, PINNED)
+    noted = await decision_log.get(0, PAIRS_LABEL)
     if noted is None:
-        pairs = await _promoted(llm, config)
-        await begin()
-        await journal.note(0, PINNED, canonical(PAIRS.dump_python(pairs, mode="json")))
-        noted = await journal.recall(0, PINNED)
+        pairs = await _load_promoted_pairs(llm, config)
+        await ensure_run()
+        await decision_log.put(0, PAIRS_LABEL, canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json")))
+        noted = await decision_log.get(0, PAIRS_LABEL)
     return critic.pinned(
-        read_back(lambda text: PAIRS.validate_python(json.loads(text)), str(noted), "critic of this run")
+        read_back(
+            lambda text: PAIRS_ADAPTER.validate_python(json.loads(text)), str(noted), "critic of this run"
+        )
     )
 
 
-async def _promoted(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
+async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
     if config.memory is None:
         return ()
     if not config.memory.is_file():
@@ -114,7 +118,7 @@ async def _promoted(llm: LLM, config: CriticConfig) -> tuple[ContrastPair, ...]:
         return (await Critic(llm, memory=memory).pin()).pairs or ()
 
 
-async def _anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
+async def _load_anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
     """Return the anchors to measure on; none where the memory is gone since the run began."""
     if config.memory is None or not config.anchors or not config.memory.is_file():
         return ()

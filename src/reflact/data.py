@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import ValidationError
 
 from reflact.errors import DataError
-from reflact.types import Frozen, Item, Split, digest
+from reflact.types import FrozenModel, Item, Split, digest_json
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 _SUFFIXES = (".json", ".jsonl")
 
 
-class DataSet(Frozen):
+class DataSet(FrozenModel):
     """Items in three splits, each in a fixed order."""
 
     train: tuple[Item, ...]
@@ -53,10 +53,10 @@ class DataSet(Frozen):
     @property
     def fingerprint(self) -> str:
         """Hash of all items with their splits and order, 64 hexadecimal digits."""
-        return digest({split.value: [item.fingerprint for item in self.items(split)] for split in Split})
+        return digest_json({split.value: [item.fingerprint for item in self.items(split)] for split in Split})
 
 
-def split_named(name: str) -> Split:
+def parse_split(name: str) -> Split:
     """Return the split that a name or an alias stands for.
 
     Raises:
@@ -69,7 +69,7 @@ def split_named(name: str) -> Split:
     raise DataError(f"there is no split {name!r}{_nearest(name, known)}; the names are {', '.join(known)}")
 
 
-def load(path: Path, ratio: str, split_seed: int) -> DataSet:
+def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
     """Read a data set; whether it is fit for a run is for ``check`` to say.
 
     A single file is split by ``ratio``, rounded by largest remainders. Each ``task_type`` is spread over
@@ -86,9 +86,9 @@ def load(path: Path, ratio: str, split_seed: int) -> DataSet:
     """
     try:
         if path.is_dir():
-            parts = {split: _read(_find(path, split)) for split in Split}
+            parts = {split: _read_items(_find_split(path, split)) for split in Split}
         elif path.is_file():
-            parts = _divide(_read(path), _shares(ratio), split_seed)
+            parts = _split_items(_read_items(path), _parse_ratio(ratio), split_seed)
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -98,7 +98,7 @@ def load(path: Path, ratio: str, split_seed: int) -> DataSet:
     return DataSet(train=parts[Split.train], val=parts[Split.val], test=parts[Split.test])
 
 
-def check(dataset: DataSet, train_size: int | None = None) -> None:
+def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
     """Refuse a data set that would make a run meaningless.
 
     Args:
@@ -119,7 +119,7 @@ def check(dataset: DataSet, train_size: int | None = None) -> None:
         raise DataError(f"the item id {item_id!r} is used {times} times (in {where}): ids must be unique")
     first: dict[str, tuple[Split, Item]] = {}
     for split, item in placed:
-        other_split, other = first.setdefault(digest(item.input), (split, item))
+        other_split, other = first.setdefault(digest_json(item.input), (split, item))
         if other_split is not split:
             raise DataError(
                 f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have the same "
@@ -135,7 +135,7 @@ def check(dataset: DataSet, train_size: int | None = None) -> None:
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def rng(seed: int, label: str) -> random.Random:
+def make_rng(seed: int, label: str) -> random.Random:
     """Return the generator of a seed and a label; labels draw independently of each other.
 
     Only its ``random()`` is promised by Python to give the same numbers in every version.
@@ -144,24 +144,24 @@ def rng(seed: int, label: str) -> random.Random:
     return random.Random(int.from_bytes(hashlib.sha256(text).digest()))  # noqa: S311 - plans, not secrets
 
 
-def shuffled(values: Iterable[T], seed: int, label: str) -> tuple[T, ...]:
+def shuffle(values: Iterable[T], seed: int, label: str) -> tuple[T, ...]:
     """Return the values in the random order of a seed and a label (Fisher and Yates, Durstenfeld's form)."""
     order = list(values)
-    generator = rng(seed, label)
+    generator = make_rng(seed, label)
     for last in range(len(order) - 1, 0, -1):
         other = int(generator.random() * (last + 1))
         order[last], order[other] = order[other], order[last]
     return tuple(order)
 
 
-def steps_per_epoch(n_train: int, batch_size: int, accumulation: int = 1) -> int:
+def count_steps_per_epoch(n_train: int, batch_size: int, accumulation: int = 1) -> int:
     """Return how many steps deal all train items: ``ceil(n_train / (batch_size * accumulation))``."""
     if n_train < 1 or batch_size < 1 or accumulation < 1:
         raise ValueError("an epoch needs items, a batch size and an accumulation of at least 1")
     return -(-n_train // (batch_size * accumulation))
 
 
-def epoch_plan(
+def plan_epoch(
     ids: Iterable[str], *, epoch: int, seed: int, batch_size: int, accumulation: int = 1
 ) -> tuple[tuple[Batch, ...], ...]:
     """Return the steps of an epoch, each a tuple of ``accumulation`` batches of ids.
@@ -176,12 +176,12 @@ def epoch_plan(
     known = sorted(ids)
     if len(set(known)) != len(known):
         raise ValueError("a plan needs distinct ids")
-    steps = steps_per_epoch(len(known), batch_size, accumulation)
+    steps = count_steps_per_epoch(len(known), batch_size, accumulation)
     epoch_seed = seed + 1000 * epoch
-    order = shuffled(known, epoch_seed, "epoch")
+    order = shuffle(known, epoch_seed, "epoch")
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     while len(batches) < steps * accumulation:
-        refill = shuffled(known, epoch_seed, f"refill/{len(batches)}")
+        refill = shuffle(known, epoch_seed, f"refill/{len(batches)}")
         batches.append(refill[:batch_size])
     return tuple(tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps))
 
@@ -189,7 +189,7 @@ def epoch_plan(
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def _find(folder: Path, split: Split) -> Path:
+def _find_split(folder: Path, split: Split) -> Path:
     names = SPLIT_NAMES[split]
     found = [folder / name for name in names if (folder / name).is_dir()]
     found += [p for name in names for end in _SUFFIXES if (p := folder / f"{name}{end}").is_file()]
@@ -208,7 +208,7 @@ def _find(folder: Path, split: Split) -> Path:
     return files[0]
 
 
-def _read(path: Path) -> tuple[Item, ...]:
+def _read_items(path: Path) -> tuple[Item, ...]:
     if path.suffix not in _SUFFIXES:
         raise DataError(f"{path}: a data file ends in .json or .jsonl")
     try:
@@ -218,12 +218,14 @@ def _read(path: Path) -> tuple[Item, ...]:
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), start=1)
         return tuple(
-            _item(_parse(line, f"{path} row {n}"), f"{path} row {n}") for n, line in lines if line.strip()
+            _parse_item(_parse(line, f"{path} row {n}"), f"{path} row {n}")
+            for n, line in lines
+            if line.strip()
         )
     rows = _parse(text, str(path))
     if not isinstance(rows, list):
-        raise DataError(f"{path}: expected a list of items, found {_kind(rows)}")
-    return tuple(_item(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
+        raise DataError(f"{path}: expected a list of items, found {_type_name(rows)}")
+    return tuple(_parse_item(row, f"{path} row {n}") for n, row in enumerate(rows, start=1))
 
 
 def _parse(text: str, where: str) -> Any:
@@ -239,9 +241,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _item(row: Any, where: str) -> Item:
+def _parse_item(row: Any, where: str) -> Item:
     if not isinstance(row, dict):
-        raise DataError(f"{where}: expected an object with id and input, found {_kind(row)}")
+        raise DataError(f"{where}: expected an object with id and input, found {_type_name(row)}")
     known = list(Item.model_fields)
     for name in row:
         if name not in known:
@@ -267,7 +269,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -275,7 +277,7 @@ def _kind(value: Any) -> str:
 # -------------------------------------------------------------------------------------------- splitting
 
 
-def _shares(ratio: str) -> tuple[int, ...]:
+def _parse_ratio(ratio: str) -> tuple[int, ...]:
     parts = ratio.split(":")
     if (
         len(parts) != 3
@@ -286,16 +288,16 @@ def _shares(ratio: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _divide(items: Sequence[Item], shares: Sequence[int], seed: int) -> dict[Split, tuple[Item, ...]]:
+def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dict[Split, tuple[Item, ...]]:
     groups: dict[str, list[int]] = {}
     for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
         groups.setdefault(items[n].task_type or "", []).append(n)
-    order = [n for name in sorted(groups) for n in shuffled(groups[name], seed, f"split/{name}")]
-    place = dict(zip(order, _dealt(len(items), shares), strict=True))
+    order = [n for name in sorted(groups) for n in shuffle(groups[name], seed, f"split/{name}")]
+    place = dict(zip(order, _deal_splits(len(items), shares), strict=True))
     return {split: tuple(item for n, item in enumerate(items) if place[n] is split) for split in Split}
 
 
-def _dealt(n: int, shares: Sequence[int]) -> Iterator[Split]:
+def _deal_splits(n: int, shares: Sequence[int]) -> Iterator[Split]:
     """Yield n splits in the proportion of the shares, each spread evenly over the whole sequence."""
     exact = [Fraction(n * share, sum(shares)) for share in shares]
     sizes = [int(size) for size in exact]

@@ -7,32 +7,32 @@ from collections.abc import Mapping, Sequence
 from reflact import events
 from reflact.errors import EnvironmentFailure, ModelError, RunFailed, Unmeasured
 from reflact.folding import is_better
-from reflact.judging import Judge
-from reflact.ports import Emit, Journal, RunStore
-from reflact.records import Promotion, RunState, Undecided
-from reflact.results import Improvement, Scored
-from reflact.rolling import REPORTED, Rolls
-from reflact.stages.final_test import Contender, improved, placebo, scored
-from reflact.types import Frozen, Rollout, Split
-from reflact.wiring import Plan
+from reflact.judging import GateKeeper
+from reflact.ports import DecisionLog, EventCallback, RunStore
+from reflact.records import OpenComparison, PromotionRecord, RunState
+from reflact.results import Improvement, SkillScore
+from reflact.rolling import FIRST_REPORT_TRIAL, RolloutScheduler
+from reflact.stages.final_test import NamedSkill, make_placebo, measure_improvement, score_skill
+from reflact.types import FrozenModel, Rollout, Split
+from reflact.wiring import RunPlan
 
 
-class Measured(Frozen):
+class FinalMeasurements(FrozenModel):
     """What the measurements at the end gave; ``missing`` says which could not be had, and why."""
 
-    scores: tuple[Scored, ...] = ()
+    scores: tuple[SkillScore, ...] = ()
     improvements: tuple[Improvement, ...] = ()
     missing: tuple[str, ...] = ()
 
-    def __add__(self, other: Measured) -> Measured:
-        return Measured(
+    def __add__(self, other: FinalMeasurements) -> FinalMeasurements:
+        return FinalMeasurements(
             scores=self.scores + other.scores,
             improvements=self.improvements + other.improvements,
             missing=self.missing + other.missing,
         )
 
 
-class Ending:
+class FinalEvaluator:
     """Ends runs, for one start.
 
     Args:
@@ -45,18 +45,25 @@ class Ending:
     """
 
     def __init__(
-        self, plan: Plan, *, store: RunStore, journal: Journal, rolls: Rolls, judge: Judge, tell: Emit
+        self,
+        plan: RunPlan,
+        *,
+        store: RunStore,
+        decision_log: DecisionLog,
+        scheduler: RolloutScheduler,
+        gate_keeper: GateKeeper,
+        on_event: EventCallback,
     ) -> None:
         self._plan = plan
         self._config = plan.config
         self._store = store
-        self._journal = journal
-        self._rolls = rolls
-        self._judge = judge
-        self._tell = tell
+        self._decision_log = decision_log
+        self._scheduler = scheduler
+        self._gate_keeper = gate_keeper
+        self._on_event = on_event
         self.openings = 0
 
-    async def promotion(self, state: RunState) -> tuple[Promotion, Undecided | None] | None:
+    async def judge_promotion(self, state: RunState) -> tuple[PromotionRecord, OpenComparison | None] | None:
         """Compare the last skill with the best one, and return with that what stayed inconclusive.
 
         None where they are the same document.
@@ -68,16 +75,16 @@ class Ending:
             return None
         last = await self._store.skill(state.current.skill_hash)
         against = state.model_copy(update={"current": state.best})
-        evaluated, undecided = await self._judge.judge(last, against, step=state.step, part="promotion")
+        evaluated, undecided = await self._gate_keeper.judge(last, against, step=state.step, part="promotion")
         verdict = evaluated.verdict
         if verdict.action == "unmeasured":
             raise Unmeasured(f"the last skill could not be compared with the best: {verdict.reason}")
         measured = {"score": verdict.candidate_score, "inherited": False}
         current = state.current.model_copy(update=measured)
         best = current if is_better(verdict, state.best) else state.best
-        return Promotion(step=state.step, verdict=verdict, current=current, best=best), undecided
+        return PromotionRecord(step=state.step, verdict=verdict, current=current, best=best), undecided
 
-    async def measure(self, state: RunState) -> Measured:
+    async def measure(self, state: RunState) -> FinalMeasurements:
         """Measure baseline, placebo, best and last skill on the validation and the test split.
 
         A failure leaves out what it keeps from being measured, and nothing else.
@@ -86,70 +93,76 @@ class Ending:
         splits = [Split.val]
         if self._config.test.enabled:
             shown = ", ".join(f"{document.name} {document.skill.hash}" for document in documents)
-            await self.open_test(f"step {state.step}: {shown}")
+            await self.open_test_split(f"step {state.step}: {shown}")
             splits.append(Split.test)
-        measured = Measured()
+        measured = FinalMeasurements()
         for split in splits:
-            measured += await self._on(split, documents, state)
+            measured += await self._measure_split(split, documents, state)
         return measured
 
-    async def open_test(self, why: str) -> None:
+    async def open_test_split(self, why: str) -> None:
         """Count an opening of the sealed test split, once for each reason."""
         reasons: list[str] = []
-        while (noted := await self._journal.recall(0, f"opening/{len(reasons) + 1}")) is not None:
+        while (noted := await self._decision_log.get(0, f"opening/{len(reasons) + 1}")) is not None:
             reasons.append(str(noted))
         if why not in reasons:
             reasons.append(why)
-            await self._journal.note(0, f"opening/{len(reasons)}", why)
+            await self._decision_log.put(0, f"opening/{len(reasons)}", why)
         self.openings = len(reasons)
-        await self._tell(events.TestOpened(run_id=self._plan.run_id, count=reasons.index(why) + 1))
+        await self._on_event(events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(why) + 1))
 
-    async def _documents(self, state: RunState) -> tuple[Contender, ...]:
+    async def _documents(self, state: RunState) -> tuple[NamedSkill, ...]:
         best = await self._store.skill(state.best.skill_hash)
         last = await self._store.skill(state.current.skill_hash)
-        documents = [Contender(name="baseline", skill=self._plan.initial)]
+        documents = [NamedSkill(name="baseline", skill=self._plan.initial_skill)]
         if self._config.test.placebo:
             text = self._plan.prompts.prompts["placebo"].system
-            documents.append(Contender(name="placebo", skill=placebo(text, best)))
-        return (*documents, Contender(name="best", skill=best), Contender(name="final", skill=last))
+            documents.append(NamedSkill(name="placebo", skill=make_placebo(text, best)))
+        return (*documents, NamedSkill(name="best", skill=best), NamedSkill(name="final", skill=last))
 
-    async def _on(self, split: Split, documents: Sequence[Contender], state: RunState) -> Measured:
+    async def _measure_split(
+        self, split: Split, documents: Sequence[NamedSkill], state: RunState
+    ) -> FinalMeasurements:
         rollouts: dict[str, tuple[Rollout, ...]] = {}
-        measured = Measured()
+        measured = FinalMeasurements()
         for document in documents:
             try:
-                rolled = await self._rolled(split, document, state)
+                rolled = await self._roll_out(split, document, state)
             except (ModelError, EnvironmentFailure, RunFailed) as error:
-                measured += Measured(missing=(f"{document.name} on {split.value}: {error}",))
+                measured += FinalMeasurements(missing=(f"{document.name} on {split.value}: {error}",))
                 continue
             rollouts[document.name] = rolled
-            score = scored(document, split, rolled, self._plan.data.items(split))
-            score = score.model_copy(update={"selected": self._selected(document, split)})
-            measured += Measured(scores=(score,))
-            await self._tell(events.FinalScore(run_id=self._plan.run_id, step=state.step, score=score))
-        return measured + await self._gains(split, rollouts, state)
+            score = score_skill(document, split, rolled, self._plan.data.items(split))
+            score = score.model_copy(update={"selected_on": self._is_selected(document, split)})
+            measured += FinalMeasurements(scores=(score,))
+            await self._on_event(
+                events.FinalScoreMeasured(run_id=self._plan.run_id, step=state.step, score=score)
+            )
+        return measured + await self._measure_improvements(split, rollouts, state)
 
-    async def _rolled(self, split: Split, document: Contender, state: RunState) -> tuple[Rollout, ...]:
+    async def _roll_out(self, split: Split, document: NamedSkill, state: RunState) -> tuple[Rollout, ...]:
         trials = [
-            await self._rolls.split(split, document.skill, step=state.step, phase="final", trial=trial)
+            await self._scheduler.roll_out_split(
+                split, document.skill, step=state.step, phase="final", trial=trial
+            )
             for trial in self._trials(split, state)
         ]
         return tuple(rollout for trial in trials for rollout in trial)
 
-    async def _gains(
+    async def _measure_improvements(
         self, split: Split, rollouts: Mapping[str, Sequence[Rollout]], state: RunState
-    ) -> Measured:
-        gained = Measured()
+    ) -> FinalMeasurements:
+        gained = FinalMeasurements()
         for name in ("best", "final"):
             if name not in rollouts:
                 continue
-            gain = improved(name, split, rollouts.get("baseline", ()), rollouts[name])
+            gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
             if gain is None:
                 missed = f"improvement of {name} on {split.value}: the baseline has no score on its items"
-                gained += Measured(missing=(missed,))
+                gained += FinalMeasurements(missing=(missed,))
                 continue
-            gained += Measured(improvements=(gain,))
-            await self._tell(
+            gained += FinalMeasurements(improvements=(gain,))
+            await self._on_event(
                 events.ImprovementMeasured(run_id=self._plan.run_id, step=state.step, improvement=gain)
             )
         return gained
@@ -158,13 +171,13 @@ class Ending:
         gate = self._config.gate
         noisy = gate.enabled and gate.policy == "paired" and not state.deterministic
         if split is Split.val and noisy:
-            return tuple(range(REPORTED, REPORTED + gate.report_trials))
+            return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + gate.report_trials))
         return (0,)
 
-    def _selected(self, document: Contender, split: Split) -> bool:
+    def _is_selected(self, document: NamedSkill, split: Split) -> bool:
         """Whether the document was chosen by the very trials that are reported."""
         gate, reused = self._config.gate, self._config.train.reuse_rollouts
-        if split is not Split.val or not reused or document.skill.hash == self._plan.initial.hash:
+        if split is not Split.val or not reused or document.skill.hash == self._plan.initial_skill.hash:
             return False
         if not gate.enabled:
             return document.name == "best"

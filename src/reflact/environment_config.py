@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from reflact.roles import CHANGEABLE, Section
+from reflact.roles import CHANGEABLE, ConfigSection
 
 
-class EnvironmentConfig(Section):
+class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
     name: Literal["dataset"] = Field(

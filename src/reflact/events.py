@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 
-from reflact.records import SlowUpdate, Version
-from reflact.results import Improvement, RunSummary, Scored, Usage
-from reflact.types import Action, EditResult, Fallback, Frozen, Report, Verdict, digest
+from reflact.records import SkillVersion, SlowUpdate
+from reflact.results import Improvement, RunSummary, SkillScore, Usage
+from reflact.types import AnalystReport, EditResult, Fallback, FrozenModel, GateAction, Verdict, digest_json
 
 Stage = Literal[
     "rollout",
@@ -36,7 +36,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class _Event(Frozen):
+class _Event(FrozenModel):
     """Base: which run, which step (0: before the first), and when.
 
     Two events are equal where they say the same, whenever they happened. ``about`` names the fields that tell
@@ -44,7 +44,7 @@ class _Event(Frozen):
     """
 
     durable: ClassVar[bool] = True
-    about: ClassVar[tuple[str, ...]] = ()
+    subject_fields: ClassVar[tuple[str, ...]] = ()
     run_id: str
     step: int = 0
     at: AwareDatetime = Field(default_factory=_now)
@@ -55,22 +55,22 @@ class _Event(Frozen):
         return {**self.__dict__, "at": None} == {**other.__dict__, "at": None}
 
     def __hash__(self) -> int:
-        return hash(self.said)
+        return hash(self.canonical_content)
 
     @property
-    def said(self) -> str:
+    def canonical_content(self) -> str:
         """What the event says, as JSON, without its time: the same bytes in every run of the same plan."""
         return self.model_dump_json(exclude={"at"})
 
     @property
     def id(self) -> str:
         """Identity of what the event says, 16 hexadecimal digits: equal in every run of the same plan."""
-        return digest(self.model_dump(mode="json", exclude={"at"}))[:16]
+        return digest_json(self.model_dump(mode="json", exclude={"at"}))[:16]
 
     @property
     def subject(self) -> Hashable | None:
         """What a live event is about; a newer one with the same subject makes it old. None: it stays true."""
-        return None if self.durable else (type(self), *(getattr(self, name) for name in self.about))
+        return None if self.durable else (type(self), *(getattr(self, name) for name in self.subject_fields))
 
 
 class RunStarted(_Event):
@@ -83,7 +83,7 @@ class RunStarted(_Event):
     n_test: int
 
 
-class Outlook(_Event):
+class GatePowerEstimated(_Event):
     """What the validation split can resolve and what a decision may cost, in words and numbers.
 
     ``effect`` is the smallest improvement, in 0..1, that the gate detects with 80% power; None where the
@@ -91,7 +91,7 @@ class Outlook(_Event):
     """
 
     kind: Literal["outlook"] = "outlook"
-    words: str
+    description: str
     effect: float | None
     trials: int
     rollouts: int
@@ -113,7 +113,7 @@ class StepStarted(_Event):
     item_ids: tuple[str, ...]
 
 
-class RolloutsDone(_Event):
+class RolloutsFinished(_Event):
     """The batch was rolled out."""
 
     kind: Literal["rollouts_done"] = "rollouts_done"
@@ -122,14 +122,14 @@ class RolloutsDone(_Event):
     unmeasured: int
 
 
-class ReportDone(_Event):
+class AnalystReported(_Event):
     """One analyst's report, in the plan's order."""
 
     kind: Literal["report_done"] = "report_done"
-    report: Report
+    report: AnalystReport
 
 
-class FallbackTaken(_Event):
+class FallbackUsed(_Event):
     """A model's decision could not be had; what was done instead."""
 
     kind: Literal["fallback_taken"] = "fallback_taken"
@@ -145,7 +145,7 @@ class EditsApplied(_Event):
     results: tuple[EditResult, ...]
 
 
-class GateLooked(_Event):
+class TrialRequested(_Event):
     """Live: the gate asks for rollouts: ``n`` items of a trial on both sides, for a decision of ``part``.
 
     The looks of a decision that could not be measured and is taken again are no part of the history.
@@ -159,7 +159,7 @@ class GateLooked(_Event):
     n: int
 
 
-class Decided(_Event):
+class CandidateJudged(_Event):
     """The gate's verdict."""
 
     kind: Literal["decided"] = "decided"
@@ -171,32 +171,32 @@ class StepCommitted(_Event):
 
     kind: Literal["step_committed"] = "step_committed"
     epoch: int
-    action: Action
-    current: Version
-    best: Version
+    action: GateAction
+    current: SkillVersion
+    best: SkillVersion
 
 
-class EpochClosed(_Event):
+class EpochCommitted(_Event):
     """An epoch's end is in the store: the slow update, the optimizer's memory, the skill afterwards."""
 
     kind: Literal["epoch_closed"] = "epoch_closed"
     epoch: int
-    slow: SlowUpdate | None
-    meta: str | None
+    slow_update: SlowUpdate | None
+    meta_skill: str | None
     fallbacks: tuple[Fallback, ...]
-    current: Version
-    best: Version
+    current: SkillVersion
+    best: SkillVersion
 
 
-class Promoted(_Event):
+class PromotionJudged(_Event):
     """The last skill was compared with the best one after the last step."""
 
     kind: Literal["promoted"] = "promoted"
     verdict: Verdict
-    best: Version
+    best: SkillVersion
 
 
-class TestOpened(_Event):
+class TestSplitOpened(_Event):
     """The sealed test split is opened, for the ``count``-th time in this run."""
 
     __test__ = False
@@ -204,11 +204,11 @@ class TestOpened(_Event):
     count: int
 
 
-class FinalScore(_Event):
+class FinalScoreMeasured(_Event):
     """A score of the final report."""
 
     kind: Literal["final_score"] = "final_score"
-    score: Scored
+    score: SkillScore
 
 
 class ImprovementMeasured(_Event):
@@ -218,7 +218,7 @@ class ImprovementMeasured(_Event):
     improvement: Improvement
 
 
-class Progress(_Event):
+class StageProgressed(_Event):
     """Live: ``done`` of ``total`` parts of a stage are finished."""
 
     durable: ClassVar[bool] = False
@@ -230,11 +230,11 @@ class Progress(_Event):
     note: str = ""
 
 
-class SkillMade(_Event):
+class SkillVersionCreated(_Event):
     """A skill version is in the store; version 0 is the initial document."""
 
     kind: Literal["skill_made"] = "skill_made"
-    version: Version
+    version: SkillVersion
 
 
 class StageStarted(_Event):
@@ -263,10 +263,10 @@ class _ModelEvent(_Event):
     about: ClassVar[tuple[str, ...]] = ("role", "purpose")
     role: str
     purpose: str
-    sample: str
+    call_id: str
 
 
-class ModelCalled(_ModelEvent):
+class ModelCallFinished(_ModelEvent):
     """Live: a model call is over, all its attempts included.
 
     ``outcome`` is ``reply`` where a validated reply came of it. ``usage`` counts what came from the store
@@ -278,10 +278,10 @@ class ModelCalled(_ModelEvent):
     attempts: int
     usage: Usage
     seconds: float
-    stored: bool = False
+    from_store: bool = False
 
 
-class Drafted(_ModelEvent):
+class DraftUpdated(_ModelEvent):
     """Live: what an attempt has written so far, as JSON that grows and never takes anything back.
 
     It is not validated: the reply of the call is what counts. ``attempt`` is the attempt's number, from 1.
@@ -292,7 +292,7 @@ class Drafted(_ModelEvent):
     draft: JsonValue
 
 
-class DraftReset(_ModelEvent):
+class DraftDiscarded(_ModelEvent):
     """Live: what was drafted so far counts for nothing; another attempt begins, or the call has failed."""
 
     kind: Literal["draft_reset"] = "draft_reset"
@@ -300,7 +300,7 @@ class DraftReset(_ModelEvent):
     reason: str
 
 
-class BudgetMoved(_Event):
+class BudgetUpdated(_Event):
     """Live: what all starts of the run have taken, reservations apart, beside the limits."""
 
     durable: ClassVar[bool] = False
@@ -313,7 +313,7 @@ class BudgetMoved(_Event):
     max_seconds: float | None = None
 
 
-class BackedOff(_Event):
+class RateLimited(_Event):
     """Live: an endpoint said that it is asked too much; nothing is sent there for so many seconds.
 
     Without a ``status`` it could not be reached, and a call tries again after these seconds. ``rate`` is
@@ -329,7 +329,7 @@ class BackedOff(_Event):
     rate: float | None = None
 
 
-class Repeated(_Event):
+class StepRetried(_Event):
     """Live: too little of a step could be measured, so it is tried again."""
 
     durable: ClassVar[bool] = False
@@ -338,7 +338,7 @@ class Repeated(_Event):
     reason: str
 
 
-class Warned(_Event):
+class WarningIssued(_Event):
     """Live: something worth knowing that changes nothing."""
 
     durable: ClassVar[bool] = False
@@ -347,7 +347,7 @@ class Warned(_Event):
     message: str
 
 
-class Finished(_Event):
+class RunFinished(_Event):
     """Live: the run has ended; always the last event."""
 
     durable: ClassVar[bool] = False
@@ -357,35 +357,35 @@ class Finished(_Event):
 
 Event = Annotated[
     RunStarted
-    | Outlook
+    | GatePowerEstimated
     | BaselineMeasured
     | StepStarted
-    | RolloutsDone
-    | ReportDone
-    | FallbackTaken
+    | RolloutsFinished
+    | AnalystReported
+    | FallbackUsed
     | EditsApplied
-    | GateLooked
-    | Decided
+    | TrialRequested
+    | CandidateJudged
     | StepCommitted
-    | EpochClosed
-    | Promoted
-    | TestOpened
-    | FinalScore
+    | EpochCommitted
+    | PromotionJudged
+    | TestSplitOpened
+    | FinalScoreMeasured
     | ImprovementMeasured
-    | SkillMade
+    | SkillVersionCreated
     | StageStarted
     | StageFinished
-    | Progress
-    | ModelCalled
-    | Drafted
-    | DraftReset
-    | BudgetMoved
-    | BackedOff
-    | Repeated
-    | Warned
-    | Finished,
+    | StageProgressed
+    | ModelCallFinished
+    | DraftUpdated
+    | DraftDiscarded
+    | BudgetUpdated
+    | RateLimited
+    | StepRetried
+    | WarningIssued
+    | RunFinished,
     Field(discriminator="kind"),
 ]
 
-EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 """Reads an event from JSON: ``EVENT.validate_json(text)``."""

@@ -17,26 +17,26 @@ from reflact.types import Skill
 
 def export_version(folder: Path, number: int, skill: Skill) -> Path:
     """Write ``skills/vNNNN.md`` and return its path."""
-    return write(inside(folder, "skills") / f"v{number:04d}.md", skill.text)
+    return write_atomically(resolve_inside(folder, "skills") / f"v{number:04d}.md", skill.text)
 
 
 def export_best(folder: Path, skill: Skill) -> Path:
     """Write ``best_skill.md`` and return its path."""
-    return write(folder / "best_skill.md", skill.text)
+    return write_atomically(folder / "best_skill.md", skill.text)
 
 
 def export_summary(folder: Path, summary: RunSummary) -> Path:
     """Write ``summary.json`` and return its path."""
-    return write(folder / "summary.json", summary.model_dump_json(indent=2) + "\n")
+    return write_atomically(folder / "summary.json", summary.model_dump_json(indent=2) + "\n")
 
 
-def drop_versions(folder: Path, *, beyond: Collection[int]) -> None:
+def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
     """Remove exported versions that are not this run's: another run in the folder may have left them.
 
     Raises:
         StoreError: One cannot be removed.
     """
-    for path in sorted(inside(folder, "skills").glob("v*.md")):
+    for path in sorted(resolve_inside(folder, "skills").glob("v*.md")):
         if path.stem[1:].isdecimal() and int(path.stem[1:]) not in beyond:
             try:
                 path.unlink()
@@ -44,7 +44,7 @@ def drop_versions(folder: Path, *, beyond: Collection[int]) -> None:
                 raise StoreError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
-def inside(folder: Path, name: str) -> Path:
+def resolve_inside(folder: Path, name: str) -> Path:
     """Return a place in a run's folder.
 
     Raises:
@@ -58,7 +58,7 @@ def inside(folder: Path, name: str) -> Path:
     return place
 
 
-def write(path: Path, text: str) -> Path:
+def write_atomically(path: Path, text: str) -> Path:
     """Replace a file's content in one step: readers see the old text or the new one, never a part.
 
     A file that holds the text already is left as it is; a link is replaced by the file. What a crash leaves

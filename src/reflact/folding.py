@@ -5,39 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from reflact import events
-from reflact.gate import measure
+from reflact.gate import build_measurement
 from reflact.records import (
-    Alpha,
-    BufferEntry,
+    AlphaBudget,
     EpochRecord,
-    Promotion,
+    OpenComparison,
+    PromotionRecord,
     RunState,
+    SkillVersion,
+    StepBufferEntry,
     StepRecord,
-    Undecided,
-    Version,
 )
 from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    AppendixResult,
     Candidate,
-    Chosen,
-    Merged,
-    Noted,
-    Report,
     Rollout,
+    SelectResult,
     Skill,
     Split,
     Verdict,
 )
 
 
-def first_state(initial: Skill, score: float | None, *, deterministic: bool = True) -> RunState:
+def build_first_state(initial: Skill, score: float | None, *, deterministic: bool = True) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
-    version = Version(number=0, skill_hash=initial.hash, origin="initial", score=score)
+    version = SkillVersion(number=0, skill_hash=initial.hash, origin="initial", score=score)
     return RunState(
         current=version, best=version, seen_hashes=(initial.hash,), deterministic=deterministic, commits=1
     )
 
 
-def record_of(
+def build_step_record(
     state: RunState,
     *,
     step: int,
@@ -45,18 +45,18 @@ def record_of(
     step_in_epoch: int,
     rollouts: Sequence[Rollout],
     n_failures: int,
-    reports: Sequence[Report],
-    merged: Merged,
-    chosen: Chosen,
+    reports: Sequence[AnalystReport],
+    merged: AggregateResult,
+    chosen: SelectResult,
     candidate: Candidate,
     verdict: Verdict,
-    noted: Noted,
+    appendix: AppendixResult,
 ) -> StepRecord:
     """Put a step's outcomes together into the record that is committed."""
     current, best = state.current, state.best
-    made: tuple[Version, ...] = ()
+    made: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
-        current = Version(
+        current = SkillVersion(
             number=state.latest_version + 1,
             skill_hash=candidate.skill.hash,
             origin=f"step {step}",
@@ -64,11 +64,11 @@ def record_of(
         )
         made += (current,)
         best = current if is_better(verdict, best) else best
-    if noted.skill.hash != current.skill_hash:
-        current = heir(
+    if appendix.skill.hash != current.skill_hash:
+        current = inherit_version(
             current,
             number=state.latest_version + len(made) + 1,
-            skill=noted.skill,
+            skill=appendix.skill,
             origin=f"step {step} notes",
         )
         made += (current,)
@@ -78,7 +78,7 @@ def record_of(
         step_in_epoch=step_in_epoch,
         skill_before=state.current.skill_hash,
         item_ids=tuple(r.item_id for r in rollouts),
-        rollout=measure(state.current.skill_hash, Split.train, rollouts),
+        rollout=build_measurement(state.current.skill_hash, Split.train, rollouts),
         n_failures=n_failures,
         reports=tuple(reports),
         merged=merged,
@@ -86,15 +86,15 @@ def record_of(
         edits=candidate.results,
         candidate_hash=candidate.skill.hash,
         verdict=verdict,
-        made=made,
-        notes=noted.notes,
+        created_versions=made,
+        notes=appendix.notes,
         current=current,
         best=best,
-        fallbacks=(*candidate.fallbacks, *noted.fallbacks),
+        fallbacks=(*candidate.fallbacks, *appendix.fallbacks),
     )
 
 
-def is_better(verdict: Verdict, best: Version) -> bool:
+def is_better(verdict: Verdict, best: SkillVersion) -> bool:
     """Return whether an accepted document takes the place of the best; without a gate, by its bare score."""
     if verdict.action != "force_accept":
         return verdict.action == "accept_new_best"
@@ -102,12 +102,16 @@ def is_better(verdict: Verdict, best: Version) -> bool:
     return mark is not None and (best.score is None or mark > best.score)
 
 
-def heir(parent: Version, *, number: int, skill: Skill, origin: str) -> Version:
+def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: str) -> SkillVersion:
     """Return the version of a text that was not measured: it shows its parent's score as inherited."""
-    return Version(number=number, skill_hash=skill.hash, origin=origin, score=parent.score, inherited=True)
+    return SkillVersion(
+        number=number, skill_hash=skill.hash, origin=origin, score=parent.score, inherited=True
+    )
 
 
-def after(state: RunState, record: StepRecord, alpha: Alpha, undecided: Undecided | None = None) -> RunState:
+def apply_step(
+    state: RunState, record: StepRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
+) -> RunState:
     """Return the state after a step.
 
     Args:
@@ -118,7 +122,7 @@ def after(state: RunState, record: StepRecord, alpha: Alpha, undecided: Undecide
     """
     verdict = record.verdict
     buffer = state.step_buffer if state.epoch == record.epoch else ()
-    seen = {v.skill_hash for v in record.made}
+    seen = {v.skill_hash for v in record.created_versions}
     if undecided is None:
         seen.add(record.candidate_hash)
     return state.model_copy(
@@ -129,21 +133,23 @@ def after(state: RunState, record: StepRecord, alpha: Alpha, undecided: Undecide
             "current": record.current,
             "best": record.best,
             "latest_version": max(state.latest_version, record.current.number),
-            "step_buffer": (*buffer, buffer_entry(record)),
-            "seen_hashes": _together(state.seen_hashes, seen),
+            "step_buffer": (*buffer, build_buffer_entry(record)),
+            "seen_hashes": _merge_hashes(state.seen_hashes, seen),
             "deterministic": state.deterministic and verdict.deterministic,
-            "alphas": opened(state.alphas, alpha),
-            "undecided": still_open(state.undecided, record.candidate_hash, undecided),
+            "alphas": add_alpha(state.alphas, alpha),
+            "open_comparisons": update_open_comparisons(
+                state.open_comparisons, record.candidate_hash, undecided
+            ),
         }
     )
 
 
-def after_epoch(
-    state: RunState, record: EpochRecord, alpha: Alpha, undecided: Undecided | None = None
+def apply_epoch(
+    state: RunState, record: EpochRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
 ) -> RunState:
     """Return the state after an epoch's end; the arguments are those of ``after``."""
-    slow = record.slow
-    seen = {v.skill_hash for v in record.made}
+    slow = record.slow_update
+    seen = {v.skill_hash for v in record.created_versions}
     deterministic = state.deterministic
     if slow is not None:
         if slow.verdict is not None:
@@ -156,21 +162,21 @@ def after_epoch(
             "current": record.current,
             "best": record.best,
             "latest_version": max(state.latest_version, record.current.number),
-            "seen_hashes": _together(state.seen_hashes, seen),
+            "seen_hashes": _merge_hashes(state.seen_hashes, seen),
             "deterministic": deterministic,
-            "alphas": opened(state.alphas, alpha),
-            "undecided": still_open(
-                state.undecided, None if slow is None else slow.candidate_hash, undecided
+            "alphas": add_alpha(state.alphas, alpha),
+            "open_comparisons": update_open_comparisons(
+                state.open_comparisons, None if slow is None else slow.candidate_hash, undecided
             ),
-            "closed_epoch": record.epoch,
+            "last_committed_epoch": record.epoch,
             "last_hash": record.last_hash,
-            "meta": state.meta if record.meta is None else record.meta,
+            "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
         }
     )
 
 
-def after_promotion(
-    state: RunState, promotion: Promotion, alpha: Alpha, undecided: Undecided | None = None
+def apply_promotion(
+    state: RunState, promotion: PromotionRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
 ) -> RunState:
     """Return the state after the last skill met the best; the arguments are those of ``after``."""
     return state.model_copy(
@@ -179,15 +185,17 @@ def after_promotion(
             "current": promotion.current,
             "best": promotion.best,
             "deterministic": state.deterministic and promotion.verdict.deterministic,
-            "alphas": opened(state.alphas, alpha),
-            "undecided": still_open(state.undecided, promotion.current.skill_hash, undecided),
+            "alphas": add_alpha(state.alphas, alpha),
+            "open_comparisons": update_open_comparisons(
+                state.open_comparisons, promotion.current.skill_hash, undecided
+            ),
         }
     )
 
 
-def alpha_at(
-    step: int, alphas: Sequence[Alpha], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
-) -> Alpha:
+def find_alpha(
+    step: int, alphas: Sequence[AlphaBudget], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
+) -> AlphaBudget:
     """Return the error probability under which the decisions of a step are taken.
 
     The first is opened for a whole run: its steps, its gated slow updates (one at the end of each epoch
@@ -208,39 +216,39 @@ def alpha_at(
     done = alphas[-1].until_step if alphas else 0
     epochs, before = -(-total // per_epoch), -(-done // per_epoch)
     slow = max(0, epochs - max(1, before)) if slow_gated else 0
-    return Alpha(alpha=alpha, decisions=total - done + slow + 1, until_step=total)
+    return AlphaBudget(alpha=alpha, decisions=total - done + slow + 1, until_step=total)
 
 
-def opened(alphas: tuple[Alpha, ...], alpha: Alpha) -> tuple[Alpha, ...]:
+def add_alpha(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[AlphaBudget, ...]:
     """Return the error probabilities with one more, unless it is the last of them."""
     return alphas if alpha in alphas else (*alphas, alpha)
 
 
-def still_open(
-    undecided: tuple[Undecided, ...], candidate_hash: str | None, again: Undecided | None
-) -> tuple[Undecided, ...]:
+def update_open_comparisons(
+    undecided: tuple[OpenComparison, ...], candidate_hash: str | None, again: OpenComparison | None
+) -> tuple[OpenComparison, ...]:
     """Return the comparisons that are open after one of a candidate, ``again`` if it is open itself."""
     others = tuple(u for u in undecided if u.skill_hash != candidate_hash)
     return others if again is None else (*others, again)
 
 
-def versions(
+def version_hashes(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
     """Return the hashes of all skill versions by number, the initial skill first."""
-    made = {v.number: v.skill_hash for record in records for v in record.made}
-    made |= {v.number: v.skill_hash for record in epochs for v in record.made}
+    made = {v.number: v.skill_hash for record in records for v in record.created_versions}
+    made |= {v.number: v.skill_hash for record in epochs for v in record.created_versions}
     return {0: initial.hash} | dict(sorted(made.items()))
 
 
-def _together(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ...]:
+def _merge_hashes(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ...]:
     return (*seen, *sorted(set(more) - set(seen)))
 
 
-def buffer_entry(record: StepRecord) -> BufferEntry:
+def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     """Return what later steps of the epoch are told of this one."""
     verdict = record.verdict
-    return BufferEntry(
+    return StepBufferEntry(
         step=record.step,
         action=verdict.action,
         n_failures=record.n_failures,
@@ -252,20 +260,23 @@ def buffer_entry(record: StepRecord) -> BufferEntry:
     )
 
 
-def step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
+def build_step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
     """Return the durable events of a committed step, in the plan's order."""
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         events.StepStarted(run_id=run_id, step=record.step, epoch=record.epoch, item_ids=record.item_ids),
-        events.RolloutsDone(
+        events.RolloutsFinished(
             run_id=run_id,
             step=record.step,
             n=record.rollout.n,
             failures=record.n_failures,
             unmeasured=len(record.rollout.unmeasured),
         ),
-        *(events.ReportDone(run_id=run_id, step=record.step, report=report) for report in record.reports),
-        *(events.FallbackTaken(run_id=run_id, step=record.step, fallback=fallback) for fallback in fallbacks),
+        *(
+            events.AnalystReported(run_id=run_id, step=record.step, report=report)
+            for report in record.reports
+        ),
+        *(events.FallbackUsed(run_id=run_id, step=record.step, fallback=fallback) for fallback in fallbacks),
         events.EditsApplied(
             run_id=run_id,
             step=record.step,
@@ -273,8 +284,11 @@ def step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
             budget=record.chosen.budget,
             results=record.edits,
         ),
-        events.Decided(run_id=run_id, step=record.step, verdict=record.verdict),
-        *(events.SkillMade(run_id=run_id, step=record.step, version=version) for version in record.made),
+        events.CandidateJudged(run_id=run_id, step=record.step, verdict=record.verdict),
+        *(
+            events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
+            for version in record.created_versions
+        ),
         events.StepCommitted(
             run_id=run_id,
             step=record.step,
@@ -286,17 +300,20 @@ def step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
     )
 
 
-def epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, ...]:
+def build_epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, ...]:
     """Return the durable events of an epoch's end."""
-    closed = events.EpochClosed(
+    closed = events.EpochCommitted(
         run_id=run_id,
         step=record.step,
         epoch=record.epoch,
-        slow=record.slow,
-        meta=record.meta,
+        slow_update=record.slow_update,
+        meta_skill=record.meta_skill,
         fallbacks=record.fallbacks,
         current=record.current,
         best=record.best,
     )
-    made = (events.SkillMade(run_id=run_id, step=record.step, version=version) for version in record.made)
+    made = (
+        events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
+        for version in record.created_versions
+    )
     return (*made, closed)

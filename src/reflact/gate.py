@@ -11,7 +11,7 @@ from reflact.types import Measurement, Rollout, Split
 Metric = Literal["hard", "soft", "mixed"]
 
 
-def measure(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measurement:
+def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measurement:
     """Return the means of one skill's rollouts on a split; their order does not matter.
 
     Raises:
@@ -30,17 +30,17 @@ def measure(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measu
     )
 
 
-def score(measurement: Measurement, *, metric: Metric, mixed_weight: float) -> float | None:
+def score_measurement(measurement: Measurement, *, metric: Metric, mixed_weight: float) -> float | None:
     """Return a measurement as one number in 0..1; None where nothing was measured.
 
     ``mixed`` is ``(1 - mixed_weight) * hard + mixed_weight * soft``.
     """
     if measurement.hard is None or measurement.soft is None:
         return None
-    return weighed(measurement.hard, measurement.soft, metric=metric, mixed_weight=mixed_weight)
+    return combine_scores(measurement.hard, measurement.soft, metric=metric, mixed_weight=mixed_weight)
 
 
-def weighed(hard: float, soft: float, *, metric: Metric, mixed_weight: float) -> float:
+def combine_scores(hard: float, soft: float, *, metric: Metric, mixed_weight: float) -> float:
     """Return two scores as the one number that a metric makes of them, in 0..1."""
     match metric:
         case "hard":

@@ -10,20 +10,20 @@ from typing import TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
-from reflact.calls import Rendered, Reply, ReplyModel, Sample
-from reflact.ports import LLM, Annotator, Approve, Environment, ScoredByCritic, Session
-from reflact.records import Review
-from reflact.results import CriticUsed
-from reflact.types import Graded, Item, Rollout, Split
-from reflact.wiring import House
+from reflact.calls import CallId, RenderedPrompt, Reply, ReplyModel
+from reflact.ports import LLM, Annotator, Approver, CriticBacked, Environment, Session
+from reflact.records import CandidateReview
+from reflact.results import CriticDescription
+from reflact.types import Grade, Item, Rollout, Split
+from reflact.wiring import Runtime
 
 R = TypeVar("R", bound=ReplyModel)
 
-BREATH_SECONDS = 0.2
+SETTLE_SECONDS = 0.2
 """Time in which what the last results settle may still be decided and committed."""
 
 
-class Brake:
+class GracefulStop:
     """Halts one start of a run once it is pulled.
 
     From then on rollouts and calls of the optimizer that would begin are held back. The run is cancelled
@@ -42,23 +42,23 @@ class Brake:
         self.reason: str | None = None
         self._grace = grace
         self._scope: anyio.CancelScope | None = None
-        self._under_way = 0
-        self._stuck = False
+        self._in_progress = 0
+        self._is_blocked = False
 
     @property
-    def halted(self) -> bool:
+    def was_stopped(self) -> bool:
         """Whether the run was cancelled before its end."""
         return self._scope is not None and self._scope.cancelled_caught
 
-    def pull(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
         """Let the run halt; pulling again changes nothing. Call it in the event loop's thread."""
         if self.reason is None:
             self.reason = reason
             self._end_within(self._grace)
-            self._settle()
+            self._end_if_idle()
 
     @contextmanager
-    def run(self) -> Iterator[None]:
+    def cancel_scope(self) -> Iterator[None]:
         """The block that is cancelled; enter it once."""
         with anyio.CancelScope() as self._scope:
             if self.reason is not None:
@@ -66,70 +66,70 @@ class Brake:
             yield
 
     @asynccontextmanager
-    async def piece(self) -> AsyncIterator[None]:
+    async def track_work(self) -> AsyncIterator[None]:
         """Hold a piece of work back where the brake is pulled, else count it as under way."""
         if self.reason is not None:
-            self._stuck = True
-            self._settle()
+            self._is_blocked = True
+            self._end_if_idle()
             await anyio.sleep_forever()
-        self._under_way += 1
+        self._in_progress += 1
         try:
             yield
         finally:
-            self._under_way -= 1
-            self._settle()
+            self._in_progress -= 1
+            self._end_if_idle()
 
     @contextmanager
-    def person(self) -> Iterator[None]:
+    def wait_for_person(self) -> Iterator[None]:
         """A block that waits for a person: the run does not go on by itself, and gets no grace for it."""
-        self._stuck = True
+        self._is_blocked = True
         try:
             yield
         finally:
-            self._stuck = self.reason is not None
+            self._is_blocked = self.reason is not None
 
-    async def committed(self) -> None:
+    async def stop_after_commit(self) -> None:
         """Halt here where the brake is pulled."""
         if self.reason is not None:
             self._end_within(0.0)
             await checkpoint()
 
-    def _settle(self) -> None:
-        if self.reason is not None and self._stuck and not self._under_way:
-            self._end_within(BREATH_SECONDS)
+    def _end_if_idle(self) -> None:
+        if self.reason is not None and self._is_blocked and not self._in_progress:
+            self._end_within(SETTLE_SECONDS)
 
     def _end_within(self, seconds: float) -> None:
         if self._scope is not None:
             self._scope.deadline = min(self._scope.deadline, anyio.current_time() + seconds)
 
 
-def patient(approve: Approve, brake: Brake) -> Approve:
+def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> Approver:
     """Return an approver that is not waited for once the brake is pulled."""
 
-    async def ask(review: Review) -> bool | str:
-        with brake.person():
+    async def ask(review: CandidateReview) -> bool | str:
+        with graceful_stop.wait_for_person():
             return await approve(review)
 
     return ask
 
 
-def braked(house: House, brake: Brake) -> House:
+def make_runtime_stoppable(runtime: Runtime, graceful_stop: GracefulStop) -> Runtime:
     """Return a house in which rollouts, notes and calls of the optimizer stop at the brake."""
-    notes = house.plan.annotator
+    notes = runtime.plan.annotator
     plan = replace(
-        house.plan,
-        environment=_Rollouts(house.plan.environment, brake),
-        annotator=None if notes is None else _Notes(notes, brake),
+        runtime.plan,
+        environment=_StoppableEnvironment(runtime.plan.environment, graceful_stop),
+        annotator=None if notes is None else _StoppableAnnotator(notes, graceful_stop),
     )
-    return replace(house, plan=plan, optimizer=BrakedLLM(house.optimizer, brake))
+    return replace(runtime, plan=plan, optimizer=StoppableLLM(runtime.optimizer, graceful_stop))
 
 
-class _Rollouts:
+class _StoppableEnvironment:
     """An environment whose rollouts are pieces of work."""
 
-    def __init__(self, inner: Environment, brake: Brake) -> None:
+    def __init__(self, inner: Environment, graceful_stop: GracefulStop) -> None:
         self._inner = inner
-        self._brake = brake
+        self._graceful_stop = graceful_stop
 
     @property
     def identity(self) -> str:
@@ -138,37 +138,37 @@ class _Rollouts:
     def items(self, split: Split) -> Sequence[Item]:
         return self._inner.items(split)
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
-        async with self._brake.piece():
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        async with self._graceful_stop.track_work():
             return await self._inner.run(item, session, seed=seed)
 
 
-class _Notes:
+class _StoppableAnnotator:
     """An annotator whose notes on a rollout are a piece of work."""
 
-    def __init__(self, inner: Annotator, brake: Brake) -> None:
+    def __init__(self, inner: Annotator, graceful_stop: GracefulStop) -> None:
         self._inner = inner
-        self._brake = brake
+        self._graceful_stop = graceful_stop
 
     @property
     def identity(self) -> str:
         return self._inner.identity
 
     @property
-    def scored_by(self) -> CriticUsed | None:
-        return self._inner.scored_by if isinstance(self._inner, ScoredByCritic) else None
+    def scored_by(self) -> CriticDescription | None:
+        return self._inner.scored_by if isinstance(self._inner, CriticBacked) else None
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
-        async with self._brake.piece():
+        async with self._graceful_stop.track_work():
             return await self._inner.annotate(item, rollout)
 
 
-class BrakedLLM:
+class StoppableLLM:
     """A model whose calls, with all their attempts, are pieces of work."""
 
-    def __init__(self, inner: LLM, brake: Brake) -> None:
+    def __init__(self, inner: LLM, graceful_stop: GracefulStop) -> None:
         self._inner = inner
-        self._brake = brake
+        self._graceful_stop = graceful_stop
 
     @property
     def identity(self) -> str:
@@ -177,12 +177,12 @@ class BrakedLLM:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the model; see ``ports.LLM.ask``."""
-        async with self._brake.piece():
-            return await self._inner.ask(prompt, reply_type, sample=sample, check=check)
+        async with self._graceful_stop.track_work():
+            return await self._inner.ask(prompt, reply_type, call_id=call_id, check=check)

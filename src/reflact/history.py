@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.records import EpochRecord, StepRecord, Version
-from reflact.results import RunSummary, Status
-from reflact.types import Frozen
+from reflact.records import EpochRecord, SkillVersion, StepRecord
+from reflact.results import RunStatus, RunSummary
+from reflact.types import FrozenModel
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow
 
 
-class RunHistory(Frozen):
+class RunHistory(FrozenModel):
     """What a store holds of a run.
 
     Args:
@@ -33,13 +33,13 @@ class RunHistory(Frozen):
     """
 
     run_id: str
-    status: Status | None
+    status: RunStatus | None
     reason: str | None
     created: datetime
     summary: RunSummary | None
     steps: tuple[StepRecord, ...]
     epochs: tuple[EpochRecord, ...]
-    versions: tuple[Version, ...]
+    versions: tuple[SkillVersion, ...]
     events: tuple[Event, ...]
 
 
@@ -56,9 +56,9 @@ async def read_run(place: Path | str, run_id: str | None = None) -> RunHistory:
     """
     from reflact.store.runs import open_store
 
-    path = _database(Path(place))
+    path = _find_database(Path(place))
     async with open_store(path) as store:
-        row = chosen(await store.runs(), run_id, path)
+        row = choose_run(await store.runs(), run_id, path)
         return RunHistory(
             run_id=row.run_id,
             status=row.status,
@@ -72,14 +72,14 @@ async def read_run(place: Path | str, run_id: str | None = None) -> RunHistory:
         )
 
 
-def _database(place: Path) -> Path:
+def _find_database(place: Path) -> Path:
     path = place / "run.db" if place.is_dir() else place
     if not path.is_file():
         raise UsageError(f"there is no run at {place}; name the out_dir of a run, or its database")
     return path
 
 
-def chosen(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
+def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
     """Return the run of this name, or the newest.
 
     Raises:

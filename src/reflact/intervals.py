@@ -13,7 +13,7 @@ _T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622
 """The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom."""
 
 
-def interval(successes: int, n: int) -> tuple[float, float]:
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """Return the 95% interval of a share of successes, by Wilson's score method.
 
     Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
@@ -32,7 +32,7 @@ def interval(successes: int, n: int) -> tuple[float, float]:
     return low, high
 
 
-def interval_of(values: Sequence[float]) -> tuple[float, float]:
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% interval of the mean of scores in 0..1.
 
     Scores of 0 and 1 alone have Wilson's interval. Fractional ones have the normal approximation with the
@@ -42,7 +42,7 @@ def interval_of(values: Sequence[float]) -> tuple[float, float]:
         ValueError: There are no values.
     """
     if all(value in {0.0, 1.0} for value in values):
-        return interval(round(sum(values)), len(values))
+        return wilson_interval(round(sum(values)), len(values))
     if len(values) == 1:
         return 0.0, 1.0
     mean = math.fsum(values) / len(values)
@@ -50,7 +50,7 @@ def interval_of(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, mean - spread), min(1.0, mean + spread)
 
 
-def improvement(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean difference ``after - before`` over the same items, and its 95% interval.
 
     Scores of 0 and 1 alone have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a
@@ -79,11 +79,11 @@ def improvement(before: Sequence[float], after: Sequence[float]) -> tuple[float,
     elif n == 1:
         return mean, -1.0, 1.0
     else:
-        middle, spread = mean, student(n - 1) * stdev(differences) / math.sqrt(n)
+        middle, spread = mean, student_quantile(n - 1) * stdev(differences) / math.sqrt(n)
     return mean, max(-1.0, middle - spread), min(1.0, middle + spread)
 
 
-def student(freedom: int) -> float:
+def student_quantile(freedom: int) -> float:
     """Return the 97.5% quantile of Student's t, correct to three decimals.
 
     From 10 degrees of freedom on by the expansion in their inverse.

@@ -18,12 +18,12 @@ from pydantic_core import ErrorDetails
 
 from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
-from reflact.roles import Section
-from reflact.types import digest
+from reflact.roles import ConfigSection
+from reflact.types import digest_json
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=ConfigSection)
 
-CRITICS = ("critic.", "models.critic.")
+CRITIC_PREFIXES = ("critic.", "models.critic.")
 """What the keys of a critic begin with."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -40,7 +40,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def load(
+def load_config(
     source: TrainerConfig | Mapping[str, Any] | Path | str, *, overrides: Sequence[str] = ()
 ) -> TrainerConfig:
     """Return the configuration that a file, a mapping or a ``TrainerConfig`` describes.
@@ -57,7 +57,7 @@ def load(
     if isinstance(source, TrainerConfig) and not overrides:
         return source
     if isinstance(source, TrainerConfig):
-        raw, base = _plain(source), None
+        raw, base = _keep_explicit(source), None
     elif isinstance(source, Mapping):
         raw, base = dict(source), None
     else:
@@ -69,7 +69,7 @@ def load(
         config = TrainerConfig.model_validate(_overlay(preset, raw))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    return config if base is None else _anchored(config, base)
+    return config if base is None else _resolve_paths(config, base)
 
 
 def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
@@ -87,29 +87,31 @@ def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) ->
         raise ConfigError(_explain(error, kind)) from None
 
 
-def identity(config: TrainerConfig) -> dict[str, JsonValue]:
+def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     """Return the keys, dotted, that make up a run's identity: all that are not changeable.
 
     A critic's count only where one is used.
     """
-    unused = () if config.asks_critic else CRITICS
+    unused = () if config.uses_critic else CRITIC_PREFIXES
     return {
-        key: value for key, value, changeable in _leaves(config) if not (changeable or key.startswith(unused))
+        key: value
+        for key, value, changeable in _walk_leaves(config)
+        if not (changeable or key.startswith(unused))
     }
 
 
-def keys(kind: type[Section] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
+def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
-    yield from _describe(kind, "")
+    yield from _describe_section(kind, "")
 
 
-def fingerprint(config: TrainerConfig) -> str:
+def config_fingerprint(config: TrainerConfig) -> str:
     """Return the hash of a run's identity."""
-    return digest(identity(config))
+    return digest_json(config_identity(config))
 
 
-def _leaves(
-    section: Section, prefix: str = "", locked: bool = False
+def _walk_leaves(
+    section: ConfigSection, prefix: str = "", locked: bool = False
 ) -> Iterator[tuple[str, JsonValue, bool]]:
     plain = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():
@@ -118,35 +120,37 @@ def _leaves(
         value = getattr(section, name)
         extra = field.json_schema_extra
         changeable = locked or (isinstance(extra, dict) and bool(extra.get("changeable")))
-        if isinstance(value, Section):
-            yield from _leaves(value, f"{prefix}{name}.", changeable)
+        if isinstance(value, ConfigSection):
+            yield from _walk_leaves(value, f"{prefix}{name}.", changeable)
         else:
             yield f"{prefix}{name}", plain[name], changeable
 
 
-def _describe(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, bool, str]]:
+def _describe_section(section: type[ConfigSection], prefix: str) -> Iterator[tuple[str, str, str, bool, str]]:
     for name, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from _describe(kind, f"{prefix}{name}.")
+        if isinstance(kind, type) and issubclass(kind, ConfigSection):
+            yield from _describe_section(kind, f"{prefix}{name}.")
             continue
         extra = field.json_schema_extra
-        default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        default = (
+            "required" if field.is_required() else _format_value(field.get_default(call_default_factory=True))
+        )
         changeable = isinstance(extra, dict) and bool(extra.get("changeable"))
         yield f"{prefix}{name}", _type_name(kind), default, changeable, field.description or ""
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return str(value)
 
 
-TYPE_WORDS = {
+TYPE_NAMES = {
     "str": "text",
     "int": "integer",
     "float": "number",
@@ -171,10 +175,10 @@ def _type_name(kind: Any) -> str:
         return " or ".join(_type_name(a) for a in arguments)
     if arguments:
         return "function" if "Callable" in str(kind) else " or ".join(_type_name(a) for a in arguments)
-    return TYPE_WORDS.get(getattr(kind, "__name__", str(kind)), str(kind))
+    return TYPE_NAMES.get(getattr(kind, "__name__", str(kind)), str(kind))
 
 
-def _plain(config: TrainerConfig) -> dict[str, Any]:
+def _keep_explicit(config: TrainerConfig) -> dict[str, Any]:
     return {
         name: getattr(config, name) for name in type(config).model_fields if name in config.model_fields_set
     }
@@ -195,7 +199,7 @@ def _read(path: Path) -> dict[str, Any]:
         else:
             raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is malformed: {_place(error)}") from None
+        raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
         raise ConfigError(f"{path} is empty: it holds no section")
     if not isinstance(value, dict):
@@ -211,11 +215,11 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
     """
     sections: dict[str, Any] = {}
     for key, value in values.items():
-        sections = _overlay(sections, _below(key, value))
-    return load(sections)
+        sections = _overlay(sections, _nest_key(key, value))
+    return load_config(sections)
 
 
-def _below(key: str, value: Any) -> dict[str, Any]:
+def _nest_key(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return {**value}
@@ -229,14 +233,14 @@ def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
         value: Any = yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"--set {key}: its value is not YAML; quote it") from None
-    return _overlay(raw, _below(key.strip(), value))
+    return _overlay(raw, _nest_key(key.strip(), value))
 
 
 def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = dict(base)
     for name, value in over.items():
         below = merged.get(name)
-        if isinstance(below, Section):
+        if isinstance(below, ConfigSection):
             below = {k: getattr(below, k) for k in below.model_fields_set}
         merged[name] = (
             _overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
@@ -244,7 +248,7 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _anchored(config: TrainerConfig, base: Path) -> TrainerConfig:
+def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
     def at(path: Path | None) -> Path | None:
         return None if path is None else base / path.expanduser()
 
@@ -260,20 +264,20 @@ def _anchored(config: TrainerConfig, base: Path) -> TrainerConfig:
     )
 
 
-def _explain(error: ValidationError, kind: type[Section] = TrainerConfig) -> str:
-    lines = [_sentence(problem, kind) for problem in error.errors()]
+def _explain(error: ValidationError, kind: type[ConfigSection] = TrainerConfig) -> str:
+    lines = [_describe_problem(problem, kind) for problem in error.errors()]
     return "; ".join(dict.fromkeys(lines))
 
 
-def _sentence(problem: ErrorDetails, kind: type[Section]) -> str:
+def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
     path = [str(part) for part in problem["loc"]]
     where = ".".join(path) or "configuration"
     if problem["type"] == "extra_forbidden":
-        known = _known(path[:-1], kind)
+        known = _list_known_keys(path[:-1], kind)
         hints = [
             *(key for key in known if sorted(key) == sorted(path[-1])),  # letters that changed places
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
-            *(key for key, *_ in keys(kind) if key.rpartition(".")[2] == path[-1]),
+            *(key for key, *_ in list_config_keys(kind) if key.rpartition(".")[2] == path[-1]),
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5),
         ]
         hint = hints[0] if hints else None
@@ -289,7 +293,7 @@ def _sentence(problem: ErrorDetails, kind: type[Section]) -> str:
             given, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
         )
         message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
-    shown = "" if isinstance(given, Mapping | Section) or _may_be_secret(path) else f" (got {given!r})"
+    shown = "" if isinstance(given, Mapping | ConfigSection) or _may_be_secret(path) else f" (got {given!r})"
     return f"{where}: {message}{shown}"
 
 
@@ -298,7 +302,7 @@ def _may_be_secret(path: Sequence[str]) -> bool:
     return path[:1] == ["models"] or path == ["telemetry", "mlflow"]
 
 
-def _place(error: Exception) -> str:
+def _describe_parse_error(error: Exception) -> str:
     """Return what is wrong with a text and where, without the text: a line of it may hold a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
@@ -306,16 +310,16 @@ def _place(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _known(path: Sequence[str], section: type[Section]) -> list[str]:
+def _list_known_keys(path: Sequence[str], section: type[ConfigSection]) -> list[str]:
     for part in path:
-        below = _section(section.model_fields[part].annotation) if part in section.model_fields else None
+        below = _section_type(section.model_fields[part].annotation) if part in section.model_fields else None
         if below is None:
             return []
         section = below
     return list(section.model_fields)
 
 
-def _section(kind: Any) -> type[Section] | None:
+def _section_type(kind: Any) -> type[ConfigSection] | None:
     """Return the section that a type is, or is beside null."""
     kinds = (kind, *get_args(kind))
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, ConfigSection)), None)

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, JsonValue
 
-from reflact.brief import Brief
-from reflact.types import Frozen, canonical, canonical_object, digest_of
-from reflact.values import alike, in_pieces
+from reflact.brief import ShortReprModel
+from reflact.types import FrozenModel, canonical_json, digest_text, join_canonical_json
+from reflact.values import is_same_json, iter_json_chunks
 
 Phi = Annotated[float, Field(ge=0, le=10)]
 """How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
@@ -43,14 +43,14 @@ GoldSource = Literal["program", "human", "agreement"]
 # ----------------------------------------------------------------------------------------- transitions
 
 
-class Action(Frozen):
+class Action(FrozenModel):
     """What an agent did: a tool's name, or what stands for one, and its arguments."""
 
     name: str
     arguments: JsonValue = None
 
 
-class Transition(Frozen):
+class Transition(FrozenModel):
     """One step of an agent; states are text or JSON values and are kept whole."""
 
     before: JsonValue
@@ -60,7 +60,7 @@ class Transition(Frozen):
     @property
     def changed(self) -> bool:
         """Whether the states differ, in any way."""
-        return not alike(self.before, self.after)
+        return not is_same_json(self.before, self.after)
 
     @property
     def states(self) -> tuple[JsonValue, JsonValue, JsonValue]:
@@ -76,10 +76,12 @@ class Transition(Frozen):
     @property
     def canonical(self) -> str:
         """Its canonical JSON."""
-        return canonical_object({name: "".join(in_pieces(value)) for name, value in self.plain.items()})
+        return join_canonical_json(
+            {name: "".join(iter_json_chunks(value)) for name, value in self.plain.items()}
+        )
 
 
-class Evaluation(Frozen):
+class Evaluation(FrozenModel):
     """How far a transition brought an agent, as somebody judged it.
 
     ``evidence`` quotes what the judgement rests on; ``confidence`` is the probability, by its own account,
@@ -98,7 +100,7 @@ class Evaluation(Frozen):
         return self.phi_after - self.phi_before
 
 
-class Gold(Frozen):
+class Gold(FrozenModel):
     """What is right for a transition, who says so, and how far those who say so are apart (0 for one).
 
     Without ``phi_before``, as where only the state after was looked at, a step measures and tests a critic by
@@ -118,7 +120,7 @@ class Gold(Frozen):
         return None if self.phi_before is None else self.phi_after - self.phi_before
 
 
-class ScoreEvent(Frozen):
+class ScoreEvent(FrozenModel):
     """One step of a trace: how a critic judged it and what is right, each where it is known.
 
     Where neither is, what a critic's samples agree on may say what is right.
@@ -130,7 +132,7 @@ class ScoreEvent(Frozen):
     gold: Gold | None = None
 
 
-class StateScore(Frozen):
+class StateScore(FrozenModel):
     """What a critic says of a transition.
 
     Args:
@@ -165,7 +167,7 @@ CardKind = Literal[
 CardStatus = Literal["candidate", "quarantined", "promoted", "rejected", "archived"]
 
 
-class Scope(Frozen):
+class Scope(FrozenModel):
     """For whom a card is meant; an empty field means everyone.
 
     A card with a field that is not empty is found only by those who name one of its values.
@@ -177,14 +179,14 @@ class Scope(Frozen):
     user: str | None = None
 
 
-class Origin(Frozen):
+class Origin(FrozenModel):
     """A step of a trace; without a number it may be any of them."""
 
     trace_id: str
     step: int | None = None
 
 
-class Provenance(Frozen):
+class Provenance(FrozenModel):
     """Where a card comes from; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
 
     trace_id: str | None = None
@@ -208,7 +210,7 @@ class Hashes(NamedTuple):
 _IDENTIFYING = ("purpose", "right", "wrong", "mistake", "scope")
 
 
-class ContrastPair(Frozen):
+class ContrastPair(FrozenModel):
     """A right and a wrong evaluation of one transition, and why the wrong one is wrong.
 
     Args:
@@ -248,10 +250,10 @@ class ContrastPair(Frozen):
     def hashes(self) -> Hashes:
         """Its hashes; they take time in proportion to the states, once for each object and its copies."""
         said = self.model_dump(mode="json", include=set(_IDENTIFYING))
-        texts = {name: canonical(value) for name, value in said.items()}
+        texts = {name: canonical_json(value) for name, value in said.items()}
         texts["transition"] = self.transition.canonical
         subject = {name: texts[name] for name in ("purpose", "transition")}
-        return Hashes(digest_of(canonical_object(texts)), digest_of(canonical_object(subject)))
+        return Hashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; its hashes are its own where what they follow from is another."""
@@ -266,7 +268,7 @@ class ContrastPair(Frozen):
         return None if self.agreement is None else 1 - self.agreement
 
 
-class MemoryCard(Frozen):
+class MemoryCard(FrozenModel):
     """One thing that was learned.
 
     The two cards of a contrast pair carry its id as ``pair_id`` and are stored, scanned, promoted and
@@ -291,7 +293,7 @@ class MemoryCard(Frozen):
     changed: datetime | None = None
 
 
-class Promotion(Brief):
+class Promotion(ShortReprModel):
     """The evidence on which a batch of pairs was promoted, or was not.
 
     Args:

@@ -27,8 +27,8 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.types import Frozen, canonical, canonical_object, digest, digest_of
-from reflact.values import in_pieces
+from reflact.types import FrozenModel, canonical_json, digest_json, digest_text, join_canonical_json
+from reflact.values import iter_json_chunks
 
 NEXT: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
@@ -63,7 +63,7 @@ MOST_FALL = 0.02
 """Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
 
 
-class Finding(Frozen):
+class Finding(FrozenModel):
     """What a scan found: the rule's name, and what becomes of the unit.
 
     A unit that is quarantined for a finding is held until somebody releases it.
@@ -205,7 +205,7 @@ def new_card(
 def content_id(card: MemoryCard) -> str:
     """Return the id that follows from what a card says and for whom, 64 hexadecimal digits."""
     names = {"kind", "content", "pattern", "strategy", "scope", "pair_id"}
-    return digest(card.model_dump(mode="json", include=names))
+    return digest_json(card.model_dump(mode="json", include=names))
 
 
 def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, MemoryCard]:
@@ -253,8 +253,8 @@ def subject(pair: ContrastPair) -> str:
 
 def subject_of(purpose: str, transition: Transition) -> str:
     """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
-    texts = {"purpose": canonical(purpose), "transition": transition.canonical}
-    return digest_of(canonical_object(texts))
+    texts = {"purpose": canonical_json(purpose), "transition": transition.canonical}
+    return digest_text(join_canonical_json(texts))
 
 
 class Anchored(NamedTuple):
@@ -274,7 +274,7 @@ class Anchored(NamedTuple):
         kept = tuple(anchors)
         states: dict[str, set[str]] = {}
         for pair in kept:
-            states.setdefault(pair.purpose, set()).add(digest(pair.transition.after))
+            states.setdefault(pair.purpose, set()).add(digest_json(pair.transition.after))
         return cls(
             frozenset(origin.trace_id for pair in kept for origin in pair.provenance.origins),
             MappingProxyType({purpose: frozenset(after) for purpose, after in states.items()}),
@@ -285,7 +285,7 @@ class Anchored(NamedTuple):
         if origin.trace_id in self.traces:
             return True
         shown = self.states.get(purpose, frozenset())
-        return bool(shown) and not shown.isdisjoint(map(digest, (transition.before, transition.after)))
+        return bool(shown) and not shown.isdisjoint(map(digest_json, (transition.before, transition.after)))
 
 
 class Recording(NamedTuple):
@@ -312,7 +312,7 @@ class Recording(NamedTuple):
 
 def first_content(purpose: str) -> str:
     """Return what stands for a trace without steps, 64 hexadecimal digits."""
-    return digest([purpose])
+    return digest_json([purpose])
 
 
 def next_content(content: str, transition: Transition) -> str:
@@ -320,7 +320,7 @@ def next_content(content: str, transition: Transition) -> str:
 
     Neither its name nor any score is part of it, so copies of one recording are equal.
     """
-    return digest_of(f"[{canonical(content)},{transition.canonical}]")
+    return digest_text(f"[{canonical_json(content)},{transition.canonical}]")
 
 
 def mark_of(name: str) -> str:
@@ -328,7 +328,7 @@ def mark_of(name: str) -> str:
 
     It outlasts the trace, since a test stays a test. Whoever has the recording can see that it was held out.
     """
-    return digest(name)[:32]
+    return digest_json(name)[:32]
 
 
 def texts_of(value: JsonValue) -> Iterator[str]:
@@ -354,7 +354,7 @@ def _shown(value: JsonValue) -> str:
         return ""
     if isinstance(value, str):
         return value
-    return "".join(in_pieces(value, write=_json, signs=(", ", ": ")))
+    return "".join(iter_json_chunks(value, write=_json, signs=(", ", ": ")))
 
 
 def _json(value: JsonValue) -> str:

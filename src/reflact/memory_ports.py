@@ -25,10 +25,10 @@ from reflact.memory import (
     Share,
 )
 from reflact.memory_cards import Recording
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 
-class Submission(Frozen):
+class Submission(FrozenModel):
     """What became of a unit that was handed in.
 
     Args:
@@ -46,7 +46,7 @@ class Submission(Frozen):
     reason: str | None = None
 
 
-class StoredPair(Frozen):
+class StoredPair(FrozenModel):
     """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested.
 
     ``origins`` are all steps that it was made of, sorted; the pair's own provenance is that of the first one.
@@ -69,7 +69,7 @@ class StoredPair(Frozen):
         return self.status == "quarantined" and self.reason is not None
 
 
-class Query(Frozen):
+class Query(FrozenModel):
     """What is looked for.
 
     Args:
@@ -93,7 +93,7 @@ class Query(Frozen):
     limit: int = Field(default=10, ge=1, le=1000)
 
 
-class StatusChange(Frozen):
+class StatusChange(FrozenModel):
     """One entry of a unit's history; ``promotion`` is the number of the evidence it rests on."""
 
     before: CardStatus | None
@@ -104,7 +104,7 @@ class StatusChange(Frozen):
     at: datetime
 
 
-class BatchTest(Frozen):
+class BatchTest(FrozenModel):
     """A batch that was tested, or is being tested while it has no evidence yet.
 
     Args:
@@ -140,7 +140,7 @@ def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
     return sum(not marks.isdisjoint(test.marks) for test in tests)
 
 
-class Forgotten(Frozen):
+class Forgotten(FrozenModel):
     """What ``forget`` removed; the ids of units are hashes and hold nothing of their content.
 
     ``replies`` are those of models to calibration's questions that were removed, ``replies_left`` those that
@@ -159,7 +159,7 @@ class Forgotten(Frozen):
     logged: bool = False
 
 
-class StoredTrace(Frozen):
+class StoredTrace(FrozenModel):
     """A trace as far as it was appended."""
 
     id: str
@@ -185,7 +185,7 @@ class ListedTrace(NamedTuple):
     taught: bool
 
 
-class TraceSummary(Frozen):
+class TraceSummary(FrozenModel):
     """What a stored trace holds, in numbers.
 
     Args:

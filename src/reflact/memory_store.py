@@ -10,7 +10,7 @@ from reflact.calibration.scan import Remembering
 from reflact.memory_cards import Scan
 from reflact.store.calibrations import SQLiteCalibrations
 from reflact.store.cards import ACTIVE_CARDS, Clock, utc
-from reflact.store.database import PATIENCE_SECONDS, Database
+from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database
 from reflact.store.exchange import SQLiteExchange
 from reflact.store.schema import SCHEMA
 from reflact.store.traces import SQLiteTraces
@@ -43,10 +43,10 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         active_cards: int = ACTIVE_CARDS,
         scan: Scan | None = None,
         clock: Clock = utc,
-        patience: float = PATIENCE_SECONDS,
+        patience: float = LOCK_TIMEOUT_SECONDS,
         read_only: bool = False,
     ) -> None:
-        database = Database(Path(path), SCHEMA, patience=patience, read_only=read_only)
+        database = Database(Path(path), SCHEMA, lock_timeout=patience, read_only=read_only)
         looks = Remembering() if scan is None else scan
         super().__init__(database, scan=looks, active_cards=active_cards, clock=clock)
 

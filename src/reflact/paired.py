@@ -13,27 +13,27 @@ from typing import Literal
 
 from pydantic import Field
 
-from reflact.betting import Tally, stakes_for
-from reflact.planning import DISCORDANT, resolvable
-from reflact.types import Evidence, Frozen
+from reflact.betting import PairStatistics, choose_stakes
+from reflact.planning import DISCORDANT_SHARE, detectable_effect
+from reflact.types import Evidence, FrozenModel
 
-ROUNDING = 1e-9
+SCORE_TOLERANCE = 1e-9
 """Scores that differ by no more are equal: their arithmetic is not more exact than that."""
 
-REPEATS = 4
+CONFIRMATION_REPEATS = 4
 """How often the items that differ are run again before a deterministic target's improvement is believed."""
 
 VETO_TRIALS = 4
 """Trials on each side before an item of a noisy target counts as lost."""
 
-IMBALANCE = 5
+MAX_UNMEASURED_GAP = 5
 """Points by which the two sides' shares of unmeasured rollouts may differ."""
 
-MOST_RECORDED = 700.0
+MAX_LOG_EVIDENCE = 700.0
 """The greatest logarithm of evidence that is recorded; more has no floating-point number."""
 
 
-class Pair(Frozen):
+class ScorePair(FrozenModel):
     """One item in one trial on both sides, in the gate's metric; None is unmeasured.
 
     ``candidate_solved`` and ``current_solved`` are read by ``no_regression`` alone.
@@ -51,13 +51,13 @@ class Pair(Frozen):
         return None if self.candidate is None or self.current is None else self.candidate - self.current
 
 
-Decision = Literal["accept", "reject", "inconclusive", "unmeasured"]
+RulingAction = Literal["accept", "reject", "inconclusive", "unmeasured"]
 
-Trials = Mapping[int, Mapping[str, Pair]]
+Trials = Mapping[int, Mapping[str, ScorePair]]
 """The pairs at hand, by trial number and item id."""
 
 
-class Setting(Frozen):
+class GateSettings(FrozenModel):
     """All that a decision depends on beside the scores.
 
     Args:
@@ -81,7 +81,7 @@ class Setting(Frozen):
     policy: Literal["strict", "paired"] = "paired"
     trials: int = Field(ge=1)
     level: float = Field(gt=0, lt=1)
-    planned: int | None = Field(default=None, ge=1)
+    planned_trials: int | None = Field(default=None, ge=1)
     planned_level: float | None = Field(default=None, gt=0, lt=1)
     effect: float = Field(default=0.15, gt=0, le=1)
     min_improvement: float = Field(default=0.0, ge=0, lt=1)
@@ -89,7 +89,7 @@ class Setting(Frozen):
     no_regression: int | None = Field(default=None, ge=0)
     early_stop: bool = True
     deterministic: bool = True
-    declared: bool = False
+    declared_deterministic: bool = False
 
     @property
     def threshold(self) -> float:
@@ -97,27 +97,27 @@ class Setting(Frozen):
         return -math.log(self.level)
 
     @property
-    def aim(self) -> float:
+    def target_improvement(self) -> float:
         """The improvement that a comparison goes on for."""
         return max(self.effect, self.min_improvement)
 
-    def tally(self) -> Tally:
+    def new_statistics(self) -> PairStatistics:
         """Return the tally of no pairs, with the stakes of the plan."""
-        rounds = self.trials if self.planned is None else self.planned
+        rounds = self.trials if self.planned_trials is None else self.planned_trials
         level = self.level if self.planned_level is None else self.planned_level
         margin = self.min_improvement
-        stakes = stakes_for(len(self.item_ids) * rounds, level=level, margin=margin)
-        return Tally(stakes=stakes, margin=margin)
+        stakes = choose_stakes(len(self.item_ids) * rounds, level=level, margin=margin)
+        return PairStatistics(stakes=stakes, margin=margin)
 
 
-class Ask(Frozen):
+class TrialRequest(FrozenModel):
     """What to run next on both sides: one trial of these items, in this order."""
 
     trial: int
     item_ids: tuple[str, ...]
 
 
-class Ruling(Frozen):
+class Ruling(FrozenModel):
     """The decision.
 
     Args:
@@ -131,7 +131,7 @@ class Ruling(Frozen):
         current_score: The current skill's mean over the same pairs.
     """
 
-    action: Decision
+    action: RulingAction
     reason: str
     evidence: Evidence
     deterministic: bool
@@ -139,7 +139,7 @@ class Ruling(Frozen):
     current_score: float | None = None
 
 
-def look(setting: Setting, trials: Trials) -> Ask | Ruling:
+def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
     """Return what to run next, or the decision if the pairs at hand determine it.
 
     To be called with the pairs of complete asks; with none at first. A round counts when it is complete and
@@ -156,39 +156,42 @@ def look(setting: Setting, trials: Trials) -> Ask | Ruling:
     inequality the evidence then ever reaches ``1 / level`` with at most the probability ``level``. A part of
     a round has no such guarantee and is never tested.
     """
-    open_items = missing(setting, trials, 0)
+    open_items = find_missing_items(settings, trials, 0)
     if open_items:
-        return Ask(trial=0, item_ids=open_items)
-    if setting.policy == "strict":
-        return _by_one_pass(setting, {0: trials[0]}, noisy=is_noisy(setting, trials))
-    if is_noisy(setting, trials):
-        return _by_test(setting, trials)
-    return _by_one_pass(setting, trials, noisy=False)
+        return TrialRequest(trial=0, item_ids=open_items)
+    if settings.policy == "strict":
+        return _decide_by_one_pass(settings, {0: trials[0]}, noisy=is_noisy(settings, trials))
+    if is_noisy(settings, trials):
+        return _decide_by_test(settings, trials)
+    return _decide_by_one_pass(settings, trials, noisy=False)
 
 
-def missing(setting: Setting, trials: Trials, trial: int) -> tuple[str, ...]:
+def find_missing_items(settings: GateSettings, trials: Trials, trial: int) -> tuple[str, ...]:
     """Return the items whose pair of a trial is not at hand, in the order in which they are run."""
     pairs = trials.get(trial, {})
-    return tuple(item_id for item_id in setting.item_ids if item_id not in pairs)
+    return tuple(item_id for item_id in settings.item_ids if item_id not in pairs)
 
 
-def is_noisy(setting: Setting, trials: Trials) -> bool:
+def is_noisy(settings: GateSettings, trials: Trials) -> bool:
     """Return whether a repeat has disagreed in the metric, before or among the pairs at hand."""
-    if not setting.deterministic:
+    if not settings.deterministic:
         return True
     first: dict[tuple[str, str], float] = {}
     for trial in sorted(trials):
         for item_id, pair in trials[trial].items():
             for side, score in (("candidate", pair.candidate), ("current", pair.current)):
-                if score is not None and abs(first.setdefault((item_id, side), score) - score) > ROUNDING:
+                if (
+                    score is not None
+                    and abs(first.setdefault((item_id, side), score) - score) > SCORE_TOLERANCE
+                ):
                     return True
     return False
 
 
-def lost(setting: Setting, trials: Trials) -> tuple[str, ...]:
+def find_lost_items(settings: GateSettings, trials: Trials) -> tuple[str, ...]:
     """Return the items that the current skill always solved and the candidate never, as far as measured."""
     found = []
-    for item_id in setting.item_ids:
+    for item_id in settings.item_ids:
         pairs = [pairs[item_id] for pairs in trials.values() if item_id in pairs]
         known = [pair for pair in pairs if None not in (pair.candidate_solved, pair.current_solved)]
         if known and all(pair.current_solved and not pair.candidate_solved for pair in known):
@@ -196,29 +199,29 @@ def lost(setting: Setting, trials: Trials) -> tuple[str, ...]:
     return tuple(found)
 
 
-def covered(setting: Setting, sums: Tally) -> bool:
+def has_coverage(settings: GateSettings, sums: PairStatistics) -> bool:
     """Return whether enough pairs are measured, and the two sides' unmeasured shares are alike."""
-    apart = abs(sums.missed[0] - sums.missed[1])
-    enough = max(1.0, setting.coverage * sums.asked - ROUNDING)
-    return sums.measured >= enough and 100 * apart <= IMBALANCE * sums.asked
+    apart = abs(sums.n_unmeasured[0] - sums.n_unmeasured[1])
+    enough = max(1.0, settings.coverage * sums.n_pairs - SCORE_TOLERANCE)
+    return sums.n_measured >= enough and 100 * apart <= MAX_UNMEASURED_GAP * sums.n_pairs
 
 
-def concluded(setting: Setting, sums: Tally) -> Decision | None:
+def conclude_rounds(settings: GateSettings, sums: PairStatistics) -> RulingAction | None:
     """Return what complete rounds of a noisy target decide; None: the next round is needed."""
-    rounds = sums.asked // len(setting.item_ids)
-    if not covered(setting, sums):
+    rounds = sums.n_pairs // len(settings.item_ids)
+    if not has_coverage(settings, sums):
         return "unmeasured"
-    if sums.log_evidence() >= setting.threshold:
+    if sums.log_evidence() >= settings.threshold:
         return "accept"
-    if rounds > 1 and sums.upper < setting.aim:
+    if rounds > 1 and sums.upper_bound < settings.target_improvement:
         return "reject"
-    return "inconclusive" if rounds == setting.trials else None
+    return "inconclusive" if rounds == settings.trials else None
 
 
-def rule(
-    setting: Setting,
-    sums: Tally,
-    action: Decision,
+def build_ruling(
+    settings: GateSettings,
+    sums: PairStatistics,
+    action: RulingAction,
     *,
     noisy: bool,
     reason: str | None = None,
@@ -227,27 +230,27 @@ def rule(
     """Return a decision with its evidence, and with the reason that follows from it where none is given.
 
     Args:
-        setting: What it depends on beside the scores.
+        settings: What it depends on beside the scores.
         sums: The pairs that it rests on.
         action: The decision.
         noisy: Whether a repeat has disagreed.
         reason: Why, where it is not the comparison of the two sides.
         open_pairs: Pairs of the last round that are not known and cannot change the decision.
     """
-    tested = noisy and setting.policy == "paired"
+    tested = noisy and settings.policy == "paired"
     log_evidence = sums.log_evidence(open_pairs, -1.0 if action == "accept" else 1.0)
     evidence = Evidence(
-        policy=setting.policy,
+        policy=settings.policy,
         deterministic=not noisy,
-        rounds=math.ceil(sums.asked / len(setting.item_ids)),
-        pairs=sums.measured,
-        value=float(f"{math.exp(min(log_evidence, MOST_RECORDED)):.6g}") if tested else None,
-        level=setting.level if tested else None,
-        resolvable=_resolvable(setting, sums) if action == "inconclusive" else None,
+        rounds=math.ceil(sums.n_pairs / len(settings.item_ids)),
+        pairs=sums.n_measured,
+        value=float(f"{math.exp(min(log_evidence, MAX_LOG_EVIDENCE)):.6g}") if tested else None,
+        level=settings.level if tested else None,
+        detectable_effect=_detectable_effect(settings, sums) if action == "inconclusive" else None,
         bound=open_pairs > 0,
         futile=tested and action == "reject" and reason is None,
     )
-    sentence = _reason(setting, sums, action, evidence) if reason is None else reason
+    sentence = _explain(settings, sums, action, evidence) if reason is None else reason
     if open_pairs:
         told = "the open pair" if open_pairs == 1 else f"the {open_pairs} open pairs"
         sentence = f"{sentence} Nothing that {told} may give can change that."
@@ -256,99 +259,105 @@ def rule(
         reason=sentence,
         evidence=evidence,
         deterministic=not noisy,
-        candidate_score=sums.totals[0] / sums.measured if sums.measured else None,
-        current_score=sums.totals[1] / sums.measured if sums.measured else None,
+        candidate_score=sums.totals[0] / sums.n_measured if sums.n_measured else None,
+        current_score=sums.totals[1] / sums.n_measured if sums.n_measured else None,
     )
 
 
-def too_many_lost(setting: Setting, losses: int) -> str:
+def explain_veto(settings: GateSettings, losses: int) -> str:
     """Return the reason of a veto."""
     items = "1 item that was" if losses == 1 else f"{losses} items that were"
-    return f"The candidate fails {items} solved before; `no_regression` allows {setting.no_regression}."
+    return f"The candidate fails {items} solved before; `no_regression` allows {settings.no_regression}."
 
 
-def _by_one_pass(setting: Setting, trials: Trials, *, noisy: bool) -> Ask | Ruling:
-    sums = setting.tally()
-    for item_id in setting.item_ids:
+def _decide_by_one_pass(settings: GateSettings, trials: Trials, *, noisy: bool) -> TrialRequest | Ruling:
+    sums = settings.new_statistics()
+    for item_id in settings.item_ids:
         sums.add(trials[0][item_id].candidate, trials[0][item_id].current)
-    if not covered(setting, sums):
-        return rule(setting, sums, "unmeasured", noisy=noisy)
-    if sums.mean - setting.min_improvement <= ROUNDING:
-        return rule(setting, sums, "reject", noisy=noisy)
-    if setting.policy == "strict" or setting.declared:
-        return _unless_lost(setting, trials, sums, noisy=noisy)
-    differing = [i for i in setting.item_ids if abs(trials[0][i].difference or 0.0) > ROUNDING]
-    for trial in range(1, REPEATS + 1):
+    if not has_coverage(settings, sums):
+        return build_ruling(settings, sums, "unmeasured", noisy=noisy)
+    if sums.mean - settings.min_improvement <= SCORE_TOLERANCE:
+        return build_ruling(settings, sums, "reject", noisy=noisy)
+    if settings.policy == "strict" or settings.declared_deterministic:
+        return _accept_unless_lost(settings, trials, sums, noisy=noisy)
+    differing = [i for i in settings.item_ids if abs(trials[0][i].difference or 0.0) > SCORE_TOLERANCE]
+    for trial in range(1, CONFIRMATION_REPEATS + 1):
         open_items = tuple(i for i in differing if i not in trials.get(trial, {}))
         if open_items:
-            return Ask(trial=trial, item_ids=open_items)
-    return _if_repeated(setting, trials, sums, differing)
+            return TrialRequest(trial=trial, item_ids=open_items)
+    return _decide_by_repeats(settings, trials, sums, differing)
 
 
-def _if_repeated(setting: Setting, trials: Trials, sums: Tally, differing: Sequence[str]) -> Ask | Ruling:
+def _decide_by_repeats(
+    settings: GateSettings, trials: Trials, sums: PairStatistics, differing: Sequence[str]
+) -> TrialRequest | Ruling:
     """Accept on repeats that agree; an item whose repeats are not all measured counts only as a loss."""
-    repeats = [trials[trial] for trial in range(1, REPEATS + 1)]
+    repeats = [trials[trial] for trial in range(1, CONFIRMATION_REPEATS + 1)]
     doubtful = [i for i in differing if any(pairs[i].difference is None for pairs in repeats)]
     unproven = math.fsum(max(0.0, trials[0][i].difference or 0.0) for i in doubtful)
-    if (sums.total - unproven) / sums.measured - setting.min_improvement <= ROUNDING:
+    if (sums.total - unproven) / sums.n_measured - settings.min_improvement <= SCORE_TOLERANCE:
         reason = f"Of {len(differing)} items that differ, {len(doubtful)} could not be measured again."
-        return rule(setting, sums, "unmeasured", noisy=False, reason=reason)
-    return _unless_lost(setting, trials, sums, noisy=False)
+        return build_ruling(settings, sums, "unmeasured", noisy=False, reason=reason)
+    return _accept_unless_lost(settings, trials, sums, noisy=False)
 
 
-def _by_test(setting: Setting, trials: Trials) -> Ask | Ruling:
-    sums = setting.tally()
-    for trial in range(setting.trials):
-        open_items = missing(setting, trials, trial)
+def _decide_by_test(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
+    sums = settings.new_statistics()
+    for trial in range(settings.trials):
+        open_items = find_missing_items(settings, trials, trial)
         if open_items:
-            return Ask(trial=trial, item_ids=open_items)
-        for item_id in setting.item_ids:
+            return TrialRequest(trial=trial, item_ids=open_items)
+        for item_id in settings.item_ids:
             sums.add(trials[trial][item_id].candidate, trials[trial][item_id].current)
-        action = concluded(setting, sums)
+        action = conclude_rounds(settings, sums)
         if action == "accept":
-            return _unless_lost(setting, trials, sums, noisy=True)
+            return _accept_unless_lost(settings, trials, sums, noisy=True)
         if action is not None:
-            return rule(setting, sums, action, noisy=True)
+            return build_ruling(settings, sums, action, noisy=True)
     raise AssertionError("the last round concludes")
 
 
-def _unless_lost(setting: Setting, trials: Trials, sums: Tally, *, noisy: bool) -> Ask | Ruling:
+def _accept_unless_lost(
+    settings: GateSettings, trials: Trials, sums: PairStatistics, *, noisy: bool
+) -> TrialRequest | Ruling:
     """Accept, unless too many items were lost; what a noisy target seems to have lost is run again first."""
-    losses = lost(setting, trials)
-    if setting.no_regression is None or len(losses) <= setting.no_regression:
-        return rule(setting, sums, "accept", noisy=noisy)
-    for trial in range(VETO_TRIALS if noisy and setting.policy == "paired" else 0):
+    losses = find_lost_items(settings, trials)
+    if settings.no_regression is None or len(losses) <= settings.no_regression:
+        return build_ruling(settings, sums, "accept", noisy=noisy)
+    for trial in range(VETO_TRIALS if noisy and settings.policy == "paired" else 0):
         open_items = tuple(item_id for item_id in losses if item_id not in trials.get(trial, {}))
         if open_items:
-            return Ask(trial=trial, item_ids=open_items)
-    return rule(setting, sums, "reject", noisy=noisy, reason=too_many_lost(setting, len(losses)))
+            return TrialRequest(trial=trial, item_ids=open_items)
+    return build_ruling(settings, sums, "reject", noisy=noisy, reason=explain_veto(settings, len(losses)))
 
 
-def _resolvable(setting: Setting, sums: Tally) -> float:
-    discordant = sums.squares / sums.measured if sums.squares > 0 else DISCORDANT
-    return resolvable(len(setting.item_ids), setting.trials, level=setting.level, discordant=discordant)
+def _detectable_effect(settings: GateSettings, sums: PairStatistics) -> float:
+    discordant = sums.squares / sums.n_measured if sums.squares > 0 else DISCORDANT_SHARE
+    return detectable_effect(
+        len(settings.item_ids), settings.trials, level=settings.level, discordant=discordant
+    )
 
 
-def _reason(setting: Setting, sums: Tally, action: Decision, evidence: Evidence) -> str:
-    pairs = f"{sums.measured} of {sums.asked} pairs"
+def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction, evidence: Evidence) -> str:
+    pairs = f"{sums.n_measured} of {sums.n_pairs} pairs"
     if action == "unmeasured":
         return (
-            f"Only {pairs} are measured on both sides, with {sums.missed[0]} rollouts of the candidate and "
-            f"{sums.missed[1]} of the current skill missing; the gate needs a share of {setting.coverage:g}, "
-            f"and the sides' shares at most {IMBALANCE} points apart."
+            f"Only {pairs} are measured on both sides, with {sums.n_unmeasured[0]} rollouts of the candidate and "
+            f"{sums.n_unmeasured[1]} of the current skill missing; the gate needs a share of {settings.coverage:g}, "
+            f"and the sides' shares at most {MAX_UNMEASURED_GAP} points apart."
         )
-    new, old = (f"{total / sums.measured:.4f}" for total in sums.totals)
+    new, old = (f"{total / sums.n_measured:.4f}" for total in sums.totals)
     if evidence.value is None or evidence.level is None:
-        more = f"more than {setting.min_improvement:g} " if setting.min_improvement else ""
+        more = f"more than {settings.min_improvement:g} " if settings.min_improvement else ""
         relation = "is" if action == "accept" else "is not"
         return f"The candidate's {new} {relation} {more}above the current {old} over {pairs}."
     scores = f"The candidate has {new} and the current skill {old} over {pairs} in {evidence.rounds} trials"
     weight = f"{scores}: evidence of {evidence.value:.4g} for an improvement"
     if action == "accept":
         return f"{weight}, where {1 / evidence.level:.4g} is enough."
-    if evidence.resolvable is not None:
+    if evidence.detectable_effect is not None:
         return (
-            f"{weight}, where {1 / evidence.level:.4g} is needed; {setting.trials} trials of "
-            f"{len(setting.item_ids)} items resolve improvements of about {evidence.resolvable:.2f}."
+            f"{weight}, where {1 / evidence.level:.4g} is needed; {settings.trials} trials of "
+            f"{len(settings.item_ids)} items resolve improvements of about {evidence.detectable_effect:.2f}."
         )
-    return f"{scores}; an improvement of {setting.aim:g} has become unlikely."
+    return f"{scores}; an improvement of {settings.target_improvement:g} has become unlikely."

@@ -11,20 +11,20 @@ import math
 FEWEST, MOST = 2, 20
 """Bounds of the number of trials that is chosen automatically."""
 
-DISCORDANT = 0.5
+DISCORDANT_SHARE = 0.5
 """Share of pairs that is expected to differ where nothing is known: two coins that each may flip."""
 
-POWER = 0.84
+POWER_QUANTILE = 0.84
 """The 80% quantile of the standard normal distribution."""
 
-MIXTURE = 0.4
+MIXTURE_COST = 0.4
 """What betting on three sizes at once costs in the logarithm of the evidence, about."""
 
-ALLOWANCE = 1.15
+LOOK_COST = 1.15
 """What looking after each round only, and at most a few of them, costs in rollouts."""
 
 
-def trials_for(n: int, *, decisions: int, alpha: float, effect: float) -> int:
+def choose_trials(n: int, *, decisions: int, alpha: float, effect: float) -> int:
     """Return the number of rounds that detects an improvement with about 80% power, within 2..20.
 
     Args:
@@ -33,11 +33,11 @@ def trials_for(n: int, *, decisions: int, alpha: float, effect: float) -> int:
         alpha: The error probability of the whole run.
         effect: The improvement of the mean score that matters, in 0..1.
     """
-    needed = _pairs_for(effect, level=alpha / decisions) / n
+    needed = _count_pairs(effect, level=alpha / decisions) / n
     return min(max(math.ceil(needed), FEWEST), MOST)
 
 
-def resolvable(n: int, trials: int, *, level: float, discordant: float = DISCORDANT) -> float:
+def detectable_effect(n: int, trials: int, *, level: float, discordant: float = DISCORDANT_SHARE) -> float:
     """Return the smallest improvement of the mean that is detected with about 80% power, at most 1.
 
     Args:
@@ -49,30 +49,30 @@ def resolvable(n: int, trials: int, *, level: float, discordant: float = DISCORD
     return min(1.0, _quantile(level) * math.sqrt(discordant / (n * trials)))
 
 
-def outlook(n: int, trials: int, *, decisions: int, alpha: float, effect: float) -> str:
+def describe_power(n: int, trials: int, *, decisions: int, alpha: float, effect: float) -> str:
     """Return in a sentence what this many items and trials can detect, and what ``effect`` would need."""
     level = alpha / decisions
-    least = resolvable(n, trials, level=level)
+    least = detectable_effect(n, trials, level=level)
     plan = f"{n} items x {trials} trials"
     if least <= effect:
-        return f"{plan} can detect improvements of about {_points(least)} where the target is noisy."
-    pairs = _pairs_for(effect, level=level)
+        return f"{plan} can detect improvements of about {_format_points(least)} where the target is noisy."
+    pairs = _count_pairs(effect, level=level)
     more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
     return (
-        f"{plan} can detect only improvements of about {_points(least)} where the target is noisy; for "
-        f"{_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
+        f"{plan} can detect only improvements of about {_format_points(least)} where the target is noisy; for "
+        f"{_format_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
         "`inconclusive`, or choose `strict` and treat its acceptances as unverified."
     )
 
 
-def _pairs_for(effect: float, *, level: float) -> float:
-    return ALLOWANCE * _quantile(level) ** 2 * DISCORDANT / effect**2
+def _count_pairs(effect: float, *, level: float) -> float:
+    return LOOK_COST * _quantile(level) ** 2 * DISCORDANT_SHARE / effect**2
 
 
 def _quantile(level: float) -> float:
-    return math.sqrt(2 * (MIXTURE - math.log(level))) + POWER
+    return math.sqrt(2 * (MIXTURE_COST - math.log(level))) + POWER_QUANTILE
 
 
-def _points(share: float) -> str:
+def _format_points(share: float) -> str:
     points = round(100 * share)
     return f"{points} point" if points == 1 else f"{points} points"

@@ -10,22 +10,31 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from pydantic import JsonValue
 
-from reflact.calls import Draft, Intent, Rendered, Reply, ReplyModel, Sample, StoredReply
+from reflact.calls import CallId, CallReservation, Draft, RenderedPrompt, Reply, ReplyModel, StoredResponse
 from reflact.events import Event
-from reflact.records import EpochRecord, Promotion, Review, RunState, StepRecord
-from reflact.results import CriticUsed, FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
+from reflact.records import CandidateReview, EpochRecord, PromotionRecord, RunState, StepRecord
+from reflact.results import (
+    CriticDescription,
+    FaultCount,
+    FaultKind,
+    Reuse,
+    RunStatus,
+    Spend,
+    StageTime,
+    Usage,
+)
 from reflact.tasks import Stream
-from reflact.types import Graded, Item, Rollout, Skill, Split, Turn
+from reflact.types import Grade, Item, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
 
-Committed = StepRecord | EpochRecord | Promotion
+CommitRecord = StepRecord | EpochRecord | PromotionRecord
 """What a run commits, each with the state after it."""
 
-Emit = Callable[[Event], Awaitable[None]]
+EventCallback = Callable[[Event], Awaitable[None]]
 """Is told of everything that happens; waits where whoever listens is slow."""
 
-Approve = Callable[[Review], Awaitable[bool | str]]
+Approver = Callable[[CandidateReview], Awaitable[bool | str]]
 """Looks at a candidate that the gate would accept: True lets it pass; False, or a reason, is a veto."""
 
 
@@ -39,10 +48,10 @@ class LLM(Protocol):
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Send a prompt and return a validated reply.
@@ -50,7 +59,7 @@ class LLM(Protocol):
         Args:
             prompt: The messages.
             reply_type: What is asked for; ``Text`` for plain text.
-            sample: The call's logical identity; part of the key under which the reply is stored.
+            call_id: The call's logical identity; part of the key under which the reply is stored.
             check: Raises ValueError where a well-formed reply does not fit the data at hand; the
                 reply is then sent back with that reason. Must depend on nothing but the data that
                 the prompt was made from.
@@ -64,15 +73,15 @@ class LLM(Protocol):
         ...
 
 
-class Drafter(LLM, Protocol):
+class DraftingLLM(LLM, Protocol):
     """A door that shows replies while they are written."""
 
     def draft(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Stream[Draft[R]]:
         """Ask as ``LLM.ask`` does, and iterate over drafts; the last one carries the reply.
@@ -122,7 +131,7 @@ class Environment(Protocol):
         """Return a split's items, in a fixed order."""
         ...
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Let the session work on an item and judge the result.
 
         ``seed`` derives from the item and the trial. A model error is passed on as it is; any other
@@ -145,35 +154,35 @@ class Annotator(Protocol):
 
 
 @runtime_checkable
-class ScoredByCritic(Protocol):
+class CriticBacked(Protocol):
     """A grader, an environment or an annotator that may tell a critic's opinion; the summary says so then."""
 
     @property
-    def scored_by(self) -> CriticUsed | None:
+    def scored_by(self) -> CriticDescription | None:
         """The critic, or None where scores come from elsewhere."""
         ...
 
 
-class EffectStore(Protocol):
+class ResponseStore(Protocol):
     """Model calls that were paid for, and those that are under way."""
 
-    async def find_reply(self, key: str) -> StoredReply | None:
+    async def find_response(self, key: str) -> StoredResponse | None:
         """Return what was stored under a key, or None."""
         ...
 
-    async def intend(self, intent: Intent) -> None:
+    async def reserve(self, reservation: CallReservation) -> None:
         """Book a call before it is sent; on disk when this returns."""
         ...
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer and settle its intent in one transaction; on disk when this returns."""
         ...
 
-    async def settle(self, intent: Intent, usage: Usage) -> None:
+    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle an intent that has no answer to be stored."""
         ...
 
-    async def drop_intent(self, intent: Intent) -> None:
+    async def release(self, reservation: CallReservation) -> None:
         """Close an intent whose call is known to have given nothing that is charged."""
         ...
 
@@ -189,28 +198,28 @@ class RolloutStore(Protocol):
         """Return those of the keys that are stored."""
         ...
 
-    async def keep_rollout(self, rollout: Rollout) -> None:
+    async def store_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout; on disk when this returns."""
         ...
 
 
-class Journal(Protocol):
+class DecisionLog(Protocol):
     """Outcomes that decisions used but that are no effects, under (step, label), within one run."""
 
-    async def recall(self, step: int, label: str) -> JsonValue:
+    async def get(self, step: int, label: str) -> JsonValue:
         """Return what was noted, or None."""
         ...
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Note an outcome before it is used; the first note under a label stands."""
         ...
 
 
-class RunStore(RolloutStore, EffectStore, Protocol):
+class RunStore(RolloutStore, ResponseStore, Protocol):
     """One run's history in a store that other runs may share."""
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
         """Start or go on with a run: returns its last committed state, None for a new run.
 
@@ -219,12 +228,12 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         """
         ...
 
-    def journal(self, run_id: str) -> Journal:
+    def decision_log(self, run_id: str) -> DecisionLog:
         """Return the run's journal."""
         ...
 
     async def commit(
-        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         """Write what a step, an epoch's end or a promotion did, the state after it and its skills.
 
@@ -240,16 +249,18 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         """Return the records of all committed ends of epochs, in order."""
         ...
 
-    async def promotions(self, run_id: str) -> tuple[Promotion, ...]:
+    async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
         """Return the comparisons of the last skill with the best one, in order."""
         ...
 
-    async def histories(self, environment: str, *, but: str) -> Mapping[str, tuple[StepRecord, ...]]:
+    async def records_of_other_runs(
+        self, environment: str, *, exclude: str
+    ) -> Mapping[str, tuple[StepRecord, ...]]:
         """Return the committed steps of other runs of an environment by run, the oldest run first.
 
         Args:
             environment: The environment's identity.
-            but: The run to leave out.
+            exclude: The run to leave out.
         """
         ...
 
@@ -261,7 +272,7 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         """
         ...
 
-    async def append(self, event: Event) -> bool:
+    async def append_event(self, event: Event) -> bool:
         """Store a durable event; False where this run already has it."""
         ...
 
@@ -270,7 +281,7 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         ...
 
     @property
-    def reused(self) -> Reuse:
+    def reuse(self) -> Reuse:
         """What was found in the store since it was opened."""
         ...
 
@@ -292,13 +303,13 @@ class RunStore(RolloutStore, EffectStore, Protocol):
         """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
         ...
 
-    async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
+    async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store how this start of the run ended, with its summary as JSON text."""
         ...
 
 
 @runtime_checkable
-class Sink(Protocol):
+class EventSink(Protocol):
     """Something that events are handed to; must not block."""
 
     async def __call__(self, event: Event) -> None:

@@ -17,20 +17,20 @@ from pathlib import Path
 import yaml
 from pydantic import Field, JsonValue, ValidationError
 
-from reflact.calls import Message, Rendered
+from reflact.calls import Message, RenderedPrompt
 from reflact.config import TrainerConfig
 from reflact.errors import PromptError
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
-HOLE = re.compile(r"\{\{([a-z_]+)\}\}")
+VARIABLE = re.compile(r"\{\{([a-z_]+)\}\}")
 USER_PART = "<!-- user -->"
-OPENED = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
+OPENING_TAG = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
 """An angle bracket or what looks like one, and the name after it."""
-UNSEEN = {"Cc", "Cf", "Mn", "Me"}
+INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
 """Categories of characters that take no place: controls, formats, accents of their own."""
-OPTIONAL = {"notes"}
+OPTIONAL_VARIABLES = {"notes"}
 """Holes that earlier versions of a prompt lack, and that one's own may lack: advice, not material."""
-NAMES = (
+PROMPT_NAMES = (
     "lapse_failure",
     "lapse_success",
     "analyst_failure",
@@ -58,53 +58,53 @@ NAMES = (
 )
 
 
-class Header(Frozen):
+class PromptHeader(FrozenModel):
     """The front matter of a prompt file."""
 
     name: str
     version: int = Field(ge=1)
     role: str
     reply: str
-    holes: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     changelog: str
 
 
-class Prompt(Frozen):
+class Prompt(FrozenModel):
     """One version of a prompt."""
 
-    header: Header
+    header: PromptHeader
     system: str
     user: str
     checksum: str
 
-    def render(self, values: Mapping[str, str]) -> Rendered:
+    def render(self, values: Mapping[str, str]) -> RenderedPrompt:
         """Fill the holes and return the messages; a prompt may do without ``notes``.
 
         Raises:
             PromptError: A hole has no value, or a value has no hole.
         """
-        wrong = set(values) ^ set(self.header.holes)
-        wrong -= OPTIONAL & set(values)
+        wrong = set(values) ^ set(self.header.variables)
+        wrong -= OPTIONAL_VARIABLES & set(values)
         if wrong:
             raise PromptError(
-                f"prompt {self.header.name} v{self.header.version}: holes do not match: {_list(wrong)}"
+                f"prompt {self.header.name} v{self.header.version}: holes do not match: {_join_names(wrong)}"
             )
 
         def fill(part: str) -> str:
-            return HOLE.sub(lambda hole: values[hole[1]], part)
+            return VARIABLE.sub(lambda hole: values[hole[1]], part)
 
         messages = [Message(role="system", content=fill(self.system).strip())]
         if self.user:
             messages.append(Message(role="user", content=fill(self.user).strip()))
-        return Rendered(name=self.header.name, version=self.header.version, messages=tuple(messages))
+        return RenderedPrompt(name=self.header.name, version=self.header.version, messages=tuple(messages))
 
 
-class PromptBook(Frozen):
+class PromptBook(FrozenModel):
     """The prompts of a run, one version of each."""
 
     prompts: Mapping[str, Prompt]
 
-    def render(self, name: str, values: Mapping[str, str]) -> Rendered:
+    def render(self, name: str, values: Mapping[str, str]) -> RenderedPrompt:
         """Render a prompt by name; see ``Prompt.render``."""
         return self.prompts[name].render(values)
 
@@ -135,8 +135,8 @@ def _tag_names(text: str) -> set[str]:
     if "<" not in text and text.isascii():
         return set()
     plain = unicodedata.normalize("NFKD", text).casefold()
-    seen = "".join(c for c in plain if c.isspace() or unicodedata.category(c) not in UNSEEN)
-    return set(OPENED.findall(seen))
+    seen = "".join(c for c in plain if c.isspace() or unicodedata.category(c) not in INVISIBLE_CATEGORIES)
+    return set(OPENING_TAG.findall(seen))
 
 
 def _resembles(name: str, tag: str) -> bool:
@@ -147,7 +147,7 @@ def _resembles(name: str, tag: str) -> bool:
     return 2 * same >= len(tag) and all(a == b or not a.isascii() for a, b in zip(letters, tag, strict=True))
 
 
-def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:
+def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:
     """Load all prompts: pinned versions where given, the newest elsewhere.
 
     Args:
@@ -158,16 +158,18 @@ def load_book(versions: Mapping[str, int] | None = None, folder: Path | None = N
         PromptError: A file is missing or malformed, or a name is unknown.
     """
     pinned = versions or {}
-    unknown = set(pinned) - set(NAMES)
+    unknown = set(pinned) - set(PROMPT_NAMES)
     if unknown:
-        raise PromptError(f"prompts.versions: no prompt is called {_list(unknown)}; there are {_list(NAMES)}")
+        raise PromptError(
+            f"prompts.versions: no prompt is called {_join_names(unknown)}; there are {_join_names(PROMPT_NAMES)}"
+        )
     if folder is not None and not folder.is_dir():
         raise PromptError(f"prompts.folder: {folder} is not a folder")
-    places = [p for p in (folder, data_folder("prompts")) if p is not None]
-    return PromptBook(prompts={name: _find(name, pinned.get(name), places) for name in NAMES})
+    places = [p for p in (folder, find_data_folder("prompts")) if p is not None]
+    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), places) for name in PROMPT_NAMES})
 
 
-def prompts_of(config: TrainerConfig) -> frozenset[str]:
+def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     """Return the names of the prompts whose text can influence what a run learns."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
     draft = config.update.mode == "full_rewrite"
@@ -184,12 +186,12 @@ def prompts_of(config: TrainerConfig) -> frozenset[str]:
         names.add("meta_skill")
     if config.appendix.enabled:
         names |= {f"lapse_{source}" for source in sources} | {"consolidate"}
-    if config.asks_critic:
+    if config.uses_critic:
         names.add("critic")
     return frozenset(names)
 
 
-def data_folder(name: str) -> Path:
+def find_data_folder(name: str) -> Path:
     """Return the packaged folder ``prompts``, ``demo`` or ``calibration``: in the wheel or the source tree.
 
     Raises:
@@ -217,28 +219,30 @@ def read_prompt(path: Path) -> Prompt:
     if len(parts) != 3 or parts[0]:
         raise PromptError(f"{path}: a prompt starts with front matter between two lines of ---")
     try:
-        header = Header.model_validate(yaml.safe_load(parts[1]))
+        header = PromptHeader.model_validate(yaml.safe_load(parts[1]))
     except (yaml.YAMLError, ValidationError) as error:
         raise PromptError(f"{path}: front matter is wrong: {' '.join(str(error).split())}") from None
     system, _, user = parts[2].partition(USER_PART)
-    used = set(HOLE.findall(parts[2]))
-    if used != set(header.holes):
-        raise PromptError(f"{path}: holes in text and front matter differ: {_list(used ^ set(header.holes))}")
+    used = set(VARIABLE.findall(parts[2]))
+    if used != set(header.variables):
+        raise PromptError(
+            f"{path}: holes in text and front matter differ: {_join_names(used ^ set(header.variables))}"
+        )
     if (header.name, f"v{header.version}") != (path.parent.name, path.stem):
         raise PromptError(f"{path}: says it is {header.name} v{header.version}")
     checksum = hashlib.sha256(text.encode("utf-8")).hexdigest()
     return Prompt(header=header, system=system.strip(), user=user.strip(), checksum=checksum)
 
 
-def _find(name: str, version: int | None, places: list[Path]) -> Prompt:
+def _find_prompt(name: str, version: int | None, places: list[Path]) -> Prompt:
     for place in places:
         found = {int(p.stem[1:]): p for p in (place / name).glob("v*.md") if p.stem[1:].isdigit()}
         chosen = version if version is not None else max(found, default=None)
         if chosen in found:
             return read_prompt(found[chosen])
     wanted = f"v{version}" if version is not None else "any version"
-    raise PromptError(f"prompt {name}: {wanted} is not to be found in {_list(str(p) for p in places)}")
+    raise PromptError(f"prompt {name}: {wanted} is not to be found in {_join_names(str(p) for p in places)}")
 
 
-def _list(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))

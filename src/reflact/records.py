@@ -7,23 +7,23 @@ from typing import Literal
 from pydantic import Field
 
 from reflact.types import (
-    Action,
-    Chosen,
+    AggregateResult,
+    AnalystReport,
     Edit,
     EditResult,
     FailurePattern,
     Fallback,
-    Frozen,
+    FrozenModel,
+    GateAction,
     Measurement,
-    Merged,
-    Report,
     Score,
+    SelectResult,
     Skill,
     Verdict,
 )
 
 
-class Version(Frozen):
+class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` says which step made it.
 
     An ``inherited`` score is that of the version before: this text was never measured, and the score is
@@ -37,11 +37,11 @@ class Version(Frozen):
     inherited: bool = False
 
 
-class BufferEntry(Frozen):
+class StepBufferEntry(FrozenModel):
     """What later steps of the same epoch are told of an earlier one."""
 
     step: int
-    action: Action
+    action: GateAction
     n_failures: int
     n_total: int
     patterns: tuple[FailurePattern, ...] = ()
@@ -50,7 +50,7 @@ class BufferEntry(Frozen):
     score_after: float | None = None
 
 
-class StepRecord(Frozen):
+class StepRecord(FrozenModel):
     """All that a committed step did. The same inputs give the same bytes; times and spend live elsewhere.
 
     Args:
@@ -69,32 +69,32 @@ class StepRecord(Frozen):
     item_ids: tuple[str, ...]
     rollout: Measurement
     n_failures: int
-    reports: tuple[Report, ...]
-    merged: Merged
-    chosen: Chosen
+    reports: tuple[AnalystReport, ...]
+    merged: AggregateResult
+    chosen: SelectResult
     edits: tuple[EditResult, ...]
     candidate_hash: str
     verdict: Verdict
-    made: tuple[Version, ...] = ()
+    created_versions: tuple[SkillVersion, ...] = ()
     notes: tuple[str, ...] | None = None
-    current: Version
-    best: Version
+    current: SkillVersion
+    best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
 
 
-Category = Literal["improved", "regressed", "persistent_failure", "stable_success"]
+ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "stable_success"]
 
 
-class Comparison(Frozen):
+class ItemComparison(FrozenModel):
     """One train item under the previous epoch's last skill and the current one."""
 
     item_id: str
-    category: Category
+    category: ComparisonCategory
     before: Score
     after: Score
 
 
-class SlowUpdate(Frozen):
+class SlowUpdate(FrozenModel):
     """What the slow update did at an epoch's end.
 
     ``guidance`` is None where none could be had; ``verdict`` is None where it was not gated.
@@ -108,7 +108,7 @@ class SlowUpdate(Frozen):
     verdict: Verdict | None = None
 
 
-class EpochRecord(Frozen):
+class EpochRecord(FrozenModel):
     """What happened after an epoch's last step.
 
     Args:
@@ -127,43 +127,43 @@ class EpochRecord(Frozen):
     epoch: int = Field(ge=1)
     step: int
     last_hash: str
-    compared: tuple[Comparison, ...] = ()
-    slow: SlowUpdate | None = None
-    meta: str | None = None
+    comparisons: tuple[ItemComparison, ...] = ()
+    slow_update: SlowUpdate | None = None
+    meta_skill: str | None = None
     fallbacks: tuple[Fallback, ...] = ()
-    made: tuple[Version, ...] = ()
-    current: Version
-    best: Version
+    created_versions: tuple[SkillVersion, ...] = ()
+    current: SkillVersion
+    best: SkillVersion
 
 
-class Promotion(Frozen):
+class PromotionRecord(FrozenModel):
     """The comparison of the last skill with the best one, after the last step."""
 
     step: int
     verdict: Verdict
-    current: Version
-    best: Version
+    current: SkillVersion
+    best: SkillVersion
 
 
-Part = Literal["step", "slow update", "promotion"]
+DecisionPoint = Literal["step", "slow update", "promotion"]
 """The decisions that a step may have, its epoch's and its run's end included."""
 
 
-class Review(Frozen):
+class CandidateReview(FrozenModel):
     """What an approver sees of a candidate that the gate would accept.
 
     ``diff`` is the unified diff from the current document.
     """
 
     step: int
-    part: Part
+    part: DecisionPoint
     current: Skill
     candidate: Skill
     diff: str
     verdict: Verdict
 
 
-class Alpha(Frozen):
+class AlphaBudget(FrozenModel):
     """An error probability and the gated decisions that share it: those up to ``until_step``.
 
     A run has one; each extension of it opens another.
@@ -179,7 +179,7 @@ class Alpha(Frozen):
         return self.alpha / self.decisions
 
 
-class Undecided(Frozen):
+class OpenComparison(FrozenModel):
     """A comparison that stayed inconclusive, so that a later one goes on with it.
 
     Args:
@@ -193,11 +193,11 @@ class Undecided(Frozen):
     skill_hash: str
     against: str
     trials: int
-    planned: int
+    planned_trials: int
     level: float
 
 
-class RunState(Frozen):
+class RunState(FrozenModel):
     """Where a run stands after its last commit; all that the next step needs.
 
     Args:
@@ -220,14 +220,14 @@ class RunState(Frozen):
     step: int = 0
     epoch: int = 0
     commits: int = 0
-    current: Version
-    best: Version
+    current: SkillVersion
+    best: SkillVersion
     latest_version: int = 0
-    step_buffer: tuple[BufferEntry, ...] = ()
+    step_buffer: tuple[StepBufferEntry, ...] = ()
     seen_hashes: tuple[str, ...] = ()
     deterministic: bool = True
-    alphas: tuple[Alpha, ...] = ()
-    undecided: tuple[Undecided, ...] = ()
-    closed_epoch: int = 0
+    alphas: tuple[AlphaBudget, ...] = ()
+    open_comparisons: tuple[OpenComparison, ...] = ()
+    last_committed_epoch: int = 0
     last_hash: str | None = None
-    meta: str = ""
+    meta_skill: str = ""

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from reflact.records import Version
-from reflact.types import Action, Frozen, Split
+from reflact.records import SkillVersion
+from reflact.types import FrozenModel, GateAction, Split
 
 
-class Usage(Frozen):
+class Usage(FrozenModel):
     """What calls consumed: tokens as the provider counted them; ``usd`` is None where no price is known.
 
     ``uncounted`` says in how many of the calls the provider counted nothing.
@@ -35,7 +35,7 @@ class Usage(Frozen):
         )
 
 
-class Spend(Frozen):
+class Spend(FrozenModel):
     """A run's usage for one role and purpose.
 
     ``unsettled`` counts calls that were cut off in flight: by a crash, a cancellation, a time-out or a
@@ -47,10 +47,10 @@ class Spend(Frozen):
     purpose: str
     usage: Usage
     unsettled: int = 0
-    worst: Usage = Usage()
+    worst_case: Usage = Usage()
 
 
-class Bucket(Frozen):
+class TaskTypeScore(FrozenModel):
     """The part of a score that comes from items of one task type."""
 
     task_type: str
@@ -59,7 +59,7 @@ class Bucket(Frozen):
     soft: float
 
 
-class Scored(Frozen):
+class SkillScore(FrozenModel):
     """A score shown to people: mean, count and 95% interval of a skill on a split.
 
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's for single trials with
@@ -73,8 +73,8 @@ class Scored(Frozen):
     split: Split
     n: int
     trials: int = 1
-    selected: bool = False
-    buckets: tuple[Bucket, ...] = ()
+    selected_on: bool = False
+    buckets: tuple[TaskTypeScore, ...] = ()
     unmeasured: int = 0
     successes: float = 0.0
     hard: float | None = None
@@ -83,7 +83,7 @@ class Scored(Frozen):
     high: float | None = None
 
 
-class Improvement(Frozen):
+class Improvement(FrozenModel):
     """The mean difference between a skill and the baseline over the same items, with its 95% interval.
 
     In the hard score; ``n`` counts the items that were measured under both.
@@ -97,27 +97,27 @@ class Improvement(Frozen):
     high: float
 
 
-class ActionCount(Frozen):
+class ActionCount(FrozenModel):
     """How many of a run's decisions came out one way."""
 
-    action: Action
+    action: GateAction
     count: int
 
 
-class StageTime(Frozen):
+class StageTime(FrozenModel):
     """Active wall time spent in a stage, in seconds, over all starts of the run; stages may overlap."""
 
     stage: str
     seconds: float
 
 
-class Reuse(Frozen):
+class Reuse(FrozenModel):
     """What the latest start of a run found in its store instead of doing it again."""
 
     rollouts: int = 0
     replies: int = 0
 
-    def plus(self, *, rollouts: int = 0, replies: int = 0) -> Reuse:
+    def add(self, *, rollouts: int = 0, replies: int = 0) -> Reuse:
         """Return the counts with more added."""
         return Reuse(rollouts=self.rollouts + rollouts, replies=self.replies + replies)
 
@@ -138,14 +138,14 @@ FaultKind = Literal[
 """How an attempt of a call can fail; ``reflact.llm.errors`` says what each kind is."""
 
 
-class FaultCount(Frozen):
+class FaultCount(FrozenModel):
     """How many attempts of calls failed in one way, over all starts of the run."""
 
     kind: FaultKind
     count: int
 
 
-class EpochStats(Frozen):
+class EpochStats(FrozenModel):
     """Counts of one epoch's decisions, and the gate scores at its end; None for an unmeasured text."""
 
     epoch: int
@@ -159,7 +159,7 @@ class EpochStats(Frozen):
     best_score: float | None
 
 
-class Estimate(Frozen):
+class IntervalEstimate(FrozenModel):
     """A measured number and its 95% interval; of a single trace the interval is all that can be."""
 
     value: float
@@ -167,7 +167,7 @@ class Estimate(Frozen):
     high: float
 
 
-class CriticAccuracy(Frozen):
+class CriticAccuracy(FrozenModel):
     """How far a critic's scores are right, on traces whose correct scores are known.
 
     Args:
@@ -179,11 +179,11 @@ class CriticAccuracy(Frozen):
 
     traces: int
     transitions: int
-    error: Estimate
-    accuracy: Estimate | None = None
+    error: IntervalEstimate
+    accuracy: IntervalEstimate | None = None
 
 
-class CriticUsed(Frozen):
+class CriticDescription(FrozenModel):
     """A critic whose opinion a run used.
 
     Args:
@@ -198,17 +198,17 @@ class CriticUsed(Frozen):
     snapshot: str
     prompt: str
     pairs: int
-    measured: CriticAccuracy | None = None
+    accuracy: CriticAccuracy | None = None
 
 
-Status = Literal["completed", "budget", "cancelled", "failed"]
+RunStatus = Literal["completed", "budget", "cancelled", "failed"]
 
 
-def _absent(value: object) -> bool:
+def _is_none(value: object) -> bool:
     return value is None
 
 
-class RunSummary(Frozen):
+class RunSummary(FrozenModel):
     """The outcome of a run: what ``Trainer.train`` returns and ``summary.json`` holds.
 
     ``missing`` says, for each measurement of the end that could not be had, which one and why. ``surplus``
@@ -221,31 +221,31 @@ class RunSummary(Frozen):
 
     version: str | None = None
     run_id: str
-    status: Status
+    status: RunStatus
     reason: str | None = None
     steps: int = 0
     accepts: int = 0
     rejects: int = 0
     skips: int = 0
     actions: tuple[ActionCount, ...] = ()
-    best: Version | None = None
-    final: Version | None = None
-    scores: tuple[Scored, ...] = ()
+    best: SkillVersion | None = None
+    final: SkillVersion | None = None
+    scores: tuple[SkillScore, ...] = ()
     improvements: tuple[Improvement, ...] = ()
     missing: tuple[str, ...] = ()
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
     faults: tuple[FaultCount, ...] = ()
-    reused: Reuse = Reuse()
+    reuse: Reuse = Reuse()
     surplus: int = 0
     deterministic: bool = True
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
-    critic: CriticUsed | None = Field(default=None, exclude_if=_absent)
-    noted_by: CriticUsed | None = Field(default=None, exclude_if=_absent)
+    critic: CriticDescription | None = Field(default=None, exclude_if=_is_none)
+    noted_by: CriticDescription | None = Field(default=None, exclude_if=_is_none)
 
-    def score(self, name: str, split: Split) -> Scored | None:
+    def score(self, name: str, split: Split) -> SkillScore | None:
         """Return the score of ``baseline``, ``placebo``, ``best`` or ``final`` on a split, or None."""
         return next((s for s in self.scores if s.name == name and s.split is split), None)

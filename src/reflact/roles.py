@@ -9,17 +9,17 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-KeySource = Callable[[], Awaitable[str]]
+KeyProvider = Callable[[], Awaitable[str]]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
 
-SECRETIVE = re.compile(
+SECRET_NAME = re.compile(
     r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
     r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
 )
 """What names of secrets look like, in lower case and without dashes and underscores."""
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """Base of all sections: immutable, unknown keys refused."""
 
     model_config = ConfigDict(
@@ -27,7 +27,7 @@ class Section(BaseModel):
     )
 
 
-class Price(Section):
+class Price(ConfigSection):
     """What a model's tokens cost, in dollars for a million."""
 
     input: float = Field(ge=0, description="Input tokens.")
@@ -37,7 +37,7 @@ class Price(Section):
     output: float = Field(ge=0, description="Output tokens.")
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     """One role's model and how to reach it."""
 
     model: str = Field(
@@ -56,7 +56,7 @@ class ModelConfig(Section):
         description="Name of the environment variable that holds the key; null for endpoints without keys.",
         json_schema_extra=CHANGEABLE,
     )
-    key: KeySource | None = Field(
+    key: KeyProvider | None = Field(
         None,
         exclude=True,
         repr=False,
@@ -90,7 +90,7 @@ class ModelConfig(Section):
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
     )
-    sample_header: str | None = Field(
+    call_id_header: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9-]+$",
         description="Header in which to send the call's logical sample id, for tracing at a proxy.",
@@ -143,7 +143,7 @@ class ModelConfig(Section):
 
     @field_validator("base_url")
     @classmethod
-    def _bare(cls, value: str) -> str:
+    def _check_base_url(cls, value: str) -> str:
         try:
             address = urlsplit(value)
             bare = address.hostname and not (address.query or address.fragment or "@" in address.netloc)
@@ -159,15 +159,15 @@ class ModelConfig(Section):
 
     @field_validator("sample_header")
     @classmethod
-    def _no_header_of_keys(cls, value: str | None) -> str | None:
-        if value is not None and names_secret(value):
+    def _check_call_id_header(cls, value: str | None) -> str | None:
+        if value is not None and is_secret_name(value):
             raise ValueError("this header is for keys, which come from the variable that api_key_env names")
         return value
 
     @field_validator("extra_body")
     @classmethod
-    def _no_secrets(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        secrets = sorted(secret_names(value))
+    def _check_extra_body(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        secrets = sorted(find_secret_names(value))
         if secrets:
             raise ValueError(
                 f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with the "
@@ -176,28 +176,28 @@ class ModelConfig(Section):
         return value
 
 
-def names_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a name is one that secrets go by."""
-    return SECRETIVE.search(re.sub("[-_]", "", name.lower())) is not None
+    return SECRET_NAME.search(re.sub("[-_]", "", name.lower())) is not None
 
 
-def secret_names(value: JsonValue) -> set[str]:
+def find_secret_names(value: JsonValue) -> set[str]:
     """Return the names of secrets in a value, at any depth."""
     if isinstance(value, list):
-        return {name for part in value for name in secret_names(part)}
+        return {name for part in value for name in find_secret_names(part)}
     if not isinstance(value, dict):
         return set()
-    return {name for name in value if names_secret(name)} | secret_names(list(value.values()))
+    return {name for name in value if is_secret_name(name)} | find_secret_names(list(value.values()))
 
 
-CONNECTION = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
-PRICING = ("price", "unpriced")
+CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
+PRICING_KEYS = ("price", "unpriced")
 """Shared by roles that ask the same model at the same place."""
-LIMITS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
+LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
 """Shared by roles that ask at the same place: the strictest of each would count for both anyway."""
 
 
-class ModelsConfig(Section):
+class ModelsConfig(ConfigSection):
     """The models by role; optimizer and critic take the target's connection where they name none.
 
     At the target's endpoint they take its limits too, and for the target's model its prices. Only the
@@ -219,15 +219,17 @@ class ModelsConfig(Section):
         if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
             return value
         target, heirs = value["target"], {}
-        for role, names in (("optimizer", CONNECTION), ("critic", CONNECTION[1:])):
+        for role, names in (("optimizer", CONNECTION_KEYS), ("critic", CONNECTION_KEYS[1:])):
             own = value.get(role)
             if own is None or isinstance(own, Mapping):
-                heirs[role] = {**_inherited(target, own or {}, names), **(own or {})}
+                heirs[role] = {**_select_inherited(target, own or {}, names), **(own or {})}
         return {**value, **heirs}
 
 
-def _inherited(target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _select_inherited(
+    target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
     """Return what a role takes from the target beside what is its own."""
     there, same = (own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model"))
-    names = (*names, *(LIMITS if there else ()), *(PRICING if there and same else ()))
+    names = (*names, *(LIMIT_KEYS if there else ()), *(PRICING_KEYS if there and same else ()))
     return {key: value for key, value in target.items() if key in names}

@@ -6,21 +6,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from reflact import events
-from reflact.paired import Ask
-from reflact.ports import Emit
-from reflact.stages.evaluate import Duel, Duels, Until
+from reflact.paired import TrialRequest
+from reflact.ports import EventCallback
+from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
 from reflact.stages.rollout import rollout, rollout_pairs
 from reflact.types import Item, Rollout, Skill, Split
-from reflact.wiring import House
+from reflact.wiring import Runtime
 
-REPORTED = 1_000_000_000
+FIRST_REPORT_TRIAL = 1_000_000_000
 """Number of the first trial that reported scores come from; no gate reads it or a later one."""
 
-FRESH = 1_000
+TRIALS_PER_DECISION = 1_000
 """Trials that each decision has to itself where both sides are rolled out anew for it."""
 
 
-class Rolls:
+class RolloutScheduler:
     """Rolls skills out for one start of a run.
 
     Args:
@@ -31,20 +31,20 @@ class Rolls:
         surplus: Rollouts that had finished when a decision was clear without them.
     """
 
-    def __init__(self, house: House, *, emit: Emit) -> None:
-        self._house = house
-        self._plan = house.plan
-        self._config = house.plan.config
-        self._emit = emit
-        self._journal = house.store.journal(house.plan.run_id)
-        self._validation = {item.id: item for item in house.plan.data.val}
+    def __init__(self, runtime: Runtime, *, on_event: EventCallback) -> None:
+        self._runtime = runtime
+        self._plan = runtime.plan
+        self._config = runtime.plan.config
+        self._on_event = on_event
+        self._decision_log = runtime.store.decision_log(runtime.plan.run_id)
+        self._validation = {item.id: item for item in runtime.plan.data.val}
         self.surplus = 0
 
-    def phase(self, name: str) -> str | None:
+    def phase_key(self, name: str) -> str | None:
         """Return what keeps a phase's rollouts apart, None where they are reused everywhere."""
         return None if self._config.train.reuse_rollouts else name
 
-    async def split(
+    async def roll_out_split(
         self, split: Split, skill: Skill, *, step: int, phase: str, trial: int = 0
     ) -> tuple[Rollout, ...]:
         """Roll a skill out on a whole split, without feedback.
@@ -54,17 +54,17 @@ class Rolls:
         """
         items, coverage = self._plan.data.items(split), self._config.gate.coverage
         stage: events.Stage = "final_test" if split is Split.test else "evaluate"
-        return await self._roll(
+        return await self._roll_out(
             items, skill, step=step, stage=stage, trial=trial, phase=phase, coverage=coverage
         )
 
-    async def train(
+    async def roll_out_train_items(
         self, items: Sequence[Item], skill: Skill, *, step: int, phase: str
     ) -> tuple[Rollout, ...]:
         """Roll a skill out on train items, with feedback; noting unmeasured ones is left to the caller."""
-        return await self._roll(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
+        return await self._roll_out(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
 
-    def duel(self, *, step: int, part: str, number: int) -> Duel:
+    def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
         """Return the function that rolls two skills out for one decision of the gate.
 
         Args:
@@ -72,57 +72,59 @@ class Rolls:
             part: Which of the step's decisions.
             number: The decision's number in the step, from 0.
         """
-        offset = FRESH * (10 * step + number) if self._config.gate.interleave else 0
+        offset = TRIALS_PER_DECISION * (10 * step + number) if self._config.gate.interleave else 0
 
-        async def roll(candidate: Skill, current: Skill, ask: Ask, until: Until | None) -> Duels:
+        async def roll(
+            candidate: Skill, current: Skill, ask: TrialRequest, until: StopCondition | None
+        ) -> RolloutPairs:
             size, finished = len(ask.item_ids), 0
-            count = self.counter("evaluate", step, 2 * size, note=f"trial {ask.trial}")
+            count = self.make_progress_counter("evaluate", step, 2 * size, note=f"trial {ask.trial}")
 
             async def one_more(rollout: Rollout) -> None:
                 nonlocal finished
                 finished += 1
                 await count(rollout)
 
-            await self._emit(
-                events.GateLooked(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
+            await self._on_event(
+                events.TrialRequested(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
             )
             pairs = await rollout_pairs(
                 [self._validation[item_id] for item_id in ask.item_ids],
                 candidate,
                 current,
-                target=self._house.target,
+                target=self._runtime.target,
                 environment=self._plan.environment,
-                store=self._house.store,
-                journal=self._journal,
+                store=self._runtime.store,
+                decision_log=self._decision_log,
                 step=step,
                 trial=offset + ask.trial,
                 limit=self._config.train.rollout_concurrency,
-                phase=self.phase(f"{part}/{step}"),
-                until=until,
-                report=one_more,
+                phase=self.phase_key(f"{part}/{step}"),
+                stop_when=until,
+                on_rollout=one_more,
             )
             self.surplus += finished - 2 * len(pairs)
             return pairs
 
         return roll
 
-    def counter(
+    def make_progress_counter(
         self, stage: events.Stage, step: int, total: int, *, note: str = ""
     ) -> Callable[[object], Awaitable[None]]:
         """Return a function that reports one more part of a stage as done."""
         said = partial(
-            events.Progress, run_id=self._plan.run_id, step=step, stage=stage, total=total, note=note
+            events.StageProgressed, run_id=self._plan.run_id, step=step, stage=stage, total=total, note=note
         )
         done = 0
 
         async def count(_: object) -> None:
             nonlocal done
             done += 1
-            await self._emit(said(done=done))
+            await self._on_event(said(done=done))
 
         return count
 
-    async def _roll(
+    async def _roll_out(
         self,
         items: Sequence[Item],
         skill: Skill,
@@ -136,15 +138,15 @@ class Rolls:
         return await rollout(
             items,
             skill,
-            target=self._house.target,
+            target=self._runtime.target,
             environment=self._plan.environment,
-            store=self._house.store,
-            journal=self._journal,
+            store=self._runtime.store,
+            decision_log=self._decision_log,
             step=step,
             feedback=stage == "slow_update",
             coverage=coverage,
             limit=self._config.train.rollout_concurrency,
             trial=trial,
-            phase=self.phase(phase),
-            report=self.counter(stage, step, len(items)),
+            phase=self.phase_key(phase),
+            on_rollout=self.make_progress_counter(stage, step, len(items)),
         )

@@ -9,38 +9,38 @@ import anyio
 from pydantic import TypeAdapter
 
 from reflact import events, exports
-from reflact.cards import RejectedEdit, distinct, rejected
-from reflact.clock import Clock
-from reflact.closing import EpochEnd
-from reflact.data import steps_per_epoch
-from reflact.ending import Ending, Measured
+from reflact.cards import RejectedEdit, collect_rejected_edits, deduplicate_edits
+from reflact.clock import StageTimer
+from reflact.closing import EpochFinalizer
+from reflact.data import count_steps_per_epoch
+from reflact.ending import FinalEvaluator, FinalMeasurements
 from reflact.errors import RunFailed, Unmeasured
 from reflact.folding import (
-    after,
-    after_epoch,
-    after_promotion,
-    epoch_events,
-    first_state,
-    step_events,
-    versions,
+    apply_epoch,
+    apply_promotion,
+    apply_step,
+    build_epoch_events,
+    build_first_state,
+    build_step_events,
+    version_hashes,
 )
-from reflact.gate import measure
-from reflact.halting import Brake
-from reflact.judging import Judge
-from reflact.ports import Approve, Committed, Emit
-from reflact.records import EpochRecord, Promotion, RunState, StepRecord
-from reflact.results import CriticUsed, RunSummary, Status
-from reflact.rolling import Rolls
-from reflact.steps import Steps
-from reflact.summing import counted
-from reflact.tasks import beside, seen_through
+from reflact.gate import build_measurement
+from reflact.halting import GracefulStop
+from reflact.judging import GateKeeper
+from reflact.ports import Approver, CommitRecord, EventCallback
+from reflact.records import EpochRecord, PromotionRecord, RunState, StepRecord
+from reflact.results import CriticDescription, RunStatus, RunSummary
+from reflact.rolling import RolloutScheduler
+from reflact.steps import StepRunner
+from reflact.summing import summarize_history
+from reflact.tasks import finish_if_cancelled, run_beside
 from reflact.types import Skill, Split
-from reflact.wiring import House
+from reflact.wiring import Runtime
 
-BEAT_SECONDS = 1.0
+TIME_RECORD_SECONDS = 1.0
 """How far ahead active time is booked: the most by which a kill makes it too long."""
 
-CARDS: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
+REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
 
 class Run:
@@ -54,53 +54,62 @@ class Run:
     """
 
     def __init__(
-        self, house: House, emit: Emit, approve: Approve | None = None, brake: Brake | None = None
+        self,
+        runtime: Runtime,
+        on_event: EventCallback,
+        approve: Approver | None = None,
+        graceful_stop: GracefulStop | None = None,
     ) -> None:
-        plan, store = house.plan, house.store
-        self._house = house
+        plan, store = runtime.plan, runtime.store
+        self._runtime = runtime
         self._plan = plan
         self._config = plan.config
-        self._sink = emit
-        self._brake = brake
+        self._on_event = on_event
+        self._graceful_stop = graceful_stop
         self._store = store
-        self._journal = store.journal(plan.run_id)
-        self._clock = Clock(plan.run_id, emit, house.tracing)
-        self._measured = Measured()
+        self._decision_log = store.decision_log(plan.run_id)
+        self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
+        self._measured = FinalMeasurements()
         self.id = plan.run_id
         self.state: RunState | None = None
-        self._critic: CriticUsed | None = None
+        self._critic: CriticDescription | None = None
         train = self._config.train
-        self._per_epoch = steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
+        self._per_epoch = count_steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
         self._total = self._per_epoch * train.num_epochs
-        self.rolls = Rolls(house, emit=emit)
-        self._judge = Judge(
+        self.scheduler = RolloutScheduler(runtime, on_event=on_event)
+        self._gate_keeper = GateKeeper(
             plan,
             store=store,
-            journal=self._journal,
-            rolls=self.rolls,
+            decision_log=self._decision_log,
+            scheduler=self.scheduler,
             approve=approve,
             total=self._total,
             per_epoch=self._per_epoch,
         )
-        self._epoch_end = EpochEnd(
+        self._epoch_end = EpochFinalizer(
             plan,
             store=store,
-            journal=self._journal,
-            llm=house.optimizer,
-            rolls=self.rolls,
-            judge=self._judge,
-            clock=self._clock,
+            decision_log=self._decision_log,
+            llm=runtime.optimizer,
+            scheduler=self.scheduler,
+            gate_keeper=self._gate_keeper,
+            timer=self._timer,
         )
-        self.ending = Ending(
-            plan, store=store, journal=self._journal, rolls=self.rolls, judge=self._judge, tell=self._emit
+        self.final_evaluator = FinalEvaluator(
+            plan,
+            store=store,
+            decision_log=self._decision_log,
+            scheduler=self.scheduler,
+            gate_keeper=self._gate_keeper,
+            on_event=self._emit,
         )
 
-    async def open(self, *, goes_on: bool = True) -> None:
+    async def open(self, *, resume: bool = True) -> None:
         """Start the run in its store, or find the state that it last committed."""
         plain = self._config.model_dump(mode="json")
-        self.state = await self._store.open_run(self.id, self._plan.identity, plain, goes_on=goes_on)
+        self.state = await self._store.open_run(self.id, self._plan.identity, plain, resume=resume)
         seconds = await self._store.add_seconds(self.id, 0.0)
-        self._house.budget.begin(await self._store.spend(self.id), seconds)
+        self._runtime.budget.begin(await self._store.spend(self.id), seconds)
 
     async def complete(self) -> RunSummary:
         """Measure the baseline, take all steps that are left, measure the end, and sum up.
@@ -108,43 +117,45 @@ class Run:
         Raises:
             BudgetSpent: The budget has no room for a call, or its time is over.
         """
-        with anyio.CancelScope(deadline=self._house.budget.deadline) as time:
-            await beside(self._advance, self._keep_time)
+        with anyio.CancelScope(deadline=self._runtime.budget.deadline) as time:
+            await run_beside(self._advance, self._record_time)
         if time.cancelled_caught:
-            raise self._house.budget.out_of_time()
+            raise self._runtime.budget.out_of_time()
         return await self.finish("completed", None)
 
-    async def _keep_time(self) -> None:
+    async def _record_time(self) -> None:
         while True:
-            await self._store.add_seconds(self.id, *self._clock.read(ahead=BEAT_SECONDS))
-            await anyio.sleep(BEAT_SECONDS)
+            await self._store.add_seconds(self.id, *self._timer.read(ahead=TIME_RECORD_SECONDS))
+            await anyio.sleep(TIME_RECORD_SECONDS)
 
     async def _advance(self) -> None:
-        await self._announce()
-        await self._appraise()
-        state = self.state or await self._baseline()
+        await self._emit_start()
+        await self._measure_critic()
+        state = self.state or await self._measure_baseline()
         records = list(await self._store.records(self.id))
-        await self._tell_again(state, records)
-        steps = Steps(
-            self._house,
-            rolls=self.rolls,
-            judge=self._judge,
-            clock=self._clock,
-            pinned=await self._pinned(),
+        await self._emit_last_commit(state, records)
+        steps = StepRunner(
+            self._runtime,
+            scheduler=self.scheduler,
+            gate_keeper=self._gate_keeper,
+            timer=self._timer,
+            pinned_edits=await self._load_pinned_edits(),
             total=self._total,
             per_epoch=self._per_epoch,
         )
         while state.step < self._total:
-            state = await self._twice(self._close_epoch, state, state.step)
-            state = await self._twice(lambda now: self._step(steps, now, records), state, state.step + 1)
-        state = await self._twice(self._close_epoch, state, state.step)
-        state = await self._twice(self._promote, state, state.step)
-        async with self._clock.stage("final_test", step=state.step, name="final test"):
-            self._measured = await self.ending.measure(state)
+            state = await self._retry_once(self._finalize_epoch, state, state.step)
+            state = await self._retry_once(
+                lambda now: self._run_step(steps, now, records), state, state.step + 1
+            )
+        state = await self._retry_once(self._finalize_epoch, state, state.step)
+        state = await self._retry_once(self._judge_promotion, state, state.step)
+        async with self._timer.stage("final_test", step=state.step, name="final test"):
+            self._measured = await self.final_evaluator.measure(state)
 
-    async def finish(self, status: Status, reason: str | None) -> RunSummary:
+    async def finish(self, status: RunStatus, reason: str | None) -> RunSummary:
         """Store and return the summary of this start of the run."""
-        seconds = await self._store.add_seconds(self.id, *self._clock.read())
+        seconds = await self._store.add_seconds(self.id, *self._timer.read())
         summary = RunSummary(
             version=metadata.version("reflact"),
             run_id=self.id,
@@ -156,22 +167,22 @@ class Run:
             spend=await self._store.spend(self.id),
             stages=await self._store.stage_times(self.id),
             faults=await self._store.faults(self.id),
-            reused=self._store.reused,
-            surplus=self.rolls.surplus,
-            test_openings=self.ending.openings,
+            reuse=self._store.reuse,
+            surplus=self.scheduler.surplus,
+            test_openings=self.final_evaluator.openings,
             seconds=seconds,
             config=self._config.model_dump(mode="json"),
-            critic=self._measured_critic(self._plan.critic),
-            noted_by=self._measured_critic(self._plan.noted_by),
+            critic=self._describe_critic(self._plan.critic),
+            noted_by=self._describe_critic(self._plan.notes_critic),
         )
-        summary = counted(
+        summary = summarize_history(
             summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
         )
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
         exports.export_summary(self._config.out_dir, summary)
         return summary
 
-    async def _announce(self) -> None:
+    async def _emit_start(self) -> None:
         sizes = {split: len(self._plan.data.items(split)) for split in Split}
         await self._emit(
             events.RunStarted(
@@ -182,148 +193,175 @@ class Run:
                 n_test=sizes[Split.test],
             )
         )
-        await self._emit(events.Outlook(run_id=self.id, **self._judge.outlook(self.state).model_dump()))
+        await self._emit(
+            events.GatePowerEstimated(
+                run_id=self.id, **self._gate_keeper.estimate_power(self.state).model_dump()
+            )
+        )
 
-    async def _appraise(self) -> None:
+    async def _measure_critic(self) -> None:
         """Learn what the scores of the run's own critic are worth, where it has one."""
-        if self._house.critic is not None:
+        if self._runtime.critic is not None:
             step = 0 if self.state is None else self.state.step
-            async with self._clock.stage("evaluate", step=step, name="critic"):
-                self._critic = await self._house.critic.appraise()
+            async with self._timer.stage("evaluate", step=step, name="critic"):
+                self._critic = await self._runtime.critic.measure_accuracy()
 
-    def _measured_critic(self, used: CriticUsed | None) -> CriticUsed | None:
+    def _describe_critic(self, used: CriticDescription | None) -> CriticDescription | None:
         own = self._critic
         return own if own is not None and used is not None and used.identity == own.identity else used
 
-    async def _baseline(self) -> RunState:
+    async def _measure_baseline(self) -> RunState:
         """Measure the initial skill, twice where the gate has to find out whether repeats agree."""
-        initial = self._plan.initial
-        async with self._clock.stage("evaluate", step=0, name="baseline"):
-            first = await self.rolls.split(Split.val, initial, step=0, phase="baseline")
-            deterministic = self._judge.presumed
-            if self._judge.learns:
-                second = await self.rolls.split(Split.val, initial, step=0, phase="baseline", trial=1)
-                deterministic = self._judge.agree(first, second)
-        measured = measure(initial.hash, Split.val, first)
-        mark = self._judge.scale.mean(measured)
+        initial = self._plan.initial_skill
+        async with self._timer.stage("evaluate", step=0, name="baseline"):
+            first = await self.scheduler.roll_out_split(Split.val, initial, step=0, phase="baseline")
+            deterministic = self._gate_keeper.presumes_deterministic
+            if self._gate_keeper.must_test_determinism:
+                second = await self.scheduler.roll_out_split(
+                    Split.val, initial, step=0, phase="baseline", trial=1
+                )
+                deterministic = self._gate_keeper.scores_agree(first, second)
+        measured = build_measurement(initial.hash, Split.val, first)
+        mark = self._gate_keeper.metric.score_measurement(measured)
         if mark is None:
             raise RunFailed("the initial skill has no score on the validation split")
         await self._emit(events.BaselineMeasured(run_id=self.id, score=mark, n=measured.n))
-        return await self._commit(None, first_state(initial, mark, deterministic=deterministic), [initial])
+        return await self._commit(
+            None, build_first_state(initial, mark, deterministic=deterministic), [initial]
+        )
 
-    async def _step(self, steps: Steps, state: RunState, records: list[StepRecord]) -> RunState:
+    async def _run_step(self, steps: StepRunner, state: RunState, records: list[StepRecord]) -> RunState:
         step = state.step + 1
-        epoch, _ = steps.place(step)
-        ids = tuple(item.id for batch in steps.batches(step) for item in batch)
-        with self._house.tracing.step(step, epoch=epoch):
+        epoch, _ = steps.locate_step(step)
+        ids = tuple(item.id for batch in steps.list_batches(step) for item in batch)
+        with self._runtime.tracing.step(step, epoch=epoch):
             await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
-            stepped = await steps.take(step, state, records)
-            new = after(state, stepped.record, self._judge.alpha(state, step=step), stepped.undecided)
+            stepped = await steps.run(step, state, records)
+            new = apply_step(
+                state, stepped.record, self._gate_keeper.find_alpha(state, step=step), stepped.undecided
+            )
             await self._commit(stepped.record, new, stepped.skills)
         records.append(stepped.record)
         return new
 
-    async def _close_epoch(self, state: RunState) -> RunState:
+    async def _finalize_epoch(self, state: RunState) -> RunState:
         """Close the epoch that the last step ended; the first one only when another follows."""
         epoch, rest = divmod(state.step, self._per_epoch)
         is_last = state.step >= self._total
-        if rest or epoch <= state.closed_epoch or not self._epoch_end.needed or (epoch == 1 and is_last):
+        if (
+            rest
+            or epoch <= state.last_committed_epoch
+            or not self._epoch_end.is_needed
+            or (epoch == 1 and is_last)
+        ):
             return state
-        async with self._clock.stage("slow_update", step=state.step, name="epoch end"):
-            closed = await self._epoch_end.close(state, epoch=epoch)
-        alpha = self._judge.alpha(state, step=state.step)
-        new = after_epoch(state, closed.record, alpha, closed.undecided)
+        async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
+            closed = await self._epoch_end.finalize(state, epoch=epoch)
+        alpha = self._gate_keeper.find_alpha(state, step=state.step)
+        new = apply_epoch(state, closed.record, alpha, closed.undecided)
         return await self._commit(closed.record, new, closed.skills)
 
-    async def _promote(self, state: RunState) -> RunState:
+    async def _judge_promotion(self, state: RunState) -> RunState:
         """Let the last skill take the place of the best where it wins, once for each end of the run."""
         done = await self._store.promotions(self.id)
         if done and done[-1].step == state.step:
             return state
-        async with self._clock.stage("evaluate", step=state.step, name="promotion"):
-            promoted = await self.ending.promotion(state)
+        async with self._timer.stage("evaluate", step=state.step, name="promotion"):
+            promoted = await self.final_evaluator.judge_promotion(state)
         if promoted is None:
             return state
         promotion, undecided = promoted
-        alpha = self._judge.alpha(state, step=state.step)
-        return await self._commit(promotion, after_promotion(state, promotion, alpha, undecided), [])
+        alpha = self._gate_keeper.find_alpha(state, step=state.step)
+        return await self._commit(promotion, apply_promotion(state, promotion, alpha, undecided), [])
 
-    async def _twice(
+    async def _retry_once(
         self, work: Callable[[RunState], Awaitable[RunState]], state: RunState, step: int
     ) -> RunState:
         """Do what changes the state; once more where too little of it could be measured in a step."""
         try:
             return await work(state)
         except Unmeasured as error:
-            await self._sink(events.Repeated(run_id=self.id, step=step, reason=str(error)))
+            await self._on_event(events.StepRetried(run_id=self.id, step=step, reason=str(error)))
         return await work(state)
 
-    async def _commit(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> RunState:
-        await seen_through(lambda: self._save(record, state, skills))
-        await self._tell(record, state)
-        if self._brake is not None:
-            await self._brake.committed()
+    async def _commit(
+        self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
+    ) -> RunState:
+        await finish_if_cancelled(lambda: self._save(record, state, skills))
+        await self._emit_commit(record, state)
+        if self._graceful_stop is not None:
+            await self._graceful_stop.stop_after_commit()
         return state
 
-    async def _save(self, record: Committed | None, state: RunState, skills: Sequence[Skill]) -> None:
+    async def _save(self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]) -> None:
         await self._store.commit(self.id, record, state, skills)
         self.state = state
         if record is not None:
             await self._export(record, skills)
 
-    async def _export(self, record: Committed, skills: Sequence[Skill]) -> None:
+    async def _export(self, record: CommitRecord, skills: Sequence[Skill]) -> None:
         texts = {skill.hash: skill for skill in skills}
-        made = () if isinstance(record, Promotion) else record.made
+        made = () if isinstance(record, PromotionRecord) else record.created_versions
         for version in made:
             exports.export_version(self._config.out_dir, version.number, texts[version.skill_hash])
         exports.export_best(self._config.out_dir, await self._store.skill(record.best.skill_hash))
 
-    async def _tell_again(self, state: RunState, records: Sequence[StepRecord]) -> None:
+    async def _emit_last_commit(self, state: RunState, records: Sequence[StepRecord]) -> None:
         """Export and tell what an earlier start committed and may not have told."""
         epochs = await self._store.epochs(self.id)
-        numbered = versions(self._plan.initial, records, epochs)
-        exports.drop_versions(self._config.out_dir, beyond=numbered)
+        numbered = version_hashes(self._plan.initial_skill, records, epochs)
+        exports.remove_versions(self._config.out_dir, beyond=numbered)
         for number, skill_hash in numbered.items():
             exports.export_version(self._config.out_dir, number, await self._store.skill(skill_hash))
         exports.export_best(self._config.out_dir, await self._store.skill(state.best.skill_hash))
-        last: list[Committed | None] = [*records[-1:]] or [None]
+        last: list[CommitRecord | None] = [*records[-1:]] or [None]
         last += [e for e in epochs[-1:] if e.step == state.step]
         last += [p for p in (await self._store.promotions(self.id))[-1:] if p.step == state.step]
         for record in last:
-            await self._tell(record, state)
+            await self._emit_commit(record, state)
 
-    async def _pinned(self) -> tuple[RejectedEdit, ...]:
+    async def _load_pinned_edits(self) -> tuple[RejectedEdit, ...]:
         """Return other runs' rejected edits, as they were when this run first started."""
         if self._config.reflect.memory != "environment":
             return ()
-        noted = await self._journal.recall(0, "pinned_cards")
+        noted = await self._decision_log.get(0, "pinned_cards")
         if noted is None:
-            others = await self._store.histories(str(self._plan.identity["environment"]), but=self.id)
-            cards = [card for run_id, steps in others.items() for card in rejected(steps, run_id=run_id)]
-            noted = CARDS.dump_python(distinct(cards), mode="json")
-            await self._journal.note(0, "pinned_cards", noted)
-        return CARDS.validate_python(noted)
+            others = await self._store.records_of_other_runs(
+                str(self._plan.identity["environment"]), exclude=self.id
+            )
+            cards = [
+                card
+                for run_id, steps in others.items()
+                for card in collect_rejected_edits(steps, run_id=run_id)
+            ]
+            noted = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(cards), mode="json")
+            await self._decision_log.put(0, "pinned_cards", noted)
+        return REJECTED_EDITS_ADAPTER.validate_python(noted)
 
-    async def _tell(self, record: Committed | None, state: RunState) -> None:
+    async def _emit_commit(self, record: CommitRecord | None, state: RunState) -> None:
         """Tell what a commit did; without a record it is the first, and the state is the one after it."""
-        for event in told(self.id, record, state):
+        for event in build_commit_events(self.id, record, state):
             await self._emit(event)
 
     async def _emit(self, event: events.Event) -> None:
-        if await self._store.append(event):
-            await self._sink(event)
+        if await self._store.append_event(event):
+            await self._on_event(event)
 
 
-def told(run_id: str, record: Committed | None, state: RunState) -> tuple[events.Event, ...]:
+def build_commit_events(
+    run_id: str, record: CommitRecord | None, state: RunState
+) -> tuple[events.Event, ...]:
     """Return the durable events of a commit; without a record, of the one that began with ``state``."""
     match record:
         case None:
-            return (events.SkillMade(run_id=run_id, version=state.current),)
+            return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
         case StepRecord():
-            return step_events(run_id, record)
+            return build_step_events(run_id, record)
         case EpochRecord():
-            return epoch_events(run_id, record)
-        case Promotion():
+            return build_epoch_events(run_id, record)
+        case PromotionRecord():
             return (
-                events.Promoted(run_id=run_id, step=record.step, verdict=record.verdict, best=record.best),
+                events.PromotionJudged(
+                    run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
+                ),
             )

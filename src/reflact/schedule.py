@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-Scheduler = Literal["constant", "linear", "cosine"]
+SchedulerName = Literal["constant", "linear", "cosine"]
 
 
-def budget(step: int, total_steps: int, *, scheduler: Scheduler, max_edits: int, floor: int) -> int:
+def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int) -> int:
     """Return how many edits a step may apply.
 
     A function of the step alone, so nothing that happened before (a skipped step, a restart) shifts it.

@@ -8,13 +8,13 @@ from typing import get_args
 
 from reflact.records import EpochRecord, RunState, StepRecord
 from reflact.results import ActionCount, EpochStats, RunSummary
-from reflact.types import Action
+from reflact.types import GateAction
 
-ACTIONS: tuple[Action, ...] = get_args(Action)
-UNCHANGED: tuple[Action, ...] = ("no_change", "no_patches", "no_rewrite")
+ACTIONS: tuple[GateAction, ...] = get_args(GateAction)
+UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
-def counted(
+def summarize_history(
     summary: RunSummary,
     records: Sequence[StepRecord],
     epochs: Sequence[EpochRecord],
@@ -37,12 +37,14 @@ def counted(
             "best": state.best if state is not None else None,
             "final": state.current if state is not None else None,
             "deterministic": state is None or state.deterministic,
-            "epochs": tuple(_epoch([r for r in records if r.epoch == n], ends.get(n)) for n in numbers),
+            "epochs": tuple(
+                _summarize_epoch([r for r in records if r.epoch == n], ends.get(n)) for n in numbers
+            ),
         }
     )
 
 
-def _epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats:
+def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats:
     last = records[-1] if end is None else end
     return EpochStats(
         epoch=records[-1].epoch,
@@ -51,7 +53,7 @@ def _epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats
         rejects=sum(r.verdict.action == "reject" for r in records),
         skips=sum(r.verdict.action in UNCHANGED for r in records),
         inconclusive=sum(r.verdict.action == "inconclusive" for r in records),
-        slow_update=None if end is None or end.slow is None else end.slow.action,
+        slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
         current_score=None if last.current.inherited else last.current.score,
         best_score=last.best.score,
     )

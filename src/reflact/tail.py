@@ -13,21 +13,21 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from reflact.errors import SkillError
-from reflact.skill import MARKER, Region, check_document, newline, paragraph, regions
+from reflact.skill import MARKER, Region, check_document, detect_newline, find_regions, format_paragraph
 from reflact.types import Skill
 
-HEADING = "## Execution Notes Appendix"
+NOTES_HEADING = "## Execution Notes Appendix"
 
 _Name = Literal["slow_update", "appendix"]
 
 
-def guidance(text: str) -> str:
+def read_guidance(text: str) -> str:
     """Return the slow guidance of a document; empty where its region is empty or missing."""
-    region = _find(text, "slow_update")
-    return "" if region is None else _inside(text, region)
+    region = _find_region(text, "slow_update")
+    return "" if region is None else _read_region(text, region)
 
 
-def with_guidance(skill: Skill, new: str) -> Skill:
+def replace_guidance(skill: Skill, new: str) -> Skill:
     """Return the document with new guidance in place of its own; empty guidance leaves an empty region.
 
     A new region stands at the end of the document, or before the appendix where that ends it. White space
@@ -38,42 +38,42 @@ def with_guidance(skill: Skill, new: str) -> Skill:
     """
     check_document(skill.text)
     _refuse_markers(new)
-    wanted = _normal(new)
-    region = _find(skill.text, "slow_update")
-    if region is not None and guidance(skill.text) == wanted:
+    wanted = _normalize_newlines(new)
+    region = _find_region(skill.text, "slow_update")
+    if region is not None and read_guidance(skill.text) == wanted:
         return skill
-    return _written(skill.text, "slow_update", wanted)
+    return _write_region(skill.text, "slow_update", wanted)
 
 
-def reserved(skill: Skill) -> Skill:
+def reserve_guidance_region(skill: Skill) -> Skill:
     """Return the document with a region for slow guidance; one that is there stays as it is.
 
     Raises:
         SkillError: The document is malformed.
     """
     check_document(skill.text)
-    return with_guidance(skill, "") if _find(skill.text, "slow_update") is None else skill
+    return replace_guidance(skill, "") if _find_region(skill.text, "slow_update") is None else skill
 
 
-def notes(text: str) -> tuple[str, ...]:
+def read_notes(text: str) -> tuple[str, ...]:
     """Return the execution notes of a document, in order, each on one line.
 
     A line ``- ...`` begins a note and other lines continue it; the heading is no note.
     """
-    region = _find(text, "appendix")
+    region = _find_region(text, "appendix")
     found: list[str] = []
-    for line in [] if region is None else _inside(text, region).splitlines():
-        words = _flat(line)
+    for line in [] if region is None else _read_region(text, region).splitlines():
+        words = _flatten(line)
         if words == "-" or words.startswith("- "):
             found.append(words[2:])
         elif found:
-            found[-1] = _flat(f"{found[-1]} {words}")
-        elif words != HEADING:
+            found[-1] = _flatten(f"{found[-1]} {words}")
+        elif words != NOTES_HEADING:
             found.append(words)
     return tuple(note for note in found if note)
 
 
-def with_notes(skill: Skill, new: Sequence[str]) -> Skill:
+def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
     """Return the document with new execution notes in place of its own.
 
     The region holds a heading and one ``- `` bullet a note; a note of several lines is written on one,
@@ -84,77 +84,79 @@ def with_notes(skill: Skill, new: Sequence[str]) -> Skill:
         SkillError: The document is malformed, or a note holds a marker.
     """
     check_document(skill.text)
-    wanted = tuple(flat for note in new if (flat := _flat(note)))
+    wanted = tuple(flat for note in new if (flat := _flatten(note)))
     for note in wanted:
         _refuse_markers(note)
-    if wanted == notes(skill.text):
+    if wanted == read_notes(skill.text):
         return skill
     bullets = "\n".join(f"- {note}" for note in wanted)
-    return _written(skill.text, "appendix", f"{HEADING}\n\n{bullets}" if wanted else "")
+    return _write_region(skill.text, "appendix", f"{NOTES_HEADING}\n\n{bullets}" if wanted else "")
 
 
-def added(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ...]:
+def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ...]:
     """Return the notes with the reminders after them, in order, each once and on one line.
 
     Two are the same if they differ in case and white space at most; the earlier one stays.
     """
     first: dict[str, str] = {}
     for note in (*notes, *reminders):
-        words = _flat(note)
+        words = _flatten(note)
         if words:
             first.setdefault(words.casefold(), words)
     return tuple(first.values())
 
 
-def check_tail_text(text: str) -> None:
+def check_region_text(text: str) -> None:
     """Refuse guidance or a note that cannot be written into the tail.
 
     Raises:
         ValueError: It holds the marker of a protected region, or would once it is put on one line.
     """
-    marker = MARKER.search(_flat(text))
+    marker = MARKER.search(_flatten(text))
     if marker is not None:
         raise ValueError(f"the text holds {marker[0]}, which marks a protected region; leave it out")
 
 
 def _refuse_markers(text: str) -> None:
     try:
-        check_tail_text(text)
+        check_region_text(text)
     except ValueError as error:
         raise SkillError(str(error)) from None
 
 
-def _find(text: str, name: _Name) -> Region | None:
-    return next((region for region in regions(text) if region.name == name), None)
+def _find_region(text: str, name: _Name) -> Region | None:
+    return next((region for region in find_regions(text) if region.name == name), None)
 
 
-def _inside(text: str, region: Region) -> str:
-    return _normal(MARKER.sub("", text[region.start : region.end]))
+def _read_region(text: str, region: Region) -> str:
+    return _normalize_newlines(MARKER.sub("", text[region.start : region.end]))
 
 
-def _written(text: str, name: _Name, inside: str) -> Skill:
+def _write_region(text: str, name: _Name, inside: str) -> Skill:
     words = f"\n{inside}\n" if inside else "\n"
-    block = f"<!-- {name.upper()}_START -->{words}<!-- {name.upper()}_END -->".replace("\n", newline(text))
-    region = _find(text, name)
+    block = f"<!-- {name.upper()}_START -->{words}<!-- {name.upper()}_END -->".replace(
+        "\n", detect_newline(text)
+    )
+    region = _find_region(text, name)
     if region is None:
-        place = _place(text, name)
-        edited = text[:place] + paragraph(text, place, block) + text[place:]
+        place = _find_insertion_point(text, name)
+        edited = text[:place] + format_paragraph(text, place, block) + text[place:]
     else:
         edited = text[: region.start] + block + text[region.end :]
     check_document(edited)
     return Skill(text=edited)
 
 
-def _place(text: str, name: _Name) -> int:
-    appendix = _find(text, "appendix")
+def _find_insertion_point(text: str, name: _Name) -> int:
+    appendix = _find_region(text, "appendix")
     if name == "appendix" or appendix is None or text[appendix.end :].strip():
         return len(text)
     return appendix.start
 
 
-def _normal(text: str) -> str:
+def _normalize_newlines(text: str) -> str:
     return re.sub(r"\r\n?", "\n", text).strip()
 
 
-def _flat(text: str) -> str:
+def _flatten(text: str) -> str:
     return " ".join(text.split())

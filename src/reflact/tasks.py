@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from reflact.views import Subject, View, Views
+from reflact.views import Subject, Subscribers, Subscription
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -37,12 +37,12 @@ async def fan_out(
     as it is, not wrapped in a group.
     """
     results: dict[int, U] = {}
-    bounded = _bounded(call, limit)
+    bounded = _limit_calls(call, limit)
 
     async def one(index: int) -> None:
         results[index] = await bounded(inputs[index])
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for index in range(len(inputs)):
             tasks.start_soon(one, index)
     return tuple(results[index] for index in range(len(inputs)))
@@ -63,25 +63,25 @@ async def fan_out_until(
     and is raised, bare, once everything before it has finished without being enough. So the outcome
     follows from what the calls give and from their order alone, never from timing.
     """
-    prefix = _Prefix[U | _Failed]()
+    prefix = _OrderedPrefix[U | _FailedCall]()
     found: list[U] = []
     over = False
     scopes = [anyio.CancelScope() for _ in inputs]
-    bounded = _bounded(call, limit)
+    bounded = _limit_calls(call, limit)
 
     async def one(index: int) -> None:
         nonlocal over
         with scopes[index]:
             try:
-                result: U | _Failed = await bounded(inputs[index])
+                result: U | _FailedCall = await bounded(inputs[index])
             except Exception as error:  # noqa: BLE001 - raised at its place in the order
-                result = _Failed(error)
+                result = _FailedCall(error)
                 for later in scopes[index + 1 :]:
                     later.cancel()
             for last in prefix.grow(index, result):
                 if over:
                     break
-                if isinstance(last, _Failed):
+                if isinstance(last, _FailedCall):
                     over = True
                     raise last.error
                 found.append(last)
@@ -89,7 +89,7 @@ async def fan_out_until(
             if over:
                 tasks.cancel_scope.cancel()
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for index in range(len(inputs)):
             tasks.start_soon(one, index)
     return tuple(found)
@@ -114,11 +114,11 @@ async def fan_out_then(
         The results of each lane, in the order of its inputs, and those of the further work of each lane,
         in the order in which ``ready`` gave it: neither depends on timing.
     """
-    prefixes = [_Prefix[U]() for _ in lanes]
+    prefixes = [_OrderedPrefix[U]() for _ in lanes]
     found: list[list[U]] = [[] for _ in lanes]
     further: list[dict[int, W]] = [{} for _ in lanes]
     started = [0 for _ in lanes]
-    first, second = _bounded(call, limit), _bounded(then, then_limit)
+    first, second = _limit_calls(call, limit), _limit_calls(then, then_limit)
 
     async def follow(lane: int, number: int, value: V) -> None:
         further[lane][number] = await second(value)
@@ -131,7 +131,7 @@ async def fan_out_then(
                 tasks.start_soon(follow, lane, started[lane], value)
                 started[lane] += 1
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         for lane, inputs in enumerate(lanes):
             for index in range(len(inputs)):
                 tasks.start_soon(one, lane, index)
@@ -141,22 +141,25 @@ async def fan_out_then(
     )
 
 
-async def beside(
-    work: Callable[[], Awaitable[T]], company: Callable[[], Coroutine[Any, Any, None]], *, wait: bool = False
+async def run_beside(
+    work: Callable[[], Awaitable[T]],
+    background: Callable[[], Coroutine[Any, Any, None]],
+    *,
+    wait: bool = False,
 ) -> T:
     """Do a piece of work with another beside it, which is then cancelled, or waited for.
 
     An error of either cancels the other and is raised bare.
     """
-    async with group() as tasks:
-        tasks.start_soon(company)
+    async with open_task_group() as tasks:
+        tasks.start_soon(background)
         result = await work()
         if not wait:
             tasks.cancel_scope.cancel()
     return result
 
 
-async def seen_through(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
+async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
     """Do a piece of work to its end although its caller is cancelled, if that takes no more than so long."""
     results: list[T] = []
     shield, done = anyio.CancelScope(shield=True), anyio.Event()
@@ -166,7 +169,7 @@ async def seen_through(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2
             results.append(await work())
         done.set()
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(one)
         try:
             await done.wait()
@@ -176,7 +179,7 @@ async def seen_through(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2
     return results[0]
 
 
-def _bounded(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[T], Awaitable[U]]:
+def _limit_calls(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[T], Awaitable[U]]:
     if limit is None:
         return call
     gate = anyio.Semaphore(limit)
@@ -188,7 +191,7 @@ def _bounded(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callable[[
     return one
 
 
-class _Prefix(Generic[T]):
+class _OrderedPrefix(Generic[T]):
     """Results as they come, handed on in the order of their places."""
 
     def __init__(self) -> None:
@@ -203,30 +206,30 @@ class _Prefix(Generic[T]):
             yield self._waiting.pop(self._length - 1)
 
 
-class _Failed(NamedTuple):
+class _FailedCall(NamedTuple):
     error: Exception
 
 
 @asynccontextmanager
-async def group() -> AsyncIterator[TaskGroup]:
+async def open_task_group() -> AsyncIterator[TaskGroup]:
     """A task group whose error is raised bare: the only one, or the first of several."""
     first: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
     except BaseExceptionGroup as errors:
-        first = _first(errors)
+        first = _first_error(errors)
     if first is not None:
         raise first
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     inner = errors.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+    return _first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 @asynccontextmanager
-async def outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[Callable[[T], None]]:
+async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[Callable[[T], None]]:
     """Give a function that takes elements without waiting; they are delivered beside the block, in order.
 
     None is dropped: the end of the block waits until all are delivered. An error of ``deliver`` cancels the
@@ -239,7 +242,7 @@ async def outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[Calla
             async for element in receive:
                 await deliver(element)
 
-    async with group() as tasks:
+    async with open_task_group() as tasks:
         tasks.start_soon(empty)
         with send:
             yield send.send_nowait
@@ -270,7 +273,7 @@ class Stream(Generic[T]):
         subject: Subject[T] | None = None,
     ) -> None:
         self._produce = produce
-        self._views = Views[T](buffer, subject)
+        self._subscribers = Subscribers[T](buffer, subject)
         self._task: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -282,27 +285,27 @@ class Stream(Generic[T]):
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
-    def also(self) -> View[T]:
+    def also(self) -> Subscription[T]:
         """Return another iterator over all elements that come from now on; it takes part at once.
 
         Nothing comes before the stream's own iteration begins, so whoever reads a view first waits for
         another task to begin it.
         """
-        return self._views.add(latest=False)
+        return self._subscribers.subscribe(latest=False)
 
-    def latest(self) -> View[T]:
+    def latest(self) -> Subscription[T]:
         """Return one for slow consumers: of waiting elements with one subject it keeps the newest alone.
 
         Elements without a subject are all kept, in their order.
         """
-        return self._views.add(latest=True)
+        return self._subscribers.subscribe(latest=True)
 
     async def aclose(self) -> None:
         """Cancel the producer if it still runs, and wait until it has cleaned up.
 
         It is cancelled once, however often this is called: a second time would cut its clean-up short.
         """
-        self._views.close()
+        self._subscribers.close()
         if self._task is not None and not self._task.done():
             if not self._task.cancelling():
                 self._task.cancel()
@@ -315,7 +318,7 @@ class Stream(Generic[T]):
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
         try:
-            async with self._views.add(latest=False) as own:
+            async with self._subscribers.subscribe(latest=False) as own:
                 self._task = asyncio.create_task(self._run())
                 async for element in own:
                     yield element
@@ -325,9 +328,9 @@ class Stream(Generic[T]):
 
     async def _run(self) -> None:
         try:
-            await self._produce(self._views.hand)
+            await self._produce(self._subscribers.publish)
         finally:
-            self._views.close()
+            self._subscribers.close()
 
 
 class SingleFlight(Generic[T]):

@@ -17,10 +17,18 @@ from typing import NamedTuple
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from reflact.calls import ReplyModel, Sample, Text
-from reflact.conventions import SECOND_BOUNDS, TOKEN_BOUNDS, Attributes, ModelCall, Value, common, settings
-from reflact.events import Decided, EpochClosed, Event, Promoted, Stage, StepCommitted
-from reflact.ports import Emit
+from reflact.calls import CallId, ReplyModel, Text
+from reflact.conventions import (
+    SECOND_BOUNDS,
+    TOKEN_BOUNDS,
+    Attributes,
+    AttributeValue,
+    ModelCallSpan,
+    common_attributes,
+    request_attributes,
+)
+from reflact.events import CandidateJudged, EpochCommitted, Event, PromotionJudged, Stage, StepCommitted
+from reflact.ports import EventCallback
 from reflact.results import RunSummary, Usage
 from reflact.roles import ModelConfig
 from reflact.types import Verdict
@@ -39,7 +47,7 @@ class Telemetry:
     meter_provider: metrics.MeterProvider | None = None
 
 
-class _Place(NamedTuple):
+class _SpanPosition(NamedTuple):
     """Where in the plan something happens.
 
     Args:
@@ -51,14 +59,14 @@ class _Place(NamedTuple):
     """
 
     span: Span
-    above: Span
+    parent: Span
     step: int = 0
     stage: Stage | None = None
-    rolling: _Place | None = None
+    rollout_place: _SpanPosition | None = None
 
 
-_PLACE = context.create_key("reflact-place")
-_CALL = context.create_key("reflact-call")
+_POSITION_KEY = context.create_key("reflact-place")
+_CALL_KEY = context.create_key("reflact-call")
 
 
 class Tracing:
@@ -109,14 +117,17 @@ class Tracing:
     @contextmanager
     def run(self, name: str = "reflact.run") -> Iterator[None]:
         """The span of a start of the run, under a name."""
-        with self._span(name, {}) as span, _set(_PLACE, _Place(span, span)):
+        with self._span(name, {}) as span, _attach_value(_POSITION_KEY, _SpanPosition(span, span)):
             yield
 
     @contextmanager
     def step(self, step: int, *, epoch: int) -> Iterator[None]:
         """The span of a step."""
         attributes: Attributes = {"reflact.step": step, "reflact.epoch": epoch}
-        with self._span("reflact.step", attributes) as span, _set(_PLACE, _Place(span, span, step)):
+        with (
+            self._span("reflact.step", attributes) as span,
+            _attach_value(_POSITION_KEY, _SpanPosition(span, span, step)),
+        ):
             yield
 
     @contextmanager
@@ -125,61 +136,64 @@ class Tracing:
 
         Analysts work while rollouts still run: rollouts then stay with their own stage.
         """
-        here = _here()
-        within = None if here is None else trace.set_span_in_context(here.above)
+        here = _current_position()
+        within = None if here is None else trace.set_span_in_context(here.parent)
         attributes: Attributes = {"reflact.step": step, "reflact.stage": stage}
         rolling = here if stage == "reflect" and here is not None and here.stage == "rollout" else None
         with self._span(f"reflact.stage {stage}", attributes, within=within) as span:
-            place = _Place(span, span if here is None else here.above, step, stage, rolling)
-            with _set(_PLACE, place):
+            place = _SpanPosition(span, span if here is None else here.parent, step, stage, rolling)
+            with _attach_value(_POSITION_KEY, place):
                 yield
 
     @contextmanager
     def rollout(self, item_id: str) -> Iterator[Span]:
         """The span of a rollout, under the stage that it belongs to."""
-        here = _here()
-        place = here if here is None or here.rolling is None else here.rolling
+        here = _current_position()
+        place = here if here is None or here.rollout_place is None else here.rollout_place
         within = None if place is None else trace.set_span_in_context(place.span)
-        attributes = {"reflact.item.id": item_id, **_where(place)}
-        with self._span("reflact.rollout", attributes, within=within) as span, _set(_PLACE, place):
+        attributes = {"reflact.item.id": item_id, **_position_attributes(place)}
+        with (
+            self._span("reflact.rollout", attributes, within=within) as span,
+            _attach_value(_POSITION_KEY, place),
+        ):
             yield span
 
     # --------------------------------------------------------------------------------------- model calls
 
     @contextmanager
     def call(
-        self, reply_type: type[ReplyModel], sample: Sample, config: ModelConfig | None
-    ) -> Iterator[ModelCall]:
+        self, reply_type: type[ReplyModel], call_id: CallId, config: ModelConfig | None
+    ) -> Iterator[ModelCallSpan]:
         """The span of a model call with all its attempts; one that a store answered is not measured."""
-        shared = {**common(config), "reflact.role": sample.role}
+        shared = {**common_attributes(config), "reflact.role": call_id.role}
         attributes = {
             **shared,
-            **settings(config),
+            **request_attributes(config),
             "gen_ai.output.type": "text" if issubclass(reply_type, Text) else "json",
-            "reflact.purpose": sample.purpose,
-            **_where(_here()),
+            "reflact.purpose": call_id.purpose,
+            **_position_attributes(_current_position()),
         }
         name = "chat" if config is None else f"chat {config.model}"
         with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
-            call = ModelCall(span, self._hide if span.is_recording() else None, seen=config is not None)
+            call = ModelCallSpan(span, self._hide if span.is_recording() else None, seen=config is not None)
             try:
-                with _set(_CALL, call):
+                with _attach_value(_CALL_KEY, call):
                     yield call
             except BaseException as error:
-                call.failed(error)
+                call.record_failure(error)
                 raise
             finally:
-                seconds = call.ended()
-                if not (call.stored or call.cut_off):
+                seconds = call.finish()
+                if not (call.from_store or call.cut_off):
                     ending = {} if call.error is None else {"error.type": call.error}
                     self._durations.record(seconds, {**shared, **ending})
 
-    def paid(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
+    def count_usage(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
         """Count what an answer consumed that came from elsewhere than a store."""
-        call = context.get_value(_CALL)
-        if isinstance(call, ModelCall):
+        call = context.get_value(_CALL_KEY)
+        if isinstance(call, ModelCallSpan):
             call.usage += usage
-        shared = {**common(config), "reflact.role": role}
+        shared = {**common_attributes(config), "reflact.role": role}
         if usage.calls > usage.uncounted:
             self._tokens.record(usage.input_tokens, {**shared, "gen_ai.token.type": "input"})
             self._tokens.record(usage.output_tokens, {**shared, "gen_ai.token.type": "output"})
@@ -188,43 +202,43 @@ class Tracing:
 
     # -------------------------------------------------------------------------------------- what happens
 
-    def following(self, emit: Emit) -> Emit:
+    def count_events(self, on_event: EventCallback) -> EventCallback:
         """Return an emitter that counts steps and decisions on the way."""
 
         async def tell(event: Event) -> None:
-            self._count(event)
-            await emit(event)
+            self._count_event(event)
+            await on_event(event)
 
         return tell
 
-    def ended(self, summary: RunSummary) -> None:
+    def record_outcome(self, summary: RunSummary) -> None:
         """Note on the run's span how it ended."""
         span = trace.get_current_span()
         span.set_attributes({"reflact.status": summary.status, "reflact.steps": summary.steps})
         if summary.status == "failed":
-            self._fails(span, "failed", summary.reason or "")
+            self._mark_failed(span, "failed", summary.reason or "")
 
-    def _count(self, event: Event) -> None:
+    def _count_event(self, event: Event) -> None:
         match event:
             case StepCommitted():
                 self._steps.add(1)
-                here = _here()
+                here = _current_position()
                 if here is not None and here.step == event.step:
-                    here.above.set_attribute("reflact.action", event.action)
-            case Decided() | Promoted():
-                part = "step" if isinstance(event, Decided) else "promotion"
-                self._decided(event.verdict, part)
-            case EpochClosed() if event.slow is not None and event.slow.verdict is not None:
-                self._decided(event.slow.verdict, "slow_update")
+                    here.parent.set_attribute("reflact.action", event.action)
+            case CandidateJudged() | PromotionJudged():
+                part = "step" if isinstance(event, CandidateJudged) else "promotion"
+                self._count_decision(event.verdict, part)
+            case EpochCommitted() if event.slow_update is not None and event.slow_update.verdict is not None:
+                self._count_decision(event.slow_update.verdict, "slow_update")
 
-    def _decided(self, verdict: Verdict, part: str) -> None:
+    def _count_decision(self, verdict: Verdict, part: str) -> None:
         self._decisions.add(1, {"reflact.action": verdict.action, "reflact.part": part})
 
     @contextmanager
     def _span(
         self,
         name: str,
-        attributes: Mapping[str, Value],
+        attributes: Mapping[str, AttributeValue],
         *,
         kind: SpanKind = SpanKind.INTERNAL,
         within: context.Context | None = None,
@@ -236,7 +250,7 @@ class Tracing:
         try:
             yield span
         except Exception as error:
-            self._fails(span, type(error).__name__, str(error))
+            self._mark_failed(span, type(error).__name__, str(error))
             raise
         except BaseException:
             span.set_attribute("reflact.cancelled", True)
@@ -245,18 +259,18 @@ class Tracing:
             context.detach(token)
             span.end()
 
-    def _fails(self, span: Span, kind: str, words: str) -> None:
+    def _mark_failed(self, span: Span, kind: str, words: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(StatusCode.ERROR, None if self._hide is None else self._hide(words))
 
 
-def _here() -> _Place | None:
-    place = context.get_value(_PLACE)
-    return place if isinstance(place, _Place) else None
+def _current_position() -> _SpanPosition | None:
+    place = context.get_value(_POSITION_KEY)
+    return place if isinstance(place, _SpanPosition) else None
 
 
 @contextmanager
-def _set(key: str, value: object) -> Iterator[None]:
+def _attach_value(key: str, value: object) -> Iterator[None]:
     token = context.attach(context.set_value(key, value))
     try:
         yield
@@ -264,7 +278,7 @@ def _set(key: str, value: object) -> Iterator[None]:
         context.detach(token)
 
 
-def _where(place: _Place | None) -> Attributes:
+def _position_attributes(place: _SpanPosition | None) -> Attributes:
     if place is None:
         return {}
     stage: Attributes = {} if place.stage is None else {"reflact.stage": place.stage}

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from reflact.roles import CHANGEABLE, Section
+from reflact.roles import CHANGEABLE, ConfigSection
 
 
-class TelemetryConfig(Section):
+class TelemetryConfig(ConfigSection):
     """What spans hold, and whether MLflow is told of the run."""
 
     content: bool = Field(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from reflact.calls import Intent, Rendered, Reply, Sample, StoredReply
-from reflact.ports import LLM, EffectStore, Environment, R, Session
+from reflact.calls import CallId, CallReservation, RenderedPrompt, Reply, StoredResponse
+from reflact.ports import LLM, Environment, R, ResponseStore, Session
 from reflact.results import FaultKind, Usage
 from reflact.roles import ModelConfig
 from reflact.telemetry import Tracing
-from reflact.types import Graded, Item, Split
+from reflact.types import Grade, Item, Split
 
 
 class TracedLLM:
@@ -34,19 +34,21 @@ class TracedLLM:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the other one; see ``ports.LLM.ask``."""
-        with self._tracing.call(reply_type, sample, self._config) as call:
-            call.asks(prompt)
-            reply = await self._inner.ask(prompt, reply_type, sample=sample, check=check)
+        with self._tracing.call(reply_type, call_id, self._config) as call:
+            call.record_prompt(prompt)
+            reply = await self._inner.ask(prompt, reply_type, call_id=call_id, check=check)
             if self._config is None:
-                self._tracing.paid(reply.usage, role=sample.role, purpose=sample.purpose, config=None)
-            call.replied(reply)
+                self._tracing.count_usage(
+                    reply.usage, role=call_id.role, purpose=call_id.purpose, config=None
+                )
+            call.record_reply(reply)
         return reply
 
 
@@ -71,7 +73,7 @@ class TracedEnvironment:
         """Return a split's items, in a fixed order."""
         return self._inner.items(split)
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Let the session work on an item and judge the result."""
         with self._tracing.rollout(item.id) as span:
             graded = await self._inner.run(item, session, seed=seed)
@@ -80,7 +82,7 @@ class TracedEnvironment:
         return graded
 
 
-class TracedLedger:
+class TracedResponseStore:
     """Implements ``ports.EffectStore`` by another one; what is paid for a role's model is counted once.
 
     Args:
@@ -89,31 +91,33 @@ class TracedLedger:
         config: The role's settings.
     """
 
-    def __init__(self, inner: EffectStore, tracing: Tracing, config: ModelConfig) -> None:
+    def __init__(self, inner: ResponseStore, tracing: Tracing, config: ModelConfig) -> None:
         self._inner = inner
         self._tracing = tracing
         self._config = config
 
-    async def find_reply(self, key: str) -> StoredReply | None:
+    async def find_response(self, key: str) -> StoredResponse | None:
         """Return what was stored under a key, or None."""
-        return await self._inner.find_reply(key)
+        return await self._inner.find_response(key)
 
-    async def intend(self, intent: Intent) -> None:
+    async def reserve(self, reservation: CallReservation) -> None:
         """Book a call before it is sent."""
-        await self._inner.intend(intent)
+        await self._inner.reserve(reservation)
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer and count what it consumed."""
-        await self._inner.keep_reply(reply, intent)
-        self._tracing.paid(reply.usage, role=intent.role, purpose=intent.purpose, config=self._config)
+        await self._inner.store_response(reply, reservation)
+        self._tracing.count_usage(
+            reply.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
+        )
 
-    async def settle(self, intent: Intent, usage: Usage) -> None:
+    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle an intent that has no answer to be stored."""
-        await self._inner.settle(intent, usage)
+        await self._inner.settle(reservation, usage)
 
-    async def drop_intent(self, intent: Intent) -> None:
+    async def release(self, reservation: CallReservation) -> None:
         """Close an intent whose call has given nothing that is charged."""
-        await self._inner.drop_intent(intent)
+        await self._inner.release(reservation)
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
         """Count a failed attempt of a run's call."""

@@ -14,13 +14,13 @@ from reflact import events, loading, wiring
 from reflact.config import TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
-from reflact.halting import Brake, braked, patient
-from reflact.ports import LLM, Annotator, Approve, Emit, Environment, Target
-from reflact.results import RunSummary, Scored, Status
+from reflact.halting import GracefulStop, make_approver_stoppable, make_runtime_stoppable
+from reflact.ports import LLM, Annotator, Approver, Environment, EventCallback, Target
+from reflact.results import RunStatus, RunSummary, SkillScore
 from reflact.run import Run
-from reflact.stages.final_test import Contender, scored
+from reflact.stages.final_test import NamedSkill, score_skill
 from reflact.tasks import Stream
-from reflact.types import Item, Skill, Split, digest
+from reflact.types import Item, Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reflact.environments.graders import Grader
     from reflact.telemetry import Telemetry
 
-LAST_WORDS_SECONDS = 0.4
+FINISH_SECONDS = 0.4
 
 Example = tuple[JsonValue, JsonValue]
 """An input and its right answer."""
@@ -59,16 +59,16 @@ class Trainer:
         target: Target | None = None,
         optimizer: LLM | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        approve: Approve | None = None,
+        approve: Approver | None = None,
         telemetry: Telemetry | None = None,
         annotate: Annotator | None = None,
     ) -> None:
         self._approve = approve
-        self._passed = wiring.Passed(environment, target, optimizer, transport, telemetry, annotate)
-        self._config = loading.load(config)
-        wiring.check_config(self._config, self._passed)
-        self._plan: wiring.Plan | None = None
-        self._brake = self._new_brake()
+        self._overrides = wiring.Overrides(environment, target, optimizer, transport, telemetry, annotate)
+        self._config = loading.load_config(config)
+        wiring.check_config(self._config, self._overrides)
+        self._plan: wiring.RunPlan | None = None
+        self._graceful_stop = self._new_graceful_stop()
 
     @classmethod
     def from_items(
@@ -103,7 +103,7 @@ class Trainer:
         """
         from reflact.environments.dataset import DatasetEnvironment
 
-        data = DataSet(train=_items(train), val=_items(val), test=_items(test))
+        data = DataSet(train=_build_items(train), val=_build_items(val), test=_build_items(test))
         settings = {key.replace("__", "."): value for key, value in config.items()}
         if isinstance(target, str):
             settings["models.target.model"] = target
@@ -147,7 +147,7 @@ class Trainer:
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
         """
-        return await self._train(wiring.unheard)
+        return await self._train(wiring.ignore_event)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over what happens; ``Finished`` comes last.
@@ -156,7 +156,7 @@ class Trainer:
         a bare ``break`` cancels the run as soon as the event loop finalises the iterator.
         """
 
-        async def produce(emit: Emit) -> None:
+        async def produce(emit: EventCallback) -> None:
             await self._train(emit)
 
         return Stream(produce, subject=lambda event: event.subject)
@@ -168,66 +168,68 @@ class Trainer:
         where that completes a step. ``train`` returns the summary, ``stream`` ends with it. Call it in the
         event loop's thread; to end at once, cancel the task instead.
         """
-        self._brake.pull(reason)
+        self._graceful_stop.request(reason)
 
-    def _new_brake(self) -> Brake:
-        return Brake(self._config.train.grace_seconds)
+    def _new_graceful_stop(self) -> GracefulStop:
+        return GracefulStop(self._config.train.grace_seconds)
 
-    def _prepare(self) -> wiring.Plan:
+    def _prepare(self) -> wiring.RunPlan:
         if self._plan is None:
-            self._plan = wiring.plan(self._config, self._passed)
+            self._plan = wiring.prepare_run(self._config, self._overrides)
         return self._plan
 
-    def _load(self) -> wiring.Plan:
+    def _load_plan(self) -> wiring.RunPlan:
         """Import what the run needs and prepare it: half a second or more, so beside the event loop."""
-        wiring.import_collaborators(self._config, self._passed)
+        wiring.import_collaborators(self._config, self._overrides)
         return self._prepare()
 
-    async def _train(self, emit: Emit) -> RunSummary:
-        plan = await anyio.to_thread.run_sync(self._load)
-        async with wiring.followed(plan, emit) as told:
+    async def _train(self, on_event: EventCallback) -> RunSummary:
+        plan = await anyio.to_thread.run_sync(self._load_plan)
+        async with wiring.track_with_mlflow(plan, on_event) as told:
             return await self._start(plan, told)
 
-    async def _start(self, plan: wiring.Plan, emit: Emit) -> RunSummary:
-        brake = self._brake
-        approve = None if self._approve is None else patient(self._approve, brake)
+    async def _start(self, plan: wiring.RunPlan, on_event: EventCallback) -> RunSummary:
+        brake = self._graceful_stop
+        approve = None if self._approve is None else make_approver_stoppable(self._approve, brake)
         try:
-            placed = emit if emit is wiring.unheard else Placed(emit)
-            async with wiring.compose(plan, self._passed, placed) as house:
+            placed = on_event if on_event is wiring.ignore_event else EventStepAssigner(on_event)
+            async with wiring.open_runtime(plan, self._overrides, placed) as house:
                 with house.tracing.run():
-                    told = house.tracing.following(placed)
-                    summary = await self._run(Run(braked(house, brake), told, approve, brake), brake)
-                    house.tracing.ended(summary)
+                    told = house.tracing.count_events(placed)
+                    summary = await self._run(
+                        Run(make_runtime_stoppable(house, brake), told, approve, brake), brake
+                    )
+                    house.tracing.record_outcome(summary)
         finally:
-            self._brake = self._new_brake()
-        await emit(events.Finished(run_id=plan.run_id, step=summary.steps, summary=summary))
+            self._graceful_stop = self._new_graceful_stop()
+        await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
 
-    async def _run(self, run: Run, brake: Brake) -> RunSummary:
+    async def _run(self, run: Run, graceful_stop: GracefulStop) -> RunSummary:
         try:
             await run.open()
-            with brake.run():
+            with graceful_stop.cancel_scope():
                 summary = await run.complete()
-            if brake.halted:
-                summary = await run.finish("cancelled", brake.reason)
+            if graceful_stop.was_stopped:
+                summary = await run.finish("cancelled", graceful_stop.reason)
         except BudgetSpent as error:
             summary = await run.finish("budget", str(error))
         except (ModelError, EnvironmentFailure, RunFailed) as error:
             summary = await run.finish("failed", str(error))
         except ReflactError as error:
-            await _last_words(run, "failed", str(error))
+            await _finish_after_error(run, "failed", str(error))
             raise
         except anyio.get_cancelled_exc_class():
-            await _last_words(run, "cancelled", brake.reason or "cancelled by its caller")
+            await _finish_after_error(run, "cancelled", graceful_stop.reason or "cancelled by its caller")
             raise
         return summary
 
 
-class Placed:
+class EventStepAssigner:
     """Hands events on; live ones that name no step are given that of the stage under way."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, on_event: EventCallback) -> None:
+        self._on_event = on_event
         self._step = 0
 
     async def __call__(self, event: events.Event) -> None:
@@ -236,20 +238,22 @@ class Placed:
             self._step = event.step
         elif not (event.step or event.durable):
             event = event.model_copy(update={"step": self._step})
-        await self._emit(event)
+        await self._on_event(event)
 
 
-def _items(items: Sequence[Item | Example]) -> tuple[Item, ...]:
+def _build_items(items: Sequence[Item | Example]) -> tuple[Item, ...]:
     """Return items; pairs of an input and a reference get an id made from their content."""
     return tuple(
-        item if isinstance(item, Item) else Item(id=digest(list(item))[:12], input=item[0], reference=item[1])
+        item
+        if isinstance(item, Item)
+        else Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
         for item in items
     )
 
 
-async def _last_words(run: Run, status: Status, reason: str) -> None:
+async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
     """Store how a run ended while an error passes by, where that can be done in time."""
-    with anyio.move_on_after(LAST_WORDS_SECONDS, shield=True), suppress(StoreError):
+    with anyio.move_on_after(FINISH_SECONDS, shield=True), suppress(StoreError):
         await run.finish(status, reason)
 
 
@@ -258,9 +262,9 @@ async def evaluate_skill(
     skill: Skill,
     split: Split,
     *,
-    passed: wiring.Passed | None = None,
-    emit: Emit = wiring.unheard,
-) -> Scored:
+    overrides: wiring.Overrides | None = None,
+    on_event: EventCallback = wiring.ignore_event,
+) -> SkillScore:
     """Measure one document on a split under a configuration; finished rollouts are reused.
 
     Raises:
@@ -268,13 +272,13 @@ async def evaluate_skill(
         ModelError, RunFailed: Too few items could be measured.
         BudgetSpent: The run's budget has no room for a call.
     """
-    given = passed or wiring.Passed()
-    planned = wiring.plan(loading.load(config), given)
-    async with wiring.compose(planned, given, emit) as house:
-        run = Run(house, emit)
-        await run.open(goes_on=False)
+    given = overrides or wiring.Overrides()
+    planned = wiring.prepare_run(loading.load_config(config), given)
+    async with wiring.open_runtime(planned, given, on_event) as house:
+        run = Run(house, on_event)
+        await run.open(resume=False)
         with house.tracing.run("reflact.eval"):
             if split is Split.test:
-                await run.ending.open_test(f"eval {skill.hash}")
-            rollouts = await run.rolls.split(split, skill, step=0, phase="eval")
-        return scored(Contender(name="skill", skill=skill), split, rollouts, planned.data.items(split))
+                await run.final_evaluator.open_test_split(f"eval {skill.hash}")
+            rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
+        return score_skill(NamedSkill(name="skill", skill=skill), split, rollouts, planned.data.items(split))

@@ -13,28 +13,28 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
-class Frozen(BaseModel):
+class FrozenModel(BaseModel):
     """Base of all values: immutable, no unknown fields, no NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-def canonical(value: JsonValue) -> str:
+def canonical_json(value: JsonValue) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces, ASCII only, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def canonical_object(fields: Mapping[str, str]) -> str:
+def join_canonical_json(fields: Mapping[str, str]) -> str:
     """Return the canonical JSON of an object, from that of each of its fields."""
-    return "{" + ",".join(f"{canonical(name)}:{fields[name]}" for name in sorted(fields)) + "}"
+    return "{" + ",".join(f"{canonical_json(name)}:{fields[name]}" for name in sorted(fields)) + "}"
 
 
-def digest(value: JsonValue) -> str:
+def digest_json(value: JsonValue) -> str:
     """Return the SHA-256 of a value's canonical JSON, as 64 hexadecimal digits."""
-    return digest_of(canonical(value))
+    return digest_text(canonical_json(value))
 
 
-def digest_of(text: str) -> str:
+def digest_text(text: str) -> str:
     """Return the SHA-256 of a text of canonical JSON, as 64 hexadecimal digits."""
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -50,7 +50,7 @@ class Split(StrEnum):
     test = "test"
 
 
-class Item(Frozen):
+class Item(FrozenModel):
     """One task.
 
     Args:
@@ -68,10 +68,10 @@ class Item(Frozen):
     @property
     def fingerprint(self) -> str:
         """Hash of the whole content, the id included."""
-        return digest(self.model_dump(mode="json"))
+        return digest_json(self.model_dump(mode="json"))
 
 
-class Score(Frozen):
+class Score(FrozenModel):
     """How well an item was done: ``hard`` and ``soft``, both in 0..1 (hard is 0 or 1, or a fraction)."""
 
     hard: float = Field(ge=0, le=1)
@@ -83,14 +83,14 @@ class Score(Frozen):
         return cls(hard=float(success), soft=float(success))
 
 
-class Turn(Frozen):
+class Turn(FrozenModel):
     """One message of a trajectory."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
 
 
-class Graded(Frozen):
+class Grade(FrozenModel):
     """What an environment says of one run of an item.
 
     Args:
@@ -104,7 +104,7 @@ class Graded(Frozen):
     feedback: str | None = None
 
 
-class Rollout(Frozen):
+class Rollout(FrozenModel):
     """One run of the target on one item under one skill.
 
     ``score`` is None exactly where ``error`` says which infrastructure failure left it unmeasured.
@@ -122,7 +122,7 @@ class Rollout(Frozen):
     error: str | None = None
 
 
-def failed(rollout: Rollout, threshold: float | None) -> bool:
+def is_failure(rollout: Rollout, threshold: float | None) -> bool:
     """Whether a scored rollout's hard score is below a threshold, or 0 where there is none.
 
     An unmeasured rollout has not failed.
@@ -135,7 +135,7 @@ def failed(rollout: Rollout, threshold: float | None) -> bool:
 # ---------------------------------------------------------------------------------------------- skills
 
 
-class Skill(Frozen):
+class Skill(FrozenModel):
     """A skill document: its exact text and the hash of its exact bytes."""
 
     text: str
@@ -146,12 +146,12 @@ class Skill(Frozen):
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
 
-Source = Literal["failure", "success"]
+RolloutSource = Literal["failure", "success"]
 Operation = Literal["append", "insert_after", "replace", "delete"]
 EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "rewrite"]
 
 
-class Edit(Frozen):
+class Edit(FrozenModel):
     """One proposed change to a skill document.
 
     Args:
@@ -167,12 +167,12 @@ class Edit(Frozen):
     op: EditKind
     target: str = ""
     content: str = ""
-    source_type: Source | None = None
+    source_type: RolloutSource | None = None
     support_count: int = Field(default=1, ge=1)
     merge_level: int = Field(default=0, ge=0)
 
 
-class EditResult(Frozen):
+class EditResult(FrozenModel):
     """What became of one edit; ``reason`` says why it was rejected."""
 
     edit: Edit
@@ -180,7 +180,7 @@ class EditResult(Frozen):
     reason: str | None = None
 
 
-class FailurePattern(Frozen):
+class FailurePattern(FrozenModel):
     """A kind of failure that several items share; ``item_ids`` are those of the minibatch it was seen in."""
 
     type: str
@@ -189,14 +189,14 @@ class FailurePattern(Frozen):
     item_ids: tuple[str, ...] = ()
 
 
-class Patch(Frozen):
+class Patch(FrozenModel):
     """A list of edits with the reasoning that led to them."""
 
     reasoning: str = ""
     edits: tuple[Edit, ...] = ()
 
 
-class Report(Frozen):
+class AnalystReport(FrozenModel):
     """What one analyst made of one minibatch.
 
     Args:
@@ -212,34 +212,34 @@ class Report(Frozen):
         triage_refusal: The reason where lapses could not be told from defects.
     """
 
-    source_type: Source
+    source_type: RolloutSource
     index: int
     item_ids: tuple[str, ...]
     patch: Patch = Patch()
     patterns: tuple[FailurePattern, ...] = ()
-    refusal: str | None = None
+    no_reply_reason: str | None = None
     batch: int = 0
     reminders: tuple[str, ...] = ()
     lapses: tuple[str, ...] = ()
-    triage_refusal: str | None = None
+    triage_no_reply_reason: str | None = None
 
 
-class Fallback(Frozen):
+class Fallback(FrozenModel):
     """A model's decision that could not be had, and what was done instead."""
 
     label: str
     reason: str
-    instead: str
+    replacement: str
 
 
-class Merged(Frozen):
+class AggregateResult(FrozenModel):
     """The outcome of aggregation: the pool of edits, in order, and the fallbacks taken on the way."""
 
     patch: Patch = Patch()
     fallbacks: tuple[Fallback, ...] = ()
 
 
-class StepSize(Frozen):
+class StepSize(FrozenModel):
     """The optimizer's own decision on how many of the offered edits to apply."""
 
     count: int = Field(ge=0)
@@ -248,7 +248,7 @@ class StepSize(Frozen):
     risks: str = ""
 
 
-class Chosen(Frozen):
+class SelectResult(FrozenModel):
     """The outcome of selection: at most ``budget`` edits (None: unbounded) out of ``pool_size``.
 
     ``decision`` is there where the optimizer set the budget.
@@ -262,7 +262,7 @@ class Chosen(Frozen):
     fallbacks: tuple[Fallback, ...] = ()
 
 
-class Candidate(Frozen):
+class Candidate(FrozenModel):
     """The document after the step's edits, and what became of each of them.
 
     ``fallbacks`` says why a rewrite that was asked for could not be had.
@@ -273,7 +273,7 @@ class Candidate(Frozen):
     fallbacks: tuple[Fallback, ...] = ()
 
 
-class Noted(Frozen):
+class AppendixResult(FrozenModel):
     """The document after a step's reminders went to its appendix; ``notes`` is None where none did."""
 
     skill: Skill
@@ -284,7 +284,7 @@ class Noted(Frozen):
 # ------------------------------------------------------------------------------------------- decisions
 
 
-class Measurement(Frozen):
+class Measurement(FrozenModel):
     """What an evaluation of one skill on one split gave.
 
     ``hard`` and ``soft`` are means over the ``n`` measured rollouts (items times trials); None where
@@ -299,7 +299,7 @@ class Measurement(Frozen):
     soft: float | None = None
 
 
-Action = Literal[
+GateAction = Literal[
     "accept_new_best",
     "accept",
     "reject",
@@ -312,7 +312,7 @@ Action = Literal[
 ]
 
 
-class Evidence(Frozen):
+class Evidence(FrozenModel):
     """What a comparison of two skills rested on.
 
     Args:
@@ -333,19 +333,19 @@ class Evidence(Frozen):
     pairs: int
     value: float | None = None
     level: float | None = None
-    resolvable: float | None = None
+    detectable_effect: float | None = None
     bound: bool = False
     futile: bool = False
 
 
-class Verdict(Frozen):
+class Verdict(FrozenModel):
     """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
 
     ``against_best`` is the evidence of a second comparison, made where the best skill is not the current.
     ``veto`` is the reason that the approver gave.
     """
 
-    action: Action
+    action: GateAction
     reason: str
     candidate: Measurement | None = None
     current: Measurement | None = None

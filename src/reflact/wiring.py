@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from reflact.config import TrainerConfig
-from reflact.data import DataSet, check
+from reflact.data import DataSet, check_dataset
 from reflact.errors import ConfigError, SkillError
 from reflact.events import Event
-from reflact.exports import inside
-from reflact.forecast import Forecast, forecast
+from reflact.exports import resolve_inside
+from reflact.forecast import RunCostEstimate, estimate_run_cost
 from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
 from reflact.llm.budget import Budget
 from reflact.llm.news import News
 from reflact.llm.pricing import usd_of
-from reflact.loading import identity as config_identity
-from reflact.ports import LLM, Annotator, Emit, Environment, RunStore, ScoredByCritic, Target
-from reflact.prompts import PromptBook, load_book, prompts_of
-from reflact.results import CriticUsed, Spend
+from reflact.loading import config_identity
+from reflact.ports import LLM, Annotator, CriticBacked, Environment, EventCallback, RunStore, Target
+from reflact.prompts import PromptBook, list_used_prompts, load_prompts
+from reflact.results import CriticDescription, Spend
 from reflact.roles import ModelConfig
 from reflact.skill import check_document
-from reflact.tasks import outbox
-from reflact.types import Skill, Split, digest
+from reflact.tasks import open_outbox
+from reflact.types import Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
@@ -43,7 +43,7 @@ ROLES = ("target", "optimizer")
 
 
 @dataclass(frozen=True)
-class Passed:
+class Overrides:
     """Collaborators that the caller brings instead of having them built."""
 
     environment: Environment | None = None
@@ -61,44 +61,44 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """All of a run that is known before anything is opened or sent."""
 
     config: TrainerConfig
     environment: Environment
     data: DataSet
     prompts: PromptBook
-    initial: Skill
+    initial_skill: Skill
     identity: Mapping[str, JsonValue]
     run_id: str
-    critic: CriticUsed | None = None
+    critic: CriticDescription | None = None
     annotator: Annotator | None = None
 
     @property
-    def noted_by(self) -> CriticUsed | None:
+    def notes_critic(self) -> CriticDescription | None:
         """The critic whose opinion failure analysts are shown, where there is one."""
-        return _critic_of(self.annotator)
+        return _find_critic(self.annotator)
 
-    def forecast(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> Forecast:
+    def estimate_cost(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> RunCostEstimate:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
-        predicted = forecast(
+        predicted = estimate_run_cost(
             self.config,
             self.data,
             prompts={name: len(p.system + p.user) for name, p in self.prompts.prompts.items()},
-            skill=self.initial.text if skill is None else skill,
+            skill=self.initial_skill.text if skill is None else skill,
             done=done,
             spent=spent,
         )
         models = self.config.models
-        rows = (row.priced(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
+        rows = (row.with_price(partial(usd_of, config=getattr(models, row.role))) for row in predicted.rows)
         return predicted.model_copy(update={"rows": tuple(rows)})
 
 
 @dataclass(frozen=True)
-class House:
+class Runtime:
     """The collaborators of one run, open."""
 
-    plan: Plan
+    plan: RunPlan
     store: RunStore
     target: Target
     optimizer: LLM
@@ -107,118 +107,120 @@ class House:
     critic: RunCritic | None = None
 
 
-def check_config(config: TrainerConfig, passed: Passed) -> None:
+def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     """Refuse a configuration that cannot work with what the caller passes; reads no data.
 
     Raises:
         ConfigError: A model, a cap or a package is missing, or two settings contradict each other.
     """
-    for role, given in (("target", passed.target), ("optimizer", passed.optimizer)):
+    for role, given in (("target", overrides.target), ("optimizer", overrides.optimizer)):
         if given is None and not getattr(config.models, role).model:
             raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
-    _require_critic(config, passed)
-    require_caps(config, passed=passed.roles)
+    _require_critic(config, overrides)
+    require_caps(config, passed=overrides.roles)
     if config.telemetry.mlflow is not None and find_spec("mlflow") is None:
         raise ConfigError("telemetry.mlflow needs MLflow's client: pip install 'reflact[mlflow]'")
 
 
-def import_collaborators(config: TrainerConfig, passed: Passed) -> None:
+def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
     """Import the slow libraries that a run will use; call it on a worker thread."""
     names = ["telemetry", "traced", "store.lock", "store.runs"]
-    if config.asks_critic or len(passed.roles) < len(ROLES):
+    if config.uses_critic or len(overrides.roles) < len(ROLES):
         names += ["llm.client", "targets.chat"]
     for name in names:
         import_module(f"reflact.{name}")
 
 
-def plan(config: TrainerConfig, passed: Passed) -> Plan:
+def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
     """Read and check everything that a run needs, without opening or sending anything.
 
     Raises:
         UsageError: Something is missing, malformed or contradictory.
     """
-    check_config(config, passed)
-    environment = passed.environment or _dataset(config)
+    check_config(config, overrides)
+    environment = overrides.environment or _build_environment(config)
     data = DataSet(
         train=tuple(environment.items(Split.train)),
         val=tuple(environment.items(Split.val)),
         test=tuple(environment.items(Split.test)),
     )
-    check(data, config.data.train_size)
-    prompts = load_book(config.prompts.versions, config.prompts.folder)
-    initial = _initial(config)
+    check_dataset(data, config.data.train_size)
+    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
+    initial = _load_initial_skill(config)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
-        **prompts.identity(prompts_of(config)),
+        **prompts.identity(list_used_prompts(config)),
         "data": data.fingerprint,
         "environment": environment.identity,
         "skill": initial.hash,
     }
-    if passed.target is not None:
-        identity["target"] = passed.target.identity
-    if passed.optimizer is not None:
-        identity["optimizer"] = passed.optimizer.identity
-    if passed.annotator is not None:
-        identity["annotator"] = passed.annotator.identity
-    if config.asks_critic:
+    if overrides.target is not None:
+        identity["target"] = overrides.target.identity
+    if overrides.optimizer is not None:
+        identity["optimizer"] = overrides.optimizer.identity
+    if overrides.annotator is not None:
+        identity["annotator"] = overrides.annotator.identity
+    if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
-    return Plan(
+    return RunPlan(
         config,
         environment,
         data,
         prompts,
         initial,
         identity,
-        f"r{digest(identity)[:12]}",
-        _critic_of(environment),
-        passed.annotator,
+        f"r{digest_json(identity)[:12]}",
+        _find_critic(environment),
+        overrides.annotator,
     )
 
 
-def _require_critic(config: TrainerConfig, passed: Passed) -> None:
-    if not config.asks_critic:
+def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
+    if not config.uses_critic:
         return
     reason = "critic.notes" if config.critic.notes else "environment.grader: critic"
     if not config.models.critic.model:
         raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
-    if config.environment.grader == "critic" and passed.environment is not None:
+    if config.environment.grader == "critic" and overrides.environment is not None:
         raise ConfigError(
             "environment.grader: critic grades the environment of the configuration, and another one is "
             "passed in Python: give that one a CriticGrader"
         )
-    if config.critic.notes and passed.annotator is not None:
+    if config.critic.notes and overrides.annotator is not None:
         raise ConfigError("critic.notes is on, and an annotator is passed in Python: choose one of them")
 
 
-def _critic_of(collaborator: object) -> CriticUsed | None:
-    return collaborator.scored_by if isinstance(collaborator, ScoredByCritic) else None
+def _find_critic(collaborator: object) -> CriticDescription | None:
+    return collaborator.scored_by if isinstance(collaborator, CriticBacked) else None
 
 
-async def unheard(event: Event) -> None:
+async def ignore_event(event: Event) -> None:
     """Take an event and tell nobody."""
 
 
 @asynccontextmanager
-async def followed(planned: Plan, emit: Emit) -> AsyncIterator[Emit]:
+async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIterator[EventCallback]:
     """Give an emitter that lets MLflow know of events, where the configuration says so."""
-    config = planned.config
+    config = plan.config
     if config.telemetry.mlflow is None:
-        yield emit
+        yield on_event
         return
     from reflact.integrations.mlflow import MlflowTracker, report_to_mlflow
 
     async with report_to_mlflow(
-        emit,
+        on_event,
         connect=partial(MlflowTracker, config.telemetry.mlflow, config.telemetry.experiment),
-        run_id=planned.run_id,
-        identity=planned.identity,
+        run_id=plan.run_id,
+        identity=plan.identity,
         out_dir=config.out_dir,
     ) as told:
         yield told
 
 
 @asynccontextmanager
-async def compose(planned: Plan, passed: Passed, emit: Emit = unheard) -> AsyncIterator[House]:
+async def open_runtime(
+    plan: RunPlan, overrides: Overrides, on_event: EventCallback = ignore_event
+) -> AsyncIterator[Runtime]:
     """Lock the run's folder, open its store and connect its models; closes all of them.
 
     ``emit`` is told of what its models, its budget and its endpoints do.
@@ -229,14 +231,14 @@ async def compose(planned: Plan, passed: Passed, emit: Emit = unheard) -> AsyncI
         CassetteError: The cassette is missing or malformed.
         StoreError: The database cannot be opened, or is damaged.
     """
-    from reflact.store.lock import run_lock
+    from reflact.store.lock import lock_run
     from reflact.store.runs import open_store
 
-    config = planned.config
+    config = plan.config
     async with AsyncExitStack() as stack:
-        lease = stack.enter_context(run_lock(config.out_dir))
-        transport = passed.transport
-        seen = config.asks_critic or len(passed.roles) < len(ROLES)
+        lease = stack.enter_context(lock_run(config.out_dir))
+        transport = overrides.transport
+        seen = config.uses_critic or len(overrides.roles) < len(ROLES)
         if config.replay.cassette is not None and seen:
             from reflact.llm.cassettes import open_cassette
 
@@ -244,25 +246,25 @@ async def compose(planned: Plan, passed: Passed, emit: Emit = unheard) -> AsyncI
                 open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
             )
         if config.store is None:
-            opening = open_store(inside(config.out_dir, "run.db"), lease=lease)
+            opening = open_store(resolve_inside(config.out_dir, "run.db"), run_lock=lease)
         else:
             opening = open_store(config.store)
         store = await stack.enter_async_context(opening)
         await store.check()
         if config.store is None and not config.fork:
-            await store.refuse_others(planned.run_id, planned.identity)
-        yield await stack.enter_async_context(furnished(planned, passed, store, transport, emit))
+            await store.refuse_other_runs(plan.run_id, plan.identity)
+        yield await stack.enter_async_context(connect_models(plan, overrides, store, transport, on_event))
 
 
 @asynccontextmanager
-async def furnished(
-    planned: Plan,
-    passed: Passed,
+async def connect_models(
+    plan: RunPlan,
+    overrides: Overrides,
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
-    emit: Emit = unheard,
-) -> AsyncIterator[House]:
-    """Connect a run's models to an open store, under the run's budget; ``emit`` as for ``compose``.
+    on_event: EventCallback = ignore_event,
+) -> AsyncIterator[Runtime]:
+    """Connect a run's models to an open store, under the run's budget; ``on_event`` as for ``open_runtime``.
 
     Raises:
         ConfigError: A key is missing.
@@ -270,21 +272,21 @@ async def furnished(
     from reflact.telemetry import Tracing
     from reflact.traced import TracedEnvironment, TracedLLM
 
-    config, worst = planned.config, declared(planned.config)
+    config, worst = plan.config, declared(plan.config)
     async with AsyncExitStack() as stack:
-        hide = await _hider(planned, passed) if config.telemetry.content else None
-        tracing = Tracing(planned.run_id, passed.telemetry, hide=hide)
-        news = News(planned.run_id, config.budget, await stack.enter_async_context(outbox(emit)))
+        hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
+        tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
+        news = News(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
         budget = Budget(config.budget, on_usage=news.budget_moved)
         client = partial(
-            _client, planned, store, transport, budget=budget, emit=emit, news=news, tracing=tracing
+            _open_client, plan, store, transport, budget=budget, on_event=on_event, news=news, tracing=tracing
         )
         critic = None
-        if config.asks_critic:
-            critic = await _pinned(planned, store, await stack.enter_async_context(client("critic")))
-            planned = _with_critic(planned, critic)
-        environment: Environment = SeenRollouts(planned.environment, budget=budget)
-        target = passed.target
+        if config.uses_critic:
+            critic = await _pin_run_critic(plan, store, await stack.enter_async_context(client("critic")))
+            plan = _add_critic(plan, critic)
+        environment: Environment = SeenRollouts(plan.environment, budget=budget)
+        target = overrides.target
         if target is None:
             from reflact.targets.chat import ChatTarget
 
@@ -292,98 +294,98 @@ async def furnished(
             target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
         elif worst is not None:
             environment = UnseenRollouts(
-                planned.environment, budget=budget, effects=store, run_id=planned.run_id, worst=worst
+                plan.environment, budget=budget, effects=store, run_id=plan.run_id, worst=worst
             )
-        optimizer = passed.optimizer
+        optimizer = overrides.optimizer
         if optimizer is None:
             optimizer = await stack.enter_async_context(client("optimizer"))
         else:
             optimizer = TracedLLM(optimizer, tracing)
-        planned = replace(planned, environment=TracedEnvironment(environment, tracing))
-        yield House(planned, store, target, optimizer, budget, tracing, critic)
+        plan = replace(plan, environment=TracedEnvironment(environment, tracing))
+        yield Runtime(plan, store, target, optimizer, budget, tracing, critic)
 
 
-async def _pinned(planned: Plan, store: RunStore, llm: LLM) -> RunCritic:
-    from reflact.critics import RunCritic, pinned
+async def _pin_run_critic(plan: RunPlan, store: RunStore, llm: LLM) -> RunCritic:
+    from reflact.critics import RunCritic, pin_critic
 
-    config, journal = planned.config, store.journal(planned.run_id)
+    config, journal = plan.config, store.decision_log(plan.run_id)
     plain = config.model_dump(mode="json")
-    critic = await pinned(
+    critic = await pin_critic(
         llm,
         config.critic,
-        prompts=planned.prompts,
-        journal=journal,
-        begin=lambda: store.open_run(planned.run_id, planned.identity, plain, goes_on=False),
+        prompts=plan.prompts,
+        decision_log=journal,
+        ensure_run=lambda: store.open_run(plan.run_id, plan.identity, plain, resume=False),
     )
-    return RunCritic(critic, config.critic, journal=journal, limit=config.models.critic.concurrency)
+    return RunCritic(critic, config.critic, decision_log=journal, limit=config.models.critic.concurrency)
 
 
-def _with_critic(planned: Plan, own: RunCritic) -> Plan:
+def _add_critic(plan: RunPlan, own: RunCritic) -> RunPlan:
     """Return a plan in which the run's own critic does what the configuration asks it for."""
     from reflact.environments.dataset import DatasetEnvironment
 
-    config, environment = planned.config, planned.environment
+    config, environment = plan.config, plan.environment
     if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
-        environment = environment.graded_by(own.grader)
-    annotator = own.notes if config.critic.notes else planned.annotator
-    return replace(planned, environment=environment, critic=_critic_of(environment), annotator=annotator)
+        environment = environment.with_grader(own.grader)
+    annotator = own.annotator if config.critic.notes else plan.annotator
+    return replace(plan, environment=environment, critic=_find_critic(environment), annotator=annotator)
 
 
 @asynccontextmanager
-async def _client(
-    planned: Plan,
+async def _open_client(
+    plan: RunPlan,
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
     role: str,
     *,
     budget: Budget,
-    emit: Emit,
+    on_event: EventCallback,
     news: News,
     tracing: Tracing,
 ) -> AsyncIterator[LLM]:
     from reflact.llm.client import Client
-    from reflact.traced import TracedLedger, TracedLLM
+    from reflact.traced import TracedLLM, TracedResponseStore
 
-    settings = _settings(planned, role)
+    settings = _model_settings(plan, role)
     client = Client(
         settings,
         role=role,
-        run_id=planned.run_id,
-        effects=TracedLedger(store, tracing, settings),
-        journal=store.journal(planned.run_id),
+        run_id=plan.run_id,
+        effects=TracedResponseStore(store, tracing, settings),
+        decision_log=store.decision_log(plan.run_id),
         budget=budget,
         transport=transport,
-        on_event=None if emit is unheard else emit,
+        on_event=None if on_event is ignore_event else on_event,
         on_limit=news.backed_off,
     )
     async with client:
         yield TracedLLM(client, tracing, settings)
 
 
-def _settings(planned: Plan, role: str) -> ModelConfig:
+def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
     """Return a role's settings; a run that is replayed needs no key."""
-    settings: ModelConfig = getattr(planned.config.models, role)
-    if planned.config.replay.cassette is not None and planned.config.replay.mode == "replay":
+    settings: ModelConfig = getattr(plan.config.models, role)
+    if plan.config.replay.cassette is not None and plan.config.replay.mode == "replay":
         settings = settings.model_copy(update={"api_key_env": None, "key": None})
     return settings
 
 
-async def _hider(planned: Plan, passed: Passed) -> Callable[[str], str]:
+async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str], str]:
     """Return what takes the keys of all roles out of a text."""
     from reflact.llm.redaction import is_key, key_for, without
 
-    roles = sorted({*ROLES, *(["critic"] if planned.config.asks_critic else [])} - passed.roles)
-    keys = [await key_for(_settings(planned, role), role) for role in roles]
+    roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.roles)
+    keys = [await key_for(_model_settings(plan, role), role) for role in roles]
     return partial(without, [key for key in keys if key is not None and is_key(key)])
 
 
-def _dataset(config: TrainerConfig) -> Environment:
-    from reflact.environments.dataset import from_config
+def _build_environment(config: TrainerConfig) -> Environment:
+    from reflact.environments.dataset import build_environment
 
-    return from_config(config)
+    return build_environment(config)
 
 
-def _initial(config: TrainerConfig) -> Skill:
+def _load_initial_skill(config: TrainerConfig) -> Skill:
     if config.skill is None:
         return Skill(text="")
     try:

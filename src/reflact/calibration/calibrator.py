@@ -41,16 +41,16 @@ from reflact.calibration.trace import Trace
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
 from reflact.memory import ContrastPair, Promotion
 from reflact.ports import LLM
-from reflact.prompts import PromptBook, load_book
+from reflact.prompts import PromptBook, load_prompts
 from reflact.results import Usage
-from reflact.tasks import Stream, group
-from reflact.types import Frozen
+from reflact.tasks import Stream, open_task_group
+from reflact.types import FrozenModel
 
 HOPELESS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
 
 
-class Counts(Frozen):
+class Counts(FrozenModel):
     """What became of the traces that were handed over.
 
     Args:
@@ -100,7 +100,7 @@ class Calibrator:
         require_model(llm, who="a calibrator")
         require_memory(store, who="a calibrator")
         settings = settings if judges is None else _judged(settings, judges)
-        prompts = prompts or load_book()
+        prompts = prompts or load_prompts()
         self._books, places = Books(), anyio.Semaphore(settings.concurrency)
         self._critic = critic or Critic(CountedLLM(llm, self._books), memory=store, prompts=prompts)
 
@@ -150,7 +150,7 @@ class Calibrator:
     # -------------------------------------------------------------------------------- beside an agent
 
     async def __aenter__(self) -> Self:
-        tasks = await self._stack.enter_async_context(group())
+        tasks = await self._stack.enter_async_context(open_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
         tasks.start_soon(self._work)
         return self

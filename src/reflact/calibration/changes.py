@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 from pydantic import JsonValue
 
 from reflact.memory import Transition
-from reflact.types import canonical, canonical_object, digest_of
-from reflact.values import alike
+from reflact.types import canonical_json, digest_text, join_canonical_json
+from reflact.values import is_same_json
 
 S = TypeVar("S")
 
@@ -77,7 +77,7 @@ def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Cha
 
     Lists are compared between what they have in common at their beginnings and ends, place by place.
     """
-    if alike(before, after):
+    if is_same_json(before, after):
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
@@ -95,12 +95,12 @@ def _field(
         yield Change(_below(above, name), None, _json(after[name]))
     elif name not in after:
         yield Change(_below(above, name), _json(before[name]), None)
-    elif not alike(before[name], after[name]):
+    elif not is_same_json(before[name], after[name]):
         yield from changes(before[name], after[name], _below(above, name))
 
 
 def _places(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[Change]:
-    start, end = _shared(before, after, alike)
+    start, end = _shared(before, after, is_same_json)
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     for n in range(max(len(old), len(new))):
         place = f"{path}[{start + n}]"
@@ -210,8 +210,8 @@ class Seen:
 
     def subject(self, purpose: str) -> str:
         """Return the hash of the transition under a purpose; see ``memory_cards.subject_of``."""
-        fields = {"purpose": canonical(purpose), "transition": self.canonical}
-        return digest_of(canonical_object(fields))
+        fields = {"purpose": canonical_json(purpose), "transition": self.canonical}
+        return digest_text(join_canonical_json(fields))
 
 
 def seen(transition: Transition | Seen) -> Seen:

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from reflact.calibration.changes import show_state
 from reflact.calibration.constructions import ROUNDING
-from reflact.calls import Rendered, ReplyModel, Sample
-from reflact.data import rng
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
+from reflact.data import make_rng
 from reflact.errors import ReplyError
 from reflact.memory import ContrastPair, Evaluation
 from reflact.ports import LLM
@@ -41,7 +41,7 @@ def sides(candidate: int, judges: int, *, seed: int) -> tuple[bool, ...]:
     The sides alternate. Which one begins is drawn for every two candidates, and the second of the two begins
     with the other, so that over any even number of candidates, counted from 0, both orders are equally many.
     """
-    begins = (rng(seed, f"contrast/sides/{candidate // 2}").random() < 0.5) != (candidate % 2 == 1)
+    begins = (make_rng(seed, f"contrast/sides/{candidate // 2}").random() < 0.5) != (candidate % 2 == 1)
     return tuple(begins == (n % 2 == 0) for n in range(judges))
 
 
@@ -99,7 +99,7 @@ def passes(judges: int, agreement: float, *, first: float, second: float | None 
 
 def ask_judge(
     prompts: PromptBook, *, step: str, right: Evaluation, wrong: Evaluation, right_first: bool
-) -> Rendered:
+) -> RenderedPrompt:
     """Return the prompt of one comparison; ``step`` is the step as it is shown."""
     order = (right, wrong) if right_first else (wrong, right)
     first, second = (fence(tag, _shown(one)) for tag, one in zip(("first", "second"), order, strict=True))
@@ -128,9 +128,9 @@ async def compare(
 
     async def one(number: int) -> bool:
         prompt = ask_judge(prompts, step=step, right=pair.right, wrong=pair.wrong, right_first=plan[number])
-        sample = Sample(role="judge", purpose="compare", part=pair.id[:32], trial=number)
+        call_id = CallId(role="judge", purpose="compare", part=pair.id[:32], trial=number)
         try:
-            reply = await judge.ask(prompt, JudgeReply, sample=sample)
+            reply = await judge.ask(prompt, JudgeReply, call_id=call_id)
         except ReplyError:
             return False
         return (reply.value.better == "first") is plan[number]

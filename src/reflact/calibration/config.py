@@ -11,7 +11,7 @@ from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import ContrastSettings
 from reflact.config import BudgetConfig, PromptsConfig, ReplayConfig
 from reflact.critic_config import CriticSettings
-from reflact.roles import ModelConfig, Section
+from reflact.roles import ConfigSection, ModelConfig
 
 WhenFull = Literal["block", "drop_oldest", "reject"]
 
@@ -32,7 +32,7 @@ class PairSettings(ContrastSettings):
     )
 
 
-class CalibratorSettings(Section):
+class CalibratorSettings(ConfigSection):
     """How a calibrator works."""
 
     contrast: PairSettings = Field(default_factory=PairSettings, description="How contrast pairs are made.")
@@ -72,13 +72,13 @@ class CalibratorSettings(Section):
 DEFAULTS = CalibratorSettings()
 
 
-class CriticModels(Section):
+class CriticModels(ConfigSection):
     """The model that scores, writes mistakes and compares."""
 
     critic: ModelConfig = Field(default_factory=ModelConfig, description="The critic's model.")
 
 
-class CalibrateConfig(Section):
+class CalibrateConfig(ConfigSection):
     """A complete configuration of ``reflact calibrate``."""
 
     memory: Path = Field(Path("memory.db"), description="The file of cards, traces and tests.")

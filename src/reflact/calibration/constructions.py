@@ -27,8 +27,8 @@ from pydantic import JsonValue
 from reflact.calibration.changes import changes, show_state
 from reflact.calibration.guards import Grounds
 from reflact.memory import Action, Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
-from reflact.types import Frozen
-from reflact.values import alike
+from reflact.types import FrozenModel
+from reflact.values import is_same_json
 
 HIDDEN = "(not shown)"
 """Stands for what is withdrawn from a state."""
@@ -41,7 +41,7 @@ _QUOTE = 80
 _FIELDS = 3
 
 
-class Label(Frozen):
+class Label(FrozenModel):
     """What is right for a step, and who says so."""
 
     right: Evaluation
@@ -60,7 +60,7 @@ class Band(NamedTuple):
         return self.nearest - ROUNDING <= distance <= self.farthest + ROUNDING
 
 
-class Built(Frozen):
+class Built(FrozenModel):
     """A pair's two sides with their input, before anything was paid for or compared."""
 
     construction: Construction
@@ -296,7 +296,7 @@ def _withdrawn(before: JsonValue, after: JsonValue) -> JsonValue:
 def _differs(before: dict[str, JsonValue], after: dict[str, JsonValue], name: str) -> bool:
     if name not in before or name not in after:
         return True
-    return not alike(before[name], after[name])
+    return not is_same_json(before[name], after[name])
 
 
 def same_words(one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 
-from reflact.aside import aside
+from reflact.aside import run_in_thread
 from reflact.calibration.critic import Scorer
 from reflact.calibration.curriculum import Round, deal
 from reflact.calibration.making import Job, Maker, duplicate
@@ -19,9 +19,9 @@ from reflact.calibration.mistakes import DEFAULTS, ContrastSettings, Drop, DropR
 from reflact.errors import ConfigError
 from reflact.memory import ContrastPair, ScoreEvent
 from reflact.ports import LLM
-from reflact.prompts import PromptBook, load_book
+from reflact.prompts import PromptBook, load_prompts
 from reflact.tasks import Stream, fan_out
-from reflact.types import digest
+from reflact.types import digest_json
 
 __all__ = [
     "ContrastSettings",
@@ -87,13 +87,13 @@ async def contrast(
         judge=judge,
         critic=critic,
         settings=settings,
-        prompts=prompts or load_book(),
+        prompts=prompts or load_prompts(),
         known=known,
         others=others,
         report=report,
     )
     states = [state for event in events for state in event.transition.states]
-    chosen, again = await aside(partial(_selected, events, settings), *states)
+    chosen, again = await run_in_thread(partial(_selected, events, settings), *states)
     hands = deal(plan, trace_id=trace_id, events=len(chosen), each=settings.per_event, seed=settings.seed)
     places = range(0, len(chosen) * settings.per_event, settings.per_event)
     jobs = [Job(*job) for job in zip(chosen, hands, places, again, strict=True)]
@@ -155,7 +155,7 @@ def repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
 
 def _content(event: ScoreEvent) -> str:
     rest = event.model_dump(mode="json", exclude={"step", "transition"})
-    return digest({**rest, "transition": event.transition.plain})
+    return digest_json({**rest, "transition": event.transition.plain})
 
 
 def _folded(results: Sequence[ContrastPair | Drop], *, skipped: int) -> Made:

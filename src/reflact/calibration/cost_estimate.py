@@ -18,10 +18,10 @@ from reflact.calibration.replay import Step, steps_in, steps_of
 from reflact.calibration.review import enough, outlook
 from reflact.memory import ContrastPair, Evaluation
 from reflact.memory_cards import Anchored, subject_of
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 
-class CostEstimate(Frozen):
+class CostEstimate(FrozenModel):
     """What a calibration takes.
 
     Args:

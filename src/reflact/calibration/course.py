@@ -28,15 +28,15 @@ from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
 from reflact.memory_cards import LEAST_TRACES, Anchored
 from reflact.memory_ports import BatchTest, CardStore, count_tests
 from reflact.prompts import PromptBook
-from reflact.types import Frozen, digest
+from reflact.types import FrozenModel, digest_json
 
-Value = TypeVar("Value", bound=Frozen)
+Value = TypeVar("Value", bound=FrozenModel)
 
 PROMPTS = ("contrast", "judge", "other_purpose")
 """The prompts that a calibration asks with, beside the critic's own."""
 
 
-class Baseline(Frozen):
+class Baseline(FrozenModel):
     """What stood in the memory when a calibration began.
 
     Args:
@@ -50,7 +50,7 @@ class Baseline(Frozen):
     last_test: int
 
 
-class Result(Frozen):
+class Result(FrozenModel):
     """What came of a calibration, and a hash of what stood in the memory at its end."""
 
     report: CalibrationReport
@@ -79,7 +79,7 @@ class Given(NamedTuple):
         sums = {name: one.checksum for name, one in self.prompts.prompts.items() if name in PROMPTS}
         held = None if self.heldout is None else _contents(self.heldout)
         about: list[JsonValue] = [self.critic, self.llm, settings, dict(sums), _contents(self.traces), held]
-        return digest([*about, *sorted(pair.id for pair in self.anchors)])
+        return digest_json([*about, *sorted(pair.id for pair in self.anchors)])
 
     def split(self, standing: Standing, tests: Sequence[BatchTest]) -> Split:
         """Return what is learned from and what is held out; the rule's choice if the caller made none."""
@@ -189,7 +189,7 @@ async def load_pairs(store: CardStore, pair_ids: Collection[str]) -> tuple[Contr
 def hash_of(standing: Standing) -> str:
     """Return a hash of what decides whether a calibration that is over would find anything new."""
     promoted = sorted(pair.id for pair in standing.promoted)
-    return digest([*promoted, "waiting", *sorted(one.pair.id for one in standing.waiting)])
+    return digest_json([*promoted, "waiting", *sorted(one.pair.id for one in standing.waiting)])
 
 
 def _ended(tests: Iterable[BatchTest], parts: Split, *, critic: str) -> tuple[BatchTest, ...]:
@@ -209,10 +209,10 @@ def _ended(tests: Iterable[BatchTest], parts: Split, *, critic: str) -> tuple[Ba
 def _contents(traces: Iterable[Trace]) -> str:
     """Return a hash of what traces hold, in whatever order they come."""
     hashes = sorted(
-        digest([trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)])
+        digest_json([trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)])
         for trace in traces
     )
-    return digest(list[JsonValue](hashes))
+    return digest_json(list[JsonValue](hashes))
 
 
 def _read(kind: type[Value], text: str) -> Value | None:

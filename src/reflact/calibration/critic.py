@@ -9,23 +9,23 @@ from typing import NamedTuple, Protocol
 
 from pydantic import Field, field_validator
 
-from reflact.aside import aside
+from reflact.aside import run_in_thread
 from reflact.calibration.changes import Seen
 from reflact.calibration.given import require, require_memory, require_model
 from reflact.calibration.guards import Case, Limits, guarded, objection
 from reflact.calibration.memo import Memo
 from reflact.calibration.selection import Reader, ranked
 from reflact.calibration.showing import Count, Renderer, Shown, estimate, show_examples, show_transition
-from reflact.calls import Rendered, ReplyModel, Sample
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.critic_config import CriticSettings
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
 from reflact.memory_cards import visible_to
 from reflact.memory_ports import CardStore
 from reflact.ports import LLM
-from reflact.prompts import PromptBook, load_book
+from reflact.prompts import PromptBook, load_prompts
 from reflact.tasks import fan_out
-from reflact.types import canonical, digest, digest_of
+from reflact.types import canonical_json, digest_json, digest_text
 
 CRITIC = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
@@ -93,7 +93,7 @@ class Critic:
         self._llm = llm
         self._memory = memory
         self._settings = settings
-        self._prompts = prompts or load_book()
+        self._prompts = prompts or load_prompts()
         self._count = count
         self._pinned: tuple[ContrastPair, ...] | None = None
         self._read = Reader()
@@ -103,7 +103,7 @@ class Critic:
     @property
     def identity(self) -> str:
         """Model, prompt with checksum, settings, counter and, if pinned, snapshot, as canonical JSON."""
-        return canonical(
+        return canonical_json(
             {
                 "critic": self.prompt,
                 "checksum": self._prompts.prompts[PROMPT].checksum[:16],
@@ -129,7 +129,7 @@ class Critic:
         """Hash of the pairs and the prompt that it is pinned to; None where it reads the memory."""
         if self._pinned is None:
             return None
-        return digest([self.prompt, *(pair.id for pair in self._pinned)])
+        return digest_json([self.prompt, *(pair.id for pair in self._pinned)])
 
     @property
     def pairs(self) -> tuple[ContrastPair, ...] | None:
@@ -197,8 +197,8 @@ class Critic:
         if pairs is None:
             pairs = await self._candidates(scope)
         step = _Step(Seen(transition), purpose, trial, phi_before)
-        new = await aside(partial(self._read.unread, pairs), [pair.mistake for pair in pairs])
-        place, examples = await aside(
+        new = await run_in_thread(partial(self._read.unread, pairs), [pair.mistake for pair in pairs])
+        place, examples = await run_in_thread(
             partial(self._chosen, step, pairs),
             purpose,
             *transition.states,
@@ -206,7 +206,7 @@ class Critic:
             *(state for pair in new for state in pair.transition.states),
         )
         shown = [pair.id for pair in examples.pairs]
-        key = digest([place, trial, phi_before, *shown])
+        key = digest_json([place, trial, phi_before, *shown])
         return await self._scores.once(key, lambda: self._ask(step, place, examples))
 
     # ---------------------------------------------------------------------------------- what is shown
@@ -220,7 +220,7 @@ class Critic:
     def _chosen(self, step: _Step, pairs: Sequence[ContrastPair]) -> tuple[str, Shown]:
         """Return the hash of a step under its purpose, and the worked examples for it."""
         settings = self._settings
-        place = digest_of(f"[{canonical(step.purpose)},{step.texts.canonical}]")
+        place = digest_text(f"[{canonical_json(step.purpose)},{step.texts.canonical}]")
         order = ranked(pairs, step.texts, purpose=step.purpose, show_same=settings.show_same, read=self._read)
         return place, show_examples(
             order,
@@ -235,15 +235,15 @@ class Critic:
 
     async def _ask(self, step: _Step, place: str, examples: Shown) -> StateScore:
         samples, looked_at = self._settings.samples, step.texts.transition.states
-        prompt, case = await aside(partial(self._question, step, examples), step.purpose, *looked_at)
+        prompt, case = await run_in_thread(partial(self._question, step, examples), step.purpose, *looked_at)
         places = [
-            Sample(role="critic", purpose="score", part=place[:16], trial=step.trial * samples + n)
+            CallId(role="critic", purpose="score", part=place[:16], trial=step.trial * samples + n)
             for n in range(samples)
         ]
         said = await fan_out(lambda place: self._evaluation(prompt, case, place), places)
         return _together(said, case, tuple(pair.id for pair in examples.pairs))
 
-    def _question(self, step: _Step, examples: Shown) -> tuple[Rendered, Case]:
+    def _question(self, step: _Step, examples: Shown) -> tuple[RenderedPrompt, Case]:
         """Return what is asked of a step, and what guards need to know of it."""
         settings = self._settings
         shown = show_transition(step.purpose, step.texts, room=settings.state_tokens, count=self._count)
@@ -251,7 +251,7 @@ class Critic:
         limits = Limits(settings.jump, settings.jump_confidence, settings.unsupported_confidence)
         return prompt, Case.of(step.texts, limits, phi_before=step.phi_before)
 
-    async def _evaluation(self, prompt: Rendered, case: Case, place: Sample) -> Evaluation:
+    async def _evaluation(self, prompt: RenderedPrompt, case: Case, place: CallId) -> Evaluation:
         """Return an evaluation; where its evidence stays invented however often it is asked, the last one."""
         last: list[Evaluation] = []
 
@@ -262,7 +262,7 @@ class Critic:
                 raise ValueError(reason)
 
         try:
-            reply = await self._llm.ask(prompt, CriticReply, sample=place, check=check)
+            reply = await self._llm.ask(prompt, CriticReply, call_id=place, check=check)
         except ReplyError:
             if not last:
                 raise

@@ -15,11 +15,11 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from reflact.calibration.metrics import Scored, measure_accuracy
-from reflact.data import rng, shuffled
-from reflact.intervals import interval
+from reflact.data import make_rng, shuffle
+from reflact.intervals import wilson_interval
 from reflact.memory import MISTAKES, Share
-from reflact.roles import Section
-from reflact.types import Frozen
+from reflact.roles import ConfigSection
+from reflact.types import FrozenModel
 
 LEAST_WIDTH = 0.5
 """Wrong scores may always lie this far apart, however late the round."""
@@ -28,14 +28,14 @@ EXPLORED = 0.5
 """The part of a round that goes to all kinds equally, whatever was measured."""
 
 
-class KindShare(Frozen):
+class KindShare(FrozenModel):
     """The part of a round that goes to one kind of mistake."""
 
     mistake: str
     share: Share
 
 
-class Round(Frozen):
+class Round(FrozenModel):
     """What one round asks for.
 
     Args:
@@ -61,7 +61,7 @@ class Round(Frozen):
         return self
 
 
-class KindMeasured(Frozen):
+class KindMeasured(FrozenModel):
     """How many steps of pairs for one kind of mistake the critic scored rightly; it learned from them."""
 
     mistake: str
@@ -75,14 +75,14 @@ class KindMeasured(Frozen):
         return self
 
 
-class Measured(Frozen):
+class Measured(FrozenModel):
     """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake on learned ones."""
 
     accuracy: Share
     kinds: tuple[KindMeasured, ...] = ()
 
 
-class CurriculumSettings(Section):
+class CurriculumSettings(ConfigSection):
     """How many rounds of contrast pairs there are, and what they ask for."""
 
     mistakes: tuple[str, ...] = Field(MISTAKES, min_length=1, description="Kinds of mistakes to ask for.")
@@ -144,11 +144,11 @@ def deal(plan: Round, *, trace_id: str, events: int, each: int, seed: int) -> tu
     """
     label = f"contrast/deal/{plan.number}/{trace_id}"
     counts = apportion(
-        shuffled(plan.shares, seed, f"{label}/kinds"), events * each, at=rng(seed, label).random()
+        shuffle(plan.shares, seed, f"{label}/kinds"), events * each, at=make_rng(seed, label).random()
     )
     row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
     hands: list[list[str]] = [[] for _ in range(events)]
-    order = shuffled(range(events), seed, f"{label}/events")
+    order = shuffle(range(events), seed, f"{label}/events")
     for place, kind in enumerate(row):
         hands[order[place % events]].append(kind)
     return tuple(tuple(hand) for hand in hands)
@@ -182,7 +182,7 @@ def _shares(mistakes: Sequence[str], last: Measured | None) -> tuple[KindShare, 
 
 
 def _weakness(kind: KindMeasured) -> float:
-    return interval(kind.steps - kind.right, kind.steps)[0]
+    return wilson_interval(kind.steps - kind.right, kind.steps)[0]
 
 
 def history_of(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:

@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from reflact.brief import Brief
+from reflact.brief import ShortReprModel
 from reflact.calibration.metrics import Scored, measure_accuracy
 from reflact.calibration.results import CalibrationReport, DropCount
 from reflact.memory import Promotion
 from reflact.results import Usage
 
 
-class Figures(Brief):
+class Figures(ShortReprModel):
     """A critic's scores of some steps, in short; the report has all figures, with intervals.
 
     Args:
@@ -36,7 +36,7 @@ class Figures(Brief):
     accuracy: float | None = None
 
 
-class Began(Brief):
+class Began(ShortReprModel):
     """A call of ``calibrate`` began: so many traces, and steps whose correct score is known.
 
     ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
@@ -50,7 +50,7 @@ class Began(Brief):
     resumed: bool = False
 
 
-class RoundBegan(Brief):
+class RoundBegan(ShortReprModel):
     """A round of contrast pairs began, over so many traces."""
 
     kind: Literal["round_began"] = "round_began"
@@ -59,7 +59,7 @@ class RoundBegan(Brief):
     usage: Usage = Usage()
 
 
-class CriticMeasured(Brief):
+class CriticMeasured(ShortReprModel):
     """The critic was measured, before the first round or after the last."""
 
     kind: Literal["critic_measured"] = "critic_measured"
@@ -69,14 +69,14 @@ class CriticMeasured(Brief):
     usage: Usage = Usage()
 
 
-class Calibrated(Brief):
+class Calibrated(ShortReprModel):
     """A call of ``calibrate`` ended; the last of its events."""
 
     kind: Literal["calibrated"] = "calibrated"
     report: CalibrationReport
 
 
-class TraceTaken(Brief):
+class TraceTaken(ShortReprModel):
     """A trace came up in the queue: it is learned from, or kept to test on."""
 
     kind: Literal["trace_taken"] = "trace_taken"
@@ -84,7 +84,7 @@ class TraceTaken(Brief):
     use: Literal["learn", "hold_out"]
 
 
-class TraceLeftOut(Brief):
+class TraceLeftOut(ShortReprModel):
     """A trace was not taken: the queue was full, or the calibrator had stopped.
 
     ``dropped`` ones had been queued and made room for newer ones.
@@ -95,7 +95,7 @@ class TraceLeftOut(Brief):
     reason: Literal["full", "dropped", "stopped"]
 
 
-class PairsMade(Brief):
+class PairsMade(ShortReprModel):
     """The contrast pairs of a trace are in the store.
 
     ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none. Where the
@@ -112,7 +112,7 @@ class PairsMade(Brief):
     usage: Usage = Usage()
 
 
-class BatchTested(Brief):
+class BatchTested(ShortReprModel):
     """A batch of pairs was tested on held-out traces; promoted ones count from the next score on."""
 
     kind: Literal["batch_tested"] = "batch_tested"
@@ -121,7 +121,7 @@ class BatchTested(Brief):
     usage: Usage = Usage()
 
 
-class NotTested(Brief):
+class NotTested(ShortReprModel):
     """A batch waits: there are too few held-out traces to decide on it."""
 
     kind: Literal["not_tested"] = "not_tested"
@@ -132,7 +132,7 @@ class NotTested(Brief):
     usage: Usage = Usage()
 
 
-class Failed(Brief):
+class Failed(ShortReprModel):
     """Something went wrong with a trace, or beside any; the calibrator goes on with the next one."""
 
     kind: Literal["failed"] = "failed"
@@ -141,7 +141,7 @@ class Failed(Brief):
     message: str
 
 
-class Stopped(Brief):
+class Stopped(ShortReprModel):
     """The calibrator takes no further traces: its budget is spent, or its model cannot be reached at all."""
 
     kind: Literal["stopped"] = "stopped"

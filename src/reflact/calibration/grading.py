@@ -15,9 +15,9 @@ from reflact.calibration.rollouts import REPLY, last_heard, transitions_of
 from reflact.calibration.trace import Trace
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.memory import Action, StateScore, Transition
-from reflact.results import CriticAccuracy, CriticUsed
+from reflact.results import CriticAccuracy, CriticDescription
 from reflact.tasks import fan_out
-from reflact.types import Graded, Item, Rollout, Score, Turn, canonical
+from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
 NOT_KNOWING: Final = (
     "do not know",
@@ -89,7 +89,7 @@ NO_CREDIT = frozenset({"no_change", "invented_evidence", "no_evidence", "vanishe
 
 def input_of(item: Item) -> str:
     """Return an item's input as a purpose: text as it is, anything else as canonical JSON."""
-    return item.input if isinstance(item.input, str) else canonical(item.input)
+    return item.input if isinstance(item.input, str) else canonical_json(item.input)
 
 
 class CriticGrader:
@@ -141,11 +141,11 @@ class CriticGrader:
         }
 
     @property
-    def scored_by(self) -> CriticUsed:
+    def scored_by(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
         return self._used
 
-    async def __call__(self, item: Item, answer: str) -> Graded:
+    async def __call__(self, item: Item, answer: str) -> Grade:
         """Score an answer.
 
         Raises:
@@ -156,7 +156,7 @@ class CriticGrader:
         purpose = self._purpose(item)
         nothing = nothing_said(answer, question=input_of(item), purpose=purpose)
         if nothing is not None:
-            return Graded(
+            return Grade(
                 score=Score.of(0),
                 answer=answer,
                 feedback=f"worth 0 of {MOST:g}, {self._passes_at:g} needed: {nothing}",
@@ -167,7 +167,7 @@ class CriticGrader:
         except (ReplyError, ContextOverflow) as error:
             raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
         phi = score.evaluation.phi_after
-        return Graded(
+        return Grade(
             score=Score(hard=float(phi >= self._passes_at), soft=phi / MOST),
             answer=answer,
             feedback=None if phi == MOST else self._feedback(score),
@@ -207,7 +207,7 @@ async def measure_on(critic: Critic, steps: Sequence[Step], *, limit: int) -> Me
     return measure([step for step in scored if step is not None])
 
 
-def used(critic: Critic, measured: Measures | None) -> CriticUsed:
+def used(critic: Critic, measured: Measures | None) -> CriticDescription:
     """Return a critic as a run's summary names it, with what it was measured to be worth.
 
     Raises:
@@ -218,12 +218,12 @@ def used(critic: Critic, measured: Measures | None) -> CriticUsed:
             "a critic that reads its memory may change its mind during a run: use "
             "`await critic.pin()` or `critic.pinned(pairs)`"
         )
-    return CriticUsed(
+    return CriticDescription(
         identity=critic.identity,
         snapshot=critic.snapshot,
         prompt=critic.prompt,
         pairs=len(critic.pair_ids),
-        measured=None if measured is None else _accuracy(measured),
+        accuracy=None if measured is None else _accuracy(measured),
     )
 
 
@@ -276,7 +276,7 @@ class CriticNotes:
         self._purpose = purpose
         self._state = state
         self._used = used(critic, measured)
-        self._identity = canonical(
+        self._identity = canonical_json(
             {
                 "notes": "critic",
                 "critic": critic.identity,
@@ -291,7 +291,7 @@ class CriticNotes:
         return self._identity
 
     @property
-    def scored_by(self) -> CriticUsed:
+    def scored_by(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
         return self._used
 

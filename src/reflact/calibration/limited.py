@@ -12,7 +12,7 @@ import anyio
 
 from reflact.calibration.critic import Scorer
 from reflact.calibration.results import Consumed
-from reflact.calls import Rendered, Reply, Sample
+from reflact.calls import CallId, RenderedPrompt, Reply
 from reflact.errors import ContextOverflow, ModelError, ReplyError, RunFailed
 from reflact.memory import ContrastPair, StateScore, Transition
 from reflact.ports import LLM, R
@@ -33,15 +33,15 @@ class LimitedLLM:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the model, once there is a place; see ``reflact.ports.LLM.ask``."""
         async with self._places:
-            return await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+            return await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
 class LimitedCritic:
@@ -120,16 +120,16 @@ class CountedLLM:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the other model; see ``ports.LLM.ask``."""
-        one = Consumed(role=sample.role, purpose=sample.purpose, questions=1)
+        one = Consumed(role=call_id.role, purpose=call_id.purpose, questions=1)
         try:
-            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+            reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
         except ModelError as error:
             refused = error.usage.calls
             self._books.book(
@@ -231,10 +231,10 @@ class HeardJudge:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the judge; see ``reflact.ports.LLM.ask``.
@@ -244,7 +244,7 @@ class HeardJudge:
             ModelError: This one has none.
         """
         try:
-            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+            reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
         except ReplyError as error:
             self._lost += 1
             if not self._heard and self._lost >= FIRST:
@@ -282,10 +282,10 @@ class HeardWriter:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the writer; see ``reflact.ports.LLM.ask``.
@@ -297,9 +297,9 @@ class HeardWriter:
         if self.given_up is not None:
             raise ReplyError(self.given_up)
         try:
-            reply = await self._llm.ask(prompt, reply_type, sample=sample, check=check)
+            reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
         except ReplyError as error:
-            self._refused[sample.label] = str(error)
+            self._refused[call_id.label] = str(error)
             raise
         self.heard = True
         return reply

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import anyio
 from pydantic import JsonValue
 
-from reflact.aside import aside
+from reflact.aside import run_in_thread
 from reflact.calibration.comparing import compare, sides
 from reflact.calibration.constructions import Band, Built, Label, built, label_of, under
 from reflact.calibration.critic import Scorer, agreed
@@ -36,13 +36,13 @@ from reflact.calibration.mistakes import (
     purpose_check,
 )
 from reflact.calibration.showing import show_transition
-from reflact.calls import Rendered, Sample
+from reflact.calls import CallId, RenderedPrompt
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory import Construction, ContrastPair, Evaluation, Provenance, ScoreEvent, Transition
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
 from reflact.tasks import fan_out
-from reflact.types import digest
+from reflact.types import digest_json
 
 Way: TypeAlias = Choice[ContrastPair]
 """How a candidate comes about; pairs that need no model are there already."""
@@ -120,7 +120,7 @@ class Maker:
             return (Impossible("duplicate", "an earlier step of this trace is equal"),) * len(job.hand)
         try:
             agreed_on = None if job.event.gold is not None else await self._agreed(job.event, self._purpose)
-            return await aside(partial(self._chosen, job, agreed_on), *job.event.transition.states)
+            return await run_in_thread(partial(self._chosen, job, agreed_on), *job.event.transition.states)
         except _Failed as failed:
             return (Impossible(failed.reason, str(failed)),) * len(job.hand)
 
@@ -196,7 +196,7 @@ class Maker:
             made = await self._looked_at(event, choice)
         else:
             made = await self._asked(event, choice)
-        return await aside(partial(self._hashed, event, made), *event.transition.states)
+        return await run_in_thread(partial(self._hashed, event, made), *event.transition.states)
 
     def _hashed(self, event: ScoreEvent, made: Built) -> ContrastPair:
         pair = self._pair(event, made)
@@ -207,14 +207,14 @@ class Maker:
         purpose = choice.purpose
         if purpose is None:
             prompt = ask_purpose(self._prompts, purpose=self._purpose)
-            place = Sample(
+            place = CallId(
                 role="contrast",
                 purpose="other_purpose",
-                part=digest(self._purpose)[:32],
+                part=digest_json(self._purpose)[:32],
                 trial=self._plan.number,
             )
             check = purpose_check(self._purpose)
-            purpose = (await self._llm.ask(prompt, PurposeReply, sample=place, check=check)).value.purpose
+            purpose = (await self._llm.ask(prompt, PurposeReply, call_id=place, check=check)).value.purpose
         right = await self._agreed(event, purpose)
         found = under(event, choice.label, purpose=purpose, right=right, band=self._band)
         if found is None:
@@ -227,9 +227,9 @@ class Maker:
 
     async def _asked(self, event: ScoreEvent, choice: Asked) -> Built:
         right, kind = choice.label.right, choice.mistake.name
-        prompt, place = await aside(partial(self._question, event, choice), *event.transition.states)
+        prompt, place = await run_in_thread(partial(self._question, event, choice), *event.transition.states)
         check = mistaken_check(right, choice.reach)
-        said = (await self._llm.ask(prompt, mistaken(kind), sample=place, check=check)).value
+        said = (await self._llm.ask(prompt, mistaken(kind), call_id=place, check=check)).value
         wrong = right.model_copy(
             update={"phi_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
         )
@@ -244,7 +244,7 @@ class Maker:
             why=said.why,
         )
 
-    def _question(self, event: ScoreEvent, choice: Asked) -> tuple[Rendered, Sample]:
+    def _question(self, event: ScoreEvent, choice: Asked) -> tuple[RenderedPrompt, CallId]:
         right = choice.label.right
         prompt = ask_mistake(
             self._prompts,
@@ -262,8 +262,8 @@ class Maker:
             "reach": choice.reach.model_dump(mode="json"),
             "round": self._plan.number,
         }
-        part = digest(about)[:32]
-        return prompt, Sample(role="contrast", purpose="mistake", part=part, trial=choice.variation)
+        part = digest_json(about)[:32]
+        return prompt, CallId(role="contrast", purpose="mistake", part=part, trial=choice.variation)
 
     # ----------------------------------------------------------------------------------- what is kept
 
@@ -276,7 +276,9 @@ class Maker:
         outcome, found = await compare(
             pair,
             sides(place, judges, seed=self._settings.seed),
-            step=await aside(partial(self._shown, pair.purpose, pair.transition), *pair.transition.states),
+            step=await run_in_thread(
+                partial(self._shown, pair.purpose, pair.transition), *pair.transition.states
+            ),
             judge=self._judge,
             prompts=self._prompts,
             agreement=self._settings.agreement,

@@ -19,15 +19,15 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from reflact.calibration.changes import show_state
 from reflact.calibration.showing import show_transition
-from reflact.calls import ReplyModel, Sample
+from reflact.calls import CallId, ReplyModel
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory import Evaluation, MemoryCard, Provenance, Scope, ScoreEvent
 from reflact.memory_cards import new_card
 from reflact.ports import LLM
-from reflact.prompts import PromptBook, fence, load_book
-from reflact.roles import Section
+from reflact.prompts import PromptBook, fence, load_prompts
+from reflact.roles import ConfigSection
 from reflact.tasks import fan_out
-from reflact.types import Frozen, digest
+from reflact.types import FrozenModel, digest_json
 
 PROMPT = "meta_judge"
 
@@ -67,7 +67,7 @@ class MetaReply(ReplyModel):
         return mean(self.points)
 
 
-class MetaSettings(Section):
+class MetaSettings(ConfigSection):
     """What a judge of evaluations makes of them."""
 
     good: float = Field(7.0, ge=0, le=10, description="Least overall score of a good evaluation.")
@@ -90,7 +90,7 @@ class MetaSettings(Section):
 DEFAULTS = MetaSettings()
 
 
-class MetaJudged(Frozen):
+class MetaJudged(FrozenModel):
     """What became of one evaluation.
 
     Args:
@@ -139,16 +139,16 @@ async def meta_judge(
             "meta_judge: the judge is the critic's own model, which likes what it would say itself; choose "
             "another one, or set same_model"
         )
-    book = prompts or load_book()
+    book = prompts or load_prompts()
 
     async def one(said: tuple[ScoreEvent, Evaluation]) -> MetaJudged:
         event, evaluation = said
         step = show_transition(purpose, event.transition, room=settings.state_tokens)
         prompt = book.render(PROMPT, {"step": step, "evaluation": _shown(evaluation)})
         about: JsonValue = [purpose, event.model_dump(mode="json", exclude={"step", "gold"})]
-        place = Sample(role="meta_judge", purpose="evaluation", part=digest(about)[:32])
+        place = CallId(role="meta_judge", purpose="evaluation", part=digest_json(about)[:32])
         try:
-            reply = (await judge.ask(prompt, MetaReply, sample=place)).value
+            reply = (await judge.ask(prompt, MetaReply, call_id=place)).value
         except (ReplyError, ContextOverflow) as error:
             return MetaJudged(step=event.step, standing="unread", words=str(error))
         source = Provenance(

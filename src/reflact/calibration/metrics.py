@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from reflact.data import rng
+from reflact.data import make_rng
 from reflact.memory import Evaluation, Gold, Phi, Share
-from reflact.results import Estimate
-from reflact.types import Frozen
+from reflact.results import IntervalEstimate
+from reflact.types import FrozenModel
 
 RESAMPLES = 1000
 
@@ -34,7 +34,7 @@ LEAST_DIFFERENCE = 0.5
 """States count as ordered where their correct phi differ at least so much."""
 
 
-class Scored(Frozen):
+class Scored(FrozenModel):
     """A critic's evaluation of one step beside the correct one.
 
     Args:
@@ -66,16 +66,16 @@ class Scored(Frozen):
         return abs(self.error) <= TOLERANCE
 
 
-class Group(Frozen):
+class Group(FrozenModel):
     """The error among steps of one kind; a step may be in several."""
 
     name: str
     transitions: int = Field(ge=1)
-    error: Estimate
-    bias: Estimate
+    error: IntervalEstimate
+    bias: IntervalEstimate
 
 
-class Bin(Frozen):
+class Bin(FrozenModel):
     """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often right."""
 
     low: Share
@@ -85,7 +85,7 @@ class Bin(Frozen):
     right: Share
 
 
-class Constant(Frozen):
+class Constant(FrozenModel):
     """What whoever always says the same would reach: the bar below which a critic knows nothing.
 
     Args:
@@ -101,7 +101,7 @@ class Constant(Frozen):
     brier: float
 
 
-class Measures(Frozen):
+class Measures(FrozenModel):
     """A critic, measured.
 
     Args:
@@ -127,12 +127,12 @@ class Measures(Frozen):
 
     traces: int = Field(ge=1)
     transitions: int = Field(ge=1)
-    error: Estimate
-    bias: Estimate
-    accuracy: Estimate | None
-    consistency: Estimate | None
-    brier: Estimate
-    calibration: Estimate
+    error: IntervalEstimate
+    bias: IntervalEstimate
+    accuracy: IntervalEstimate | None
+    consistency: IntervalEstimate | None
+    brier: IntervalEstimate
+    calibration: IntervalEstimate
     constant: Constant
     by_mistake: tuple[Group, ...] = ()
     by_difficulty: tuple[Group, ...] = ()
@@ -143,12 +143,12 @@ def measure(scored: Sequence[Scored], *, seed: int = 0) -> Measures | None:
     """Return what a critic's scores are worth, None where there are none."""
     if not scored:
         return None
-    sample = _Sample(scored, label=f"{seed}/all")
-    estimate, total = sample.estimate, sample.total
+    call_id = _Sample(scored, label=f"{seed}/all")
+    estimate, total = call_id.estimate, call_id.total
     correct = [step.gold.phi_after for step in scored]
     usual, share = median(correct), total.right / total.steps
     return Measures(
-        traces=sample.traces,
+        traces=call_id.traces,
         transitions=len(scored),
         error=estimate(lambda t: t.error / t.steps, 0, 10),
         bias=estimate(lambda t: t.bias / t.steps, -10, 10),
@@ -174,7 +174,7 @@ def measure_accuracy(steps: Sequence[Scored]) -> float | None:
     return sum(trace.shares for trace in traces) / pairs if pairs else None
 
 
-def interval_of_mean(values: Sequence[float], *, low: float, high: float, label: str) -> Estimate:
+def interval_of_mean(values: Sequence[float], *, low: float, high: float, label: str) -> IntervalEstimate:
     """Return the mean of one value for each trace, with its interval, resampled by trace.
 
     Args:
@@ -185,10 +185,10 @@ def interval_of_mean(values: Sequence[float], *, low: float, high: float, label:
     """
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
-        return Estimate(value=mean, low=low, high=high)
-    draw, n = rng(0, label).random, len(values)
+        return IntervalEstimate(value=mean, low=low, high=high)
+    draw, n = make_rng(0, label).random, len(values)
     means = sorted(sum([values[int(draw() * n)] for _ in range(n)]) / n for _ in range(RESAMPLES))
-    return Estimate(value=mean, low=means[_CUT], high=means[-1 - _CUT])
+    return IntervalEstimate(value=mean, low=means[_CUT], high=means[-1 - _CUT])
 
 
 _CUT = round(0.025 * RESAMPLES) - 1
@@ -294,18 +294,18 @@ class _Sample:
     def __init__(self, scored: Sequence[Scored], *, label: str) -> None:
         tallies = [_tally(steps) for steps in _by_trace(scored).values()]
         n = self.traces = len(tallies)
-        draw = rng(0, label).random
+        draw = make_rng(0, label).random
         self.total = _sum(tallies)
         self._resampled = [
             _sum([tallies[int(draw() * n)] for _ in range(n)]) for _ in range(RESAMPLES if n > 1 else 0)
         ]
 
-    def estimate(self, figure: Callable[[_Tally], float], low: float, high: float) -> Estimate:
+    def estimate(self, figure: Callable[[_Tally], float], low: float, high: float) -> IntervalEstimate:
         """Return a figure with its interval; ``low`` and ``high`` are its range."""
         if not self._resampled:
-            return Estimate(value=figure(self.total), low=low, high=high)
+            return IntervalEstimate(value=figure(self.total), low=low, high=high)
         figures = sorted(map(figure, self._resampled))
-        return Estimate(value=figure(self.total), low=figures[_CUT], high=figures[-1 - _CUT])
+        return IntervalEstimate(value=figure(self.total), low=figures[_CUT], high=figures[-1 - _CUT])
 
 
 def _sum(tallies: Iterable[_Tally]) -> _Tally:
@@ -324,12 +324,12 @@ def _groups(
 
 
 def _group(name: str, steps: Sequence[Scored], seed: int) -> Group:
-    sample = _Sample(steps, label=f"{seed}/{name}")
+    call_id = _Sample(steps, label=f"{seed}/{name}")
     return Group(
         name=name,
         transitions=len(steps),
-        error=sample.estimate(lambda t: t.error / t.steps, 0, 10),
-        bias=sample.estimate(lambda t: t.bias / t.steps, -10, 10),
+        error=call_id.estimate(lambda t: t.error / t.steps, 0, 10),
+        bias=call_id.estimate(lambda t: t.bias / t.steps, -10, 10),
     )
 
 

@@ -14,17 +14,17 @@ from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.changes import show_state
 from reflact.calibration.constructions import ROUNDING, Band, Built, Label, plain, same_words
-from reflact.calls import Rendered, ReplyModel
+from reflact.calls import RenderedPrompt, ReplyModel
 from reflact.memory import Construction, ContrastPair, Evaluation
 from reflact.prompts import PromptBook, fence
-from reflact.roles import Section
-from reflact.types import Frozen
+from reflact.roles import ConfigSection
+from reflact.types import FrozenModel
 
 Direction = Literal["too_high", "too_low", "either", "against_progress"]
 """Where a kind of mistake leads; ``against_progress``: too low where there is progress, too high else."""
 
 
-class Mistake(Frozen):
+class Mistake(FrozenModel):
     """A kind of mistake that critics make.
 
     Args:
@@ -62,7 +62,7 @@ KNOWN_MISTAKES: Final = (
 """The kinds in ``memory.MISTAKES``, as models are told of them."""
 
 
-class Reach(Frozen):
+class Reach(FrozenModel):
     """The numbers that a mistaken phi after may take, both ends included."""
 
     low: float
@@ -159,7 +159,7 @@ def purpose_check(purpose: str) -> Callable[[PurposeReply], None]:
 
 def ask_mistake(
     prompts: PromptBook, *, step: str, right: Evaluation, mistake: Mistake, reach: Reach, subtle: bool
-) -> Rendered:
+) -> RenderedPrompt:
     """Return the prompt for a mistaken evaluation; ``step`` is the step as it is shown."""
     hints = "It must be hard to notice: the judge sounds careful and names real details." if subtle else ""
     return prompts.render(
@@ -176,7 +176,7 @@ def ask_mistake(
     )
 
 
-def ask_purpose(prompts: PromptBook, *, purpose: str) -> Rendered:
+def ask_purpose(prompts: PromptBook, *, purpose: str) -> RenderedPrompt:
     """Return the prompt for another purpose, close to the given one."""
     return prompts.render("other_purpose", {"purpose": fence("purpose", show_state(purpose))})
 
@@ -205,7 +205,7 @@ the same pair, or speaks of an equal step. ``judged_wrong``: too few comparisons
 """
 
 
-class Drop(Frozen):
+class Drop(FrozenModel):
     """Why a candidate became no pair.
 
     Args:
@@ -223,7 +223,7 @@ class Drop(Frozen):
     construction: Construction | None = None
 
 
-class Made(Frozen):
+class Made(FrozenModel):
     """What became of a round's candidates over one trace, in the order of events, whatever finished first.
 
     Args:
@@ -247,7 +247,7 @@ class Made(Frozen):
         return self
 
 
-class ContrastSettings(Section):
+class ContrastSettings(ConfigSection):
     """How contrast pairs are made."""
 
     min_delta: float = Field(0.5, ge=0, le=10, description="Least |delta phi| of the events to learn from.")

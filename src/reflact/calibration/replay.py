@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.aside import aside
+from reflact.aside import run_in_thread
 from reflact.calibration.critic import Scorer
 from reflact.calibration.holding import distinct, known
 from reflact.calibration.metrics import Scored
@@ -18,7 +18,7 @@ from reflact.errors import ContextOverflow, ReplyError
 from reflact.memory import ContrastPair, Evaluation, Gold, Transition
 from reflact.memory_cards import Recording, subject
 from reflact.tasks import fan_out
-from reflact.types import digest
+from reflact.types import digest_json
 
 
 class Step(NamedTuple):
@@ -124,7 +124,7 @@ class Telling:
         """Look at the pairs; takes time that grows with their states, beside the event loop."""
         for pair in self._pairs:
             states = pair.transition.states[:2]
-            for state in await aside(partial(_hashes, states), *states):
+            for state in await run_in_thread(partial(_hashes, states), *states):
                 self._showing[pair.purpose, state].add(pair.id)
 
     async def left(self, pairs: Sequence[ContrastPair], step: Step) -> Sequence[ContrastPair]:
@@ -132,20 +132,20 @@ class Telling:
         if step.purpose not in self._purposes:
             return pairs
         after = step.transition.after
-        (state,) = await aside(partial(_hashes, [after]), after)
+        (state,) = await run_in_thread(partial(_hashes, [after]), after)
         telling = self._showing.get((step.purpose, state), set())
         return [pair for pair in pairs if pair.id not in telling] if telling else pairs
 
 
 def _hashes(states: Iterable[JsonValue]) -> list[str]:
-    return [digest(state) for state in states]
+    return [digest_json(state) for state in states]
 
 
 async def look_through(traces: Iterable[Trace]) -> None:
     """Find out what traces hold, beside the event loop; what is asked of them next is known then."""
     for trace in traces:
         states = (state for event in trace.events for state in event.transition.states)
-        await aside(partial(_recording, trace), *states)
+        await run_in_thread(partial(_recording, trace), *states)
 
 
 def _recording(trace: Trace) -> Recording:

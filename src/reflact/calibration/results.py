@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from reflact.brief import Brief
+from reflact.brief import ShortReprModel
 from reflact.calibration.metrics import Measures
 from reflact.calibration.mistakes import Drop
 from reflact.memory import ContrastPair, Promotion
-from reflact.results import Estimate, Usage
-from reflact.types import Frozen
+from reflact.results import IntervalEstimate, Usage
+from reflact.types import FrozenModel
 
 
-class PairCount(Frozen):
+class PairCount(FrozenModel):
     """How many pairs of one mistake were kept; ``difficulty`` is their mean, None where none was compared."""
 
     mistake: str
@@ -21,14 +21,14 @@ class PairCount(Frozen):
     difficulty: float | None
 
 
-class DropCount(Frozen):
+class DropCount(FrozenModel):
     """How many candidates became no pair for one reason."""
 
     reason: str
     candidates: int
 
 
-class Consumed(Frozen):
+class Consumed(FrozenModel):
     """What the questions of one role for one purpose took, replies found in a store included.
 
     Args:
@@ -48,7 +48,7 @@ class Consumed(Frozen):
     usage: Usage = Usage()
 
 
-class Change(Frozen):
+class Change(FrozenModel):
     """A critic measured before and after on the same steps; None where there were none.
 
     ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``unscored``
@@ -57,11 +57,11 @@ class Change(Frozen):
 
     before: Measures | None
     after: Measures | None
-    gain: Estimate | None
+    gain: IntervalEstimate | None
     unscored: int = 0
 
 
-class CalibrationReport(Brief):
+class CalibrationReport(ShortReprModel):
     """What a call of ``Calibrator.calibrate`` did.
 
     Args:

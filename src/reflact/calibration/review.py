@@ -36,8 +36,8 @@ from typing import Literal, NamedTuple
 from reflact.calibration.metrics import Scored, interval_of_mean, measure_accuracy
 from reflact.memory import Gold, Share
 from reflact.memory_cards import LEAST_TRACES, LEVEL, MOST_FALL, level
-from reflact.results import Estimate
-from reflact.types import Frozen
+from reflact.results import IntervalEstimate
+from reflact.types import FrozenModel
 
 COVERAGE = 0.9
 """Share of the held-out steps that must have a valid score without a batch that is to be promoted."""
@@ -53,7 +53,7 @@ Outcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_show
 """How a test ended; to promote: the first three, to demote: the last two."""
 
 
-class Replay(Frozen):
+class Replay(FrozenModel):
     """What a replay test found.
 
     Args:
@@ -73,7 +73,7 @@ class Replay(Frozen):
     traces: int
     transitions: int
     unscored: int
-    effect: Estimate
+    effect: IntervalEstimate
     p_value: Share
     alpha: Share
     accuracy_change: float | None
@@ -92,7 +92,7 @@ class Silent(NamedTuple):
     effect: float
 
 
-class NotEnoughTraces(Frozen):
+class NotEnoughTraces(FrozenModel):
     """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
 
     Args:

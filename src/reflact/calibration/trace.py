@@ -19,7 +19,7 @@ from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
 from reflact.memory_cards import Recording, first_content, next_content
 from reflact.memory_ports import StoredTrace, TraceStore
 from reflact.tasks import fan_out
-from reflact.types import canonical, digest
+from reflact.types import canonical_json, digest_json
 
 AT_ONCE = 100
 """Events that are appended to a store together: those that wait at the same time share a transaction."""
@@ -285,7 +285,7 @@ class Trace:
 def _line(value: Header | ScoreEvent | End, place: str) -> bytes:
     """Return a line of the file, also where there is none: what no file can hold, no memory can."""
     try:
-        return f"{canonical(value.model_dump())}\n".encode("ascii")
+        return f"{canonical_json(value.model_dump())}\n".encode("ascii")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} cannot be written: {error}; take such values out of the states") from None
 
@@ -301,7 +301,7 @@ def _known_before(event: ScoreEvent, earlier: Sequence[ScoreEvent]) -> ScoreEven
     last = earlier[-1] if earlier else None
     if not step.changed:
         known: float | None = gold.phi_after
-    elif last is None or last.gold is None or digest(last.transition.after) != digest(step.before):
+    elif last is None or last.gold is None or digest_json(last.transition.after) != digest_json(step.before):
         known = None
     else:
         known = last.gold.phi_after if _as_good(last.gold, gold) else None

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from reflact.calibration.given import one_line, wrong
 from reflact.errors import DataError, StoreError
 from reflact.memory import ScoreEvent
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 
-class Header(Frozen):
+class Header(FrozenModel):
     """The first line."""
 
     trace: str
@@ -27,7 +27,7 @@ class Header(Frozen):
     version: Literal[1] = 1
 
 
-class End(Frozen):
+class End(FrozenModel):
     """The last line of a finished trace: how many events stand above it."""
 
     events: int

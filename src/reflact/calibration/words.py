@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from reflact.memory import Promotion
 from reflact.memory_cards import LEVEL, level
-from reflact.results import Estimate
+from reflact.results import IntervalEstimate
 
 OUTCOMES: Final = {
     "better": "promoted",
@@ -46,18 +46,18 @@ def first_up(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def span(estimate: Estimate) -> str:
+def span(estimate: IntervalEstimate) -> str:
     """Return an interval in brackets."""
     return f"[{number(estimate.low)}, {number(estimate.high)}]"
 
 
-def moved(gain: Estimate) -> str:
+def moved(gain: IntervalEstimate) -> str:
     """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
     if gain.value == gain.low == gain.high == 0:
         return "did not change"
     if gain.value >= 0:
         return f"fell by {number(gain.value)} points {span(gain)}"
-    risen = Estimate(value=-gain.value, low=-gain.high, high=-gain.low)
+    risen = IntervalEstimate(value=-gain.value, low=-gain.high, high=-gain.low)
     return f"rose by {number(risen.value)} points {span(risen)}"
 
 

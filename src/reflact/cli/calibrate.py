@@ -118,9 +118,9 @@ async def _estimated(config: CalibrateConfig) -> tuple[CostEstimate, tuple[Spend
     from reflact.calibration.critic import Critic
     from reflact.cli.calibrating import given, pairs_of, spent_before
     from reflact.memory_store import MemoryStore
-    from reflact.prompts import load_book
+    from reflact.prompts import load_prompts
 
-    prompts = load_book(config.prompts.versions, config.prompts.folder)
+    prompts = load_prompts(config.prompts.versions, config.prompts.folder)
     llm, spent = await spent_before(config)
     with TemporaryDirectory() as empty:
         known = config.memory if config.memory.is_file() else Path(empty) / "memory.db"
@@ -243,28 +243,28 @@ async def _calibrated(
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
     from reflact.cli.calibrating import given, opened, pairs_of
-    from reflact.halting import Brake, BrakedLLM
+    from reflact.halting import GracefulStop, StoppableLLM
     from reflact.memory_store import MemoryStore
-    from reflact.prompts import load_book
+    from reflact.prompts import load_prompts
 
-    prompts, brake = load_book(config.prompts.versions, config.prompts.folder), Brake(GRACE_SECONDS)
+    prompts, brake = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(GRACE_SECONDS)
     async with MemoryStore(config.memory) as memory, opened(config, told) as model:
         traces, heldout = await given(config, memory)
         if config.anchors is not None:
             await memory.keep_anchors(pairs_of(config.anchors))
-        before, report = await model.spent(), None
-        llm = BrakedLLM(model.llm, brake)
+        before, report = await model.spend(), None
+        llm = StoppableLLM(model.llm, brake)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(
             llm, memory, critic=critic, settings=config.calibrator, prompts=prompts, tell=tell
         )
         with anyio.CancelScope() as scope:
-            interrupts.bind(stop=brake.pull, cancel=scope.cancel)
-            with brake.run():
+            interrupts.bind(stop=brake.request, cancel=scope.cancel)
+            with brake.cancel_scope():
                 report = await calibrator.calibrate(
                     traces, heldout=heldout, anyway=how.anyway, again=how.again
                 )
-        return _Ended(report, before, await model.spent())
+        return _Ended(report, before, await model.spend())
 
 
 def _tell_stopped(config: CalibrateConfig, done: Done) -> None:

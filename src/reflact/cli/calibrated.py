@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reflact.calibration.metrics import Measures
     from reflact.calibration.results import CalibrationReport, Change, Consumed
     from reflact.memory import Promotion
-    from reflact.results import Estimate, Spend, Usage
+    from reflact.results import IntervalEstimate, Spend, Usage
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -169,15 +169,15 @@ def _booked(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend
     unsettled = sum(one.unsettled for one in after) - sum(one.unsettled for one in before)
     usage, unsettled = between("usage"), max(0, unsettled)
     worst = between("worst") if unsettled or usage.uncounted else Usage()
-    return Spend(role=name, purpose="", usage=usage, unsettled=unsettled, worst=worst)
+    return Spend(role=name, purpose="", usage=usage, unsettled=unsettled, worst_case=worst)
 
 
 def tested(test: Promotion) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
     from reflact.calibration.words import moved, outcome_of
-    from reflact.results import Estimate
+    from reflact.results import IntervalEstimate
 
-    effect = Estimate(value=test.effect, low=test.low, high=test.high)
+    effect = IntervalEstimate(value=test.effect, low=test.low, high=test.high)
     return (
         f"Batch {test.batches_before + 1} on these traces, {len(test.pair_ids)} pairs: the error "
         f"{moved(effect)} over {test.traces} traces, p = {test.p_value:.2g} of {test.alpha:.2g}: "
@@ -222,7 +222,7 @@ def _table(name: str, before: Measures, after: Measures) -> Table:
     return table
 
 
-def _shown(estimate: Estimate | None) -> str:
+def _shown(estimate: IntervalEstimate | None) -> str:
     from reflact.calibration.words import number, span
 
     return "" if estimate is None else f"{number(estimate.value)} {span(estimate)}"

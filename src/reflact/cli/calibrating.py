@@ -12,8 +12,8 @@ import typer
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
     from reflact.calibration.trace import Trace
-    from reflact.calls import Rendered, Reply, Sample
-    from reflact.connection import Connection
+    from reflact.calls import CallId, RenderedPrompt, Reply
+    from reflact.connection import ModelConnection
     from reflact.llm.rate_limit import LimitChange
     from reflact.memory import ContrastPair
     from reflact.memory_store import MemoryStore
@@ -45,37 +45,37 @@ class Unasked:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Refuse."""
-        raise AssertionError(f"a forecast asked a model: {sample.label}")
+        raise AssertionError(f"a forecast asked a model: {call_id.label}")
 
 
 def run_of(config: CalibrateConfig) -> str:
     """Return under which name the calls are booked: one for each memory."""
-    from reflact.connection import account_of
+    from reflact.connection import account_name
 
-    return account_of(config.memory)
+    return account_name(config.memory)
 
 
 def opened(
-    config: CalibrateConfig, told: Callable[[LimitChange], None] | None = None
-) -> AbstractAsyncContextManager[Connection]:
+    config: CalibrateConfig, on_limit: Callable[[LimitChange], None] | None = None
+) -> AbstractAsyncContextManager[ModelConnection]:
     """Return what opens the store of model calls and connects the model, see ``connection.connected``."""
-    from reflact.connection import connected
+    from reflact.connection import open_connection
 
-    return connected(
+    return open_connection(
         config.models.critic,
         store=config.store or config.memory,
         role=ROLE,
         run_id=run_of(config),
         budget=config.budget,
         replay=config.replay,
-        told=told,
+        on_limit=on_limit,
     )
 
 
@@ -89,7 +89,7 @@ async def spent_before(config: CalibrateConfig) -> tuple[Unasked, tuple[Spend, .
         return Unasked(), ()
     async with open_store(path, read_only=True) as store:
         client = Client(
-            config.models.critic, role=ROLE, run_id=run_id, effects=store, journal=store.journal(run_id)
+            config.models.critic, role=ROLE, run_id=run_id, effects=store, decision_log=store.decision_log(run_id)
         )
         return Unasked(client.identity), await store.spend(run_id)
 
@@ -202,7 +202,7 @@ def write_calibration_page(path: Path, report: CalibrationReport) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    from reflact.exports import write
+    from reflact.exports import write_atomically
     from reflact.pages.calibration import calibration_page
 
-    write(path, calibration_page(report))
+    write_atomically(path, calibration_page(report))

@@ -23,7 +23,7 @@ def demo(
 ) -> None:
     """Replay a complete, recorded training run: no key, no network."""
     from reflact.errors import ConfigError
-    from reflact.prompts import data_folder
+    from reflact.prompts import find_data_folder
 
     if calibrate:
         memory = out / "memory.db"
@@ -32,12 +32,12 @@ def demo(
                 f"{memory} exists, and the recording begins with an empty one: name another --out"
             )
         calibrate_and_show(
-            data_folder("calibration") / "calibrate.yaml",
+            find_data_folder("calibration") / "calibrate.yaml",
             [f"memory={json.dumps(str(memory))}"],
             show=Shown.quiet if show is Shown.live else show,
             html=out / "calibration.html",
         )
         return
-    folder = data_folder("demo")
+    folder = find_data_folder("demo")
     overrides = with_cassette([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
     train_and_show(configured(folder / "demo.yaml", overrides), show=show, times=times)

@@ -14,7 +14,7 @@ from reflact.cli.showing import Show, Shown, Times, build_view
 if TYPE_CHECKING:
     from reflact.config import TrainerConfig
     from reflact.reporting.live import RunView
-    from reflact.results import Scored
+    from reflact.results import SkillScore
     from reflact.types import Skill, Split
 
 
@@ -55,14 +55,14 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         console.print(build_score_table([scored]))
 
 
-async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: RunView) -> Scored:
+async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: RunView) -> SkillScore:
     from reflact.events import Event
     from reflact.trainer import evaluate_skill
 
     async def emit(event: Event) -> None:
         view.show_event(event)
 
-    return await evaluate_skill(config, skill, split, emit=emit)
+    return await evaluate_skill(config, skill, split, on_event=emit)
 
 
 def _read(path: Path) -> Skill:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from reflact.config import TrainerConfig
-    from reflact.estimates import Amount, Estimates
+    from reflact.estimates import CostEstimate, EstimateRange
     from reflact.results import Spend
-    from reflact.wiring import Plan
+    from reflact.wiring import RunPlan
 
 
 def print_forecast(config: TrainerConfig) -> None:
@@ -26,12 +26,12 @@ def print_forecast(config: TrainerConfig) -> None:
     import anyio
     from rich.console import Console
 
-    from reflact.wiring import Passed, plan
+    from reflact.wiring import Overrides, prepare_run
 
-    planned = plan(config, Passed())
+    planned = prepare_run(config, Overrides())
     path = config.store or config.out_dir / "run.db"
     done, text, spent = anyio.run(_left, path, planned.run_id) if path.is_file() else (0, None, ())
-    predicted = planned.forecast(done=done, skill=text, spent=spent)
+    predicted = planned.estimate_cost(done=done, skill=text, spent=spent)
     console = Console()
     console.print(f"run {planned.run_id}: {predicted.steps} steps to take, {done} taken", highlight=False)
     console.print(estimate_table(predicted))
@@ -49,7 +49,7 @@ async def _left(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, 
         return len(records), text, await store.spend(run_id)
 
 
-def estimate_table(predicted: Estimates) -> Table:
+def estimate_table(predicted: CostEstimate) -> Table:
     """Return rows of calls as a table: the least, the expected and the most, tokens and any money beside."""
     from rich import box
     from rich.table import Table
@@ -69,12 +69,12 @@ def estimate_table(predicted: Estimates) -> Table:
     return table
 
 
-def _counts(calls: Amount, tokens: Amount) -> tuple[str, ...]:
+def _counts(calls: EstimateRange, tokens: EstimateRange) -> tuple[str, ...]:
     numbers = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
     return tuple(_short(number) for number in numbers)
 
 
-def _money(usd: Amount | None) -> tuple[str, str]:
+def _money(usd: EstimateRange | None) -> tuple[str, str]:
     return ("-", "-") if usd is None else (_dollars(usd.expected), _dollars(usd.high))
 
 
@@ -93,8 +93,8 @@ def _short(number: float) -> str:
     return f"{number:.0e}"
 
 
-def _print_outlook(planned: Plan) -> None:
-    from reflact.judging import first_alpha, foreseen
+def _print_outlook(planned: RunPlan) -> None:
+    from reflact.judging import build_first_alpha, estimate_gate_power
 
     gate, n = planned.config.gate, len(planned.data.val)
-    typer.echo(foreseen(gate, n, first_alpha(planned)).words)
+    typer.echo(estimate_gate_power(gate, n, build_first_alpha(planned)).description)

@@ -35,7 +35,7 @@ def import_skillopt(
     reason. Keys in clear text are left out.
     """
     from reflact.errors import UsageError
-    from reflact.exports import write
+    from reflact.exports import write_atomically
     from reflact.reporting.lines import escape_line
 
     if source.is_dir():
@@ -49,7 +49,7 @@ def import_skillopt(
     if is_config and place.suffix not in {".yaml", ".yml"}:
         raise UsageError(f"{place} does not end in .yaml; choose another file with --out")
     text, lines = _convert_config(source) if is_config else _convert_document(source)
-    write(place, text)
+    write_atomically(place, text)
     for line in dict.fromkeys(lines):
         typer.echo(f"note: {escape_line(line)}")
     typer.echo(f"wrote {place}")

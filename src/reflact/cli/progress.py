@@ -53,9 +53,9 @@ class PausePrinter:
 
     def __call__(self, change: LimitChange) -> None:
         """Print the line of a pause."""
-        from reflact.events import BackedOff
+        from reflact.events import RateLimited
 
-        _print_line(self._event_lines.format_event(BackedOff(run_id="", **change._asdict())))
+        _print_line(self._event_lines.format_event(RateLimited(run_id="", **change._asdict())))
 
 
 class CalibrationLines:

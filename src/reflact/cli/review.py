@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from reflact.ports import Approve
-    from reflact.records import Review
+    from reflact.ports import Approver
+    from reflact.records import CandidateReview
 
 
-def asking() -> Approve:
+def asking() -> Approver:
     """Return an approver that shows a candidate's evidence and diff and asks at the terminal.
 
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
@@ -25,7 +25,7 @@ def asking() -> Approve:
     if not sys.stdin.isatty():
         raise UsageError("--review asks at a terminal, and standard input is none; leave it out")
 
-    async def approve(review: Review) -> bool | str:
+    async def approve(review: CandidateReview) -> bool | str:
         import anyio.to_thread
 
         return await anyio.to_thread.run_sync(answer, review, abandon_on_cancel=True)
@@ -33,7 +33,7 @@ def asking() -> Approve:
     return approve
 
 
-def answer(review: Review) -> bool | str:
+def answer(review: CandidateReview) -> bool | str:
     """Show a review on standard error and read the answer."""
     from reflact.reporting.lines import escape_controls
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reflact.cli.interrupts import Interrupts
     from reflact.config import TrainerConfig
     from reflact.events import Event
-    from reflact.ports import Approve
+    from reflact.ports import Approver
     from reflact.reporting.live import RunView
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
@@ -37,9 +37,9 @@ def configured(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
     Raises:
         ConfigError: The file, a key or a value is wrong.
     """
-    from reflact.loading import load
+    from reflact.loading import load_config
 
-    return load(path, overrides=overrides or ())
+    return load_config(path, overrides=overrides or ())
 
 
 def with_cassette(overrides: Sequence[str] | None, cassette: Path, mode: str) -> list[str]:
@@ -53,7 +53,7 @@ def train_and_show(
     *,
     show: Shown = Shown.live,
     times: bool = False,
-    approve: Approve | None = None,
+    approve: Approver | None = None,
 ) -> None:
     """Run a training to its end and show it; where a person is asked, in lines at most.
 
@@ -121,7 +121,7 @@ class _Following:
         """Run the training and show each event."""
         import anyio
 
-        from reflact.events import Finished, RunStarted
+        from reflact.events import RunFinished, RunStarted
         from reflact.reporting.live import LineView
 
         with anyio.CancelScope() as scope:
@@ -132,7 +132,7 @@ class _Following:
                         self._view.restore(await self._read_earlier_events())
                     self.begun = True
                     self._view.show_event(event)
-                    if isinstance(event, Finished):
+                    if isinstance(event, RunFinished):
                         self.summary = event.summary
 
     async def _read_earlier_events(self) -> tuple[Event, ...]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from reflact.records import StepRecord
-    from reflact.store.runs import RunRow, SQLiteStore
+    from reflact.store.runs import RunRow, SQLiteRunStore
 
 
 def show(
@@ -42,12 +42,12 @@ def show(
 async def _show(path: Path, step: int | None, run: str | None) -> None:
     from rich.console import Console
 
-    from reflact.history import chosen
+    from reflact.history import choose_run
     from reflact.store.runs import open_store
 
     console = Console()
     async with open_store(path) as store:
-        row = chosen(await store.runs(), run, path)
+        row = choose_run(await store.runs(), run, path)
         records = await store.records(row.run_id)
         if step is None:
             await _print_run(console, store, row, records, path.parent)
@@ -65,7 +65,7 @@ def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
 
 
 async def _print_run(
-    console: Console, store: SQLiteStore, row: RunRow, records: Sequence[StepRecord], folder: Path
+    console: Console, store: SQLiteRunStore, row: RunRow, records: Sequence[StepRecord], folder: Path
 ) -> None:
     from reflact.reporting.lines import escape_controls, format_epoch
     from reflact.reporting.summary import build_step_table, print_summary
@@ -81,12 +81,12 @@ async def _print_run(
         print_summary(console, summary, folder)
 
 
-async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) -> None:
+async def _print_step(console: Console, store: SQLiteRunStore, record: StepRecord) -> None:
     from rich.syntax import Syntax
 
     from reflact.reporting.lines import escape_controls
     from reflact.reporting.summary import build_step_table, format_step
-    from reflact.skill import diff
+    from reflact.skill import diff_texts
 
     console.print(build_step_table([record]))
     for line in format_step(record):
@@ -95,7 +95,7 @@ async def _print_step(console: Console, store: SQLiteStore, record: StepRecord) 
         return
     before = await store.skill(record.skill_before)
     after = await store.skill(record.candidate_hash)
-    text = escape_controls(diff(before.text, after.text))
+    text = escape_controls(diff_texts(before.text, after.text))
     if console.is_terminal:
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reflact.memory import ContrastPair, MemoryCard, ScoreEvent
     from reflact.memory_ports import StatusChange, StoredTrace, TraceSummary
     from reflact.memory_store import MemoryStore
-    from reflact.types import Frozen
+    from reflact.types import FrozenModel
 
 LEAST = 4
 """Characters that the beginning of an id needs at least."""
@@ -85,7 +85,7 @@ def only(name: str, ids: Sequence[str], *, what: str, store: Path) -> str:
     return ids[0]
 
 
-def line(value: Frozen) -> str:
+def line(value: FrozenModel) -> str:
     """Return a value as a line of JSON."""
     from reflact.store.encoding import written
 

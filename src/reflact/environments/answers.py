@@ -15,7 +15,7 @@ SHOWN_CHARS = 300
 """How much of a value ``quoted`` shows."""
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     r"""Return a text as the ``normalized`` grader compares it.
 
     In this order: Unicode NFKC, case folding, NFKC; runs of white space become one space; white space
@@ -23,24 +23,24 @@ def normalized(text: str) -> str:
     ``% # @ & / \``, and a dash or a leading full stop that touches a letter or a digit, since
     they carry meaning (``-5``, ``.5``, ``5%``, ``C#``).
     """
-    return _bare(" ".join(_folded(text).split()))
+    return _strip_edges(" ".join(_fold_case(text).split()))
 
 
-def tokens(text: str) -> tuple[str, ...]:
+def tokenize(text: str) -> tuple[str, ...]:
     """Return the words of a text, as the ``token_f1`` grader counts them.
 
     The text is split at white space and each word goes through ``normalized``; ``a``, ``an`` and ``the``
     are left out unless the text holds nothing else.
     """
-    words = tuple(bare for word in _folded(text).split() if (bare := _bare(word)))
+    words = tuple(bare for word in _fold_case(text).split() if (bare := _strip_edges(word)))
     return tuple(word for word in words if word not in {"a", "an", "the"}) or words
 
 
-def _folded(text: str) -> str:
+def _fold_case(text: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
-def _bare(text: str) -> str:
+def _strip_edges(text: str) -> str:
     start, end = 0, len(text)
     while start < end and _is_edge(text[start], text[start + 1 : end][:1], keeps_point=True):
         start += 1
@@ -66,7 +66,7 @@ _NUMBER = re.compile(
 )
 
 
-def number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return the number that a text is, or None where it is anything else.
 
     White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
@@ -79,10 +79,10 @@ def number(text: str) -> float | None:
         return None
     digits = found["digits"].replace(",", "")
     value = float(f"{found['sign'] or ''}{digits}{found['exponent'] or ''}")
-    return finite(value / 100 if found["percent"] else value)
+    return to_finite(value / 100 if found["percent"] else value)
 
 
-def finite(value: float) -> float | None:
+def to_finite(value: float) -> float | None:
     """Return a number as a float, None where that is not finite."""
     try:
         real = float(value)
@@ -91,7 +91,7 @@ def finite(value: float) -> float | None:
     return real if math.isfinite(real) else None
 
 
-def strict_json(text: str) -> Any:
+def parse_strict_json(text: str) -> Any:
     """Return the value of a JSON text, read to the letter.
 
     Raises:
@@ -99,11 +99,11 @@ def strict_json(text: str) -> Any:
         RecursionError: It is nested too deeply.
     """
     return json.loads(
-        text, object_pairs_hook=_object, parse_constant=_refuse_number, parse_float=_parse_finite
+        text, object_pairs_hook=_build_object, parse_constant=_refuse_number, parse_float=_parse_finite
     )
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("an object has a name twice")
@@ -119,16 +119,18 @@ def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"{text[:20]} is not a finite number")
 
 
-def equal(one: JsonValue, other: JsonValue) -> bool:
+def json_equal(one: JsonValue, other: JsonValue) -> bool:
     """Return whether two JSON values are the same: 1 is 1.0, but never true."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(equal(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(
+            json_equal(value, other[name]) for name, value in one.items()
+        )
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(equal, one, other))
+        return len(one) == len(other) and all(map(json_equal, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
-def quoted(value: JsonValue) -> str:
+def quote_json(value: JsonValue) -> str:
     """Return a value as JSON that can always be stored: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"

@@ -33,19 +33,19 @@ from typing import Any, NamedTuple
 READY, PASSED = b"r", b"p"
 """What the process tells its parent: it is locked in; the tests ran to their end."""
 
-SHARED = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+SHARED_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 """What an interpreter reads beside its own library."""
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """How many access rights each version of Landlock knows; later versions know 16."""
 
 SET_DEATH_SIGNAL, SET_SECCOMP, FILTER, NO_NEW_PRIVILEGES = 1, 22, 2, 38
-NEWER = 424
+FIRST_COMMON_CALL = 424
 """From here on all machines number their calls alike; the first is of Linux 5.1."""
 
-REFUSED = """
+REFUSED_CALLS = """
 fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154
 ptrace 101 117  process_vm_readv 310 270  process_vm_writev 311 271  kcmp 312 272
 tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240
@@ -68,7 +68,7 @@ bpf 321 280  userfaultfd 323 282  perf_event_open 298 241  personality 135 92  s
 """System calls that are refused, each with its numbers on x86_64 and aarch64."""
 
 
-class Machine(NamedTuple):
+class Processor(NamedTuple):
     """What is peculiar to a kind of processor: its mark, its column above, and numbers of some calls."""
 
     mark: int
@@ -84,9 +84,9 @@ class Machine(NamedTuple):
     capset: int
 
 
-MACHINES = {
-    "x86_64": Machine(0xC000003E, 1, 56, 62, 234, 302, 157, 257, 2, 53, 126),
-    "aarch64": Machine(0xC00000B7, 2, 220, 129, 131, 261, 167, 56, None, 199, 91),
+PROCESSORS = {
+    "x86_64": Processor(0xC000003E, 1, 56, 62, 234, 302, 157, 257, 2, 53, 126),
+    "aarch64": Processor(0xC00000B7, 2, 220, 129, 131, 261, 167, 56, None, 199, 91),
 }
 
 CLONE_THREAD = 0x10000
@@ -95,15 +95,15 @@ LOAD, EQUAL, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 
 
-def confinable() -> bool:
+def can_confine() -> bool:
     """Whether this system can lock a process in: Linux with Landlock, on a processor that is known here."""
-    if sys.platform != "linux" or platform.machine() not in MACHINES:
+    if sys.platform != "linux" or platform.machine() not in PROCESSORS:
         return False
     version: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
     return version >= 1
 
 
-class Order(NamedTuple):
+class SandboxRequest(NamedTuple):
     """What a process is asked to do, as it stands in JSON on its command line.
 
     ``program`` is an open file that holds the answer and its tests (null: none) in JSON, ``told`` one to
@@ -112,29 +112,29 @@ class Order(NamedTuple):
 
     parent: int
     program: int
-    told: int
+    report: int
     seconds: int
     memory: int
     output: int
     confine: bool
 
 
-def main(order: Order) -> None:
+def main(order: SandboxRequest) -> None:
     """Lock this process in and run an answer, then its tests."""
     with os.fdopen(order.program, encoding="utf-8") as file:
         program = json.load(file)
-    limit(order, alone=not order.confine)
+    set_limits(order, alone=not order.confine)
     if order.confine:
-        lock_in(order.parent)
-    os.write(order.told, READY)
+        confine_process(order.parent)
+    os.write(order.report, READY)
     tests = program["tests"]
     if tests is None:
-        os.close(order.told)
+        os.close(order.report)
     names = _module("__main__" if tests is None else "answer").__dict__
     exec(compile(program["answer"], "answer.py", "exec"), names)  # noqa: S102 - what this process is for
     if tests is not None:
         exec(compile(tests, "tests.py", "exec"), names)  # noqa: S102
-        os.write(order.told, PASSED)
+        os.write(order.report, PASSED)
 
 
 def _module(name: str) -> types.ModuleType:
@@ -144,7 +144,7 @@ def _module(name: str) -> types.ModuleType:
     return module
 
 
-def limit(order: Order, *, alone: bool) -> None:
+def set_limits(order: SandboxRequest, *, alone: bool) -> None:
     """Set resource limits; ``alone`` leaves a user other than root no further process."""
     import resource
 
@@ -161,97 +161,99 @@ def limit(order: Order, *, alone: bool) -> None:
         resource.setrlimit(name, bound)
 
 
-def lock_in(parent: int) -> None:
+def confine_process(parent: int) -> None:
     """Take everything away that an answer has no need of, and end with the parent.
 
     Raises:
         OSError: The kernel refused a part of it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    machine = MACHINES[platform.machine()]
-    _call(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    machine = PROCESSORS[platform.machine()]
+    _call_kernel(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         raise OSError(errno.ESRCH, "the process that asked for this one has ended")
-    _call(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
-    _call(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _leave_to_read(libc, readable())
-    program = b"".join(rules(machine, os.getpid()))
+    _call_kernel(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+    _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _allow_reading(libc, list_readable_paths())
+    program = b"".join(build_filter(machine, os.getpid()))
     text = ctypes.create_string_buffer(program, len(program))
     head = struct.pack("@HP", len(program) // 8, ctypes.addressof(text))
-    _call(libc.prctl, SET_SECCOMP, FILTER, head, 0, 0)
+    _call_kernel(libc.prctl, SET_SECCOMP, FILTER, head, 0, 0)
 
 
-def readable() -> list[str]:
+def list_readable_paths() -> list[str]:
     """Return what an answer may read: the interpreter's libraries, wherever this one keeps them."""
     homes = tuple(os.path.realpath(home) + os.sep for home in {sys.prefix, sys.base_prefix})
     own = [path for path in sys.path if path and os.path.realpath(path).startswith(homes)]
-    return [path for path in (*own, *SHARED) if os.path.exists(path)]  # noqa: PTH110 - starts faster
+    return [path for path in (*own, *SHARED_PATHS) if os.path.exists(path)]  # noqa: PTH110 - starts faster
 
 
-def _leave_to_read(libc: Any, paths: Sequence[str]) -> None:
-    version = _call(libc.syscall, CREATE_RULESET, None, 0, 1)
-    every_right = (1 << RIGHTS.get(version, 16)) - 1
-    ruleset = _call(libc.syscall, CREATE_RULESET, struct.pack("=Q", every_right), 8, 0)
+def _allow_reading(libc: Any, paths: Sequence[str]) -> None:
+    version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
+    every_right = (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
+    ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=Q", every_right), 8, 0)
     for path in paths:
         place = os.open(path, os.O_PATH)
         rights = READ_FILE | (READ_DIR if os.path.isdir(path) else 0)  # noqa: PTH112
-        _call(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
+        _call_kernel(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
         os.close(place)
-    _call(libc.syscall, RESTRICT_SELF, ruleset, 0)
+    _call_kernel(libc.syscall, RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
-def rules(machine: Machine, process: int) -> Iterator[bytes]:
+def build_filter(machine: Processor, process: int) -> Iterator[bytes]:
     """Yield the filter's instructions; what no rule refuses is allowed."""
-    yield _step(LOAD, 4)
-    yield _step(EQUAL, machine.mark, yes=1)
-    yield _step(RETURN, KILL)
-    yield _step(LOAD, 0)
-    yield from _refuse(NEWER, UNKNOWN, test=AT_LEAST)
-    words = REFUSED.split()
+    yield _instruction(LOAD, 4)
+    yield _instruction(EQUAL, machine.mark, yes=1)
+    yield _instruction(RETURN, KILL)
+    yield _instruction(LOAD, 0)
+    yield from _refuse(FIRST_COMMON_CALL, UNKNOWN, test=AT_LEAST)
+    words = REFUSED_CALLS.split()
     for number in words[machine.column :: 3]:
         if number != "-":
             yield from _refuse(int(number), DENY)
-    yield from _only(machine.clone, 0, HAS_BITS, CLONE_THREAD)
-    yield from _only(machine.kill, 0, EQUAL, process)
-    yield from _only(machine.tgkill, 0, EQUAL, process)
-    yield from _only(machine.prlimit, 0, EQUAL, 0)
-    yield from _but(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL)
-    yield from _but(machine.openat, 2, HAS_BITS, os.O_TRUNC)
-    yield from _but(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM)
+    yield from _allow_if(machine.clone, 0, HAS_BITS, CLONE_THREAD)
+    yield from _allow_if(machine.kill, 0, EQUAL, process)
+    yield from _allow_if(machine.tgkill, 0, EQUAL, process)
+    yield from _allow_if(machine.prlimit, 0, EQUAL, 0)
+    yield from _refuse_if(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL)
+    yield from _refuse_if(machine.openat, 2, HAS_BITS, os.O_TRUNC)
+    yield from _refuse_if(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM)
     if machine.open is not None:
-        yield from _but(machine.open, 1, HAS_BITS, os.O_TRUNC)
-    yield _step(RETURN, ALLOW)
+        yield from _refuse_if(machine.open, 1, HAS_BITS, os.O_TRUNC)
+    yield _instruction(RETURN, ALLOW)
 
 
 def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
-    yield _step(test, number, no=1)
-    yield _step(RETURN, outcome)
+    yield _instruction(test, number, no=1)
+    yield _instruction(RETURN, outcome)
 
 
-def _only(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
+def _allow_if(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
     """Allow a call where the test of an argument's lower half holds, and refuse it elsewhere."""
-    yield from _tested(number, argument, test, value, (ALLOW, DENY))
+    yield from _test_argument(number, argument, test, value, (ALLOW, DENY))
 
 
-def _but(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
+def _refuse_if(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
     """Refuse a call where the test of an argument's lower half holds, and allow it elsewhere."""
-    yield from _tested(number, argument, test, value, (DENY, ALLOW))
+    yield from _test_argument(number, argument, test, value, (DENY, ALLOW))
 
 
-def _tested(number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]) -> Iterator[bytes]:
-    yield _step(EQUAL, number, no=4)
-    yield _step(LOAD, 16 + 8 * argument)
-    yield _step(test, value, no=1)
+def _test_argument(
+    number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]
+) -> Iterator[bytes]:
+    yield _instruction(EQUAL, number, no=4)
+    yield _instruction(LOAD, 16 + 8 * argument)
+    yield _instruction(test, value, no=1)
     for outcome in outcomes:
-        yield _step(RETURN, outcome)
+        yield _instruction(RETURN, outcome)
 
 
-def _step(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
+def _instruction(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("=HBBI", code, yes, no, value)
 
 
-def _call(function: Any, *arguments: Any) -> int:
+def _call_kernel(function: Any, *arguments: Any) -> int:
     done: int = function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
     if done < 0:
         number = ctypes.get_errno()
@@ -260,4 +262,4 @@ def _call(function: Any, *arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    main(Order(*json.loads(sys.argv[1])))
+    main(SandboxRequest(*json.loads(sys.argv[1])))

@@ -9,17 +9,17 @@ from pydantic import JsonValue
 
 from reflact.config import TrainerConfig
 from reflact.critic_config import CriticConfig
-from reflact.data import DataSet, check, load
+from reflact.data import DataSet, check_dataset, load_dataset
 from reflact.environment_config import EnvironmentConfig
-from reflact.environments.graders import CheckedGrader, Grader, grader_from, grader_identity, judge
-from reflact.environments.programs import python_grader
-from reflact.environments.sql import SQL, read_tables
+from reflact.environments.graders import CheckedGrader, Grader, apply_grader, build_grader, identify_grader
+from reflact.environments.programs import build_python_grader
+from reflact.environments.sql import SQLGrader, read_tables
 from reflact.errors import ConfigError
-from reflact.ports import ScoredByCritic, Session
-from reflact.results import CriticUsed
-from reflact.types import Graded, Item, Split, canonical
+from reflact.ports import CriticBacked, Session
+from reflact.results import CriticDescription
+from reflact.types import Grade, Item, Split, canonical_json
 
-HOLE = "{input}"
+INPUT_VARIABLE = "{input}"
 
 
 class DatasetEnvironment:
@@ -46,24 +46,26 @@ class DatasetEnvironment:
         data: DataSet,
         *,
         grade: Grader,
-        template: str = HOLE,
+        template: str = INPUT_VARIABLE,
         name: str = "dataset",
         version: int = 1,
         check_references: bool = True,
     ) -> None:
-        if HOLE not in template:
-            raise ConfigError(f"the template {template!r} has no {HOLE}: say where the item's input goes")
+        if INPUT_VARIABLE not in template:
+            raise ConfigError(
+                f"the template {template!r} has no {INPUT_VARIABLE}: say where the item's input goes"
+            )
         self._data = data
         self._grade = grade
         self._template = template
         self._name = name
         self._version = version
-        self._identity = canonical(
+        self._identity = canonical_json(
             {
                 "environment": name,
                 "version": version,
                 "template": template,
-                "grader": grader_identity(grade),
+                "grader": identify_grader(grade),
             }
         )
         if check_references and isinstance(grade, CheckedGrader):
@@ -77,11 +79,11 @@ class DatasetEnvironment:
         return self._identity
 
     @property
-    def scored_by(self) -> CriticUsed | None:
+    def scored_by(self) -> CriticDescription | None:
         """The critic that grades, where one does."""
-        return self._grade.scored_by if isinstance(self._grade, ScoredByCritic) else None
+        return self._grade.scored_by if isinstance(self._grade, CriticBacked) else None
 
-    def graded_by(self, grade: Grader) -> DatasetEnvironment:
+    def with_grader(self, grade: Grader) -> DatasetEnvironment:
         """Return the environment with another grader, which is asked about no reference beforehand."""
         return DatasetEnvironment(
             self._data,
@@ -96,22 +98,22 @@ class DatasetEnvironment:
         """Return a split's items in the data set's order."""
         return self._data.items(split)
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Ask the item's question and grade the answer; the seed has no use here.
 
         Raises:
             EnvironmentFailure: The grader returned something that is no score.
             ModelError: The target gave no answer.
         """
-        answer = await session.reply(self.message(item))
-        return await judge(self._grade, item, answer)
+        answer = await session.reply(self.render_message(item))
+        return await apply_grader(self._grade, item, answer)
 
-    def message(self, item: Item) -> str:
+    def render_message(self, item: Item) -> str:
         """Return what the target is asked: the template with the input put in, in one pass."""
-        return self._template.replace(HOLE, _shown(item.input))
+        return self._template.replace(INPUT_VARIABLE, _format_input(item.input))
 
 
-def from_config(config: TrainerConfig) -> DatasetEnvironment:
+def build_environment(config: TrainerConfig) -> DatasetEnvironment:
     """Load and check the data set that a configuration describes, and return its environment.
 
     Raises:
@@ -120,13 +122,17 @@ def from_config(config: TrainerConfig) -> DatasetEnvironment:
     """
     if config.data.path is None:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
-    dataset = load(config.data.path, config.data.ratio, config.data.split_seed)
-    check(dataset, config.data.train_size)
-    grade = _Awaited(config) if config.environment.grader == "critic" else _grader(config.environment)
+    dataset = load_dataset(config.data.path, config.data.ratio, config.data.split_seed)
+    check_dataset(dataset, config.data.train_size)
+    grade = (
+        _PendingCriticGrader(config)
+        if config.environment.grader == "critic"
+        else _build_grader(config.environment)
+    )
     return DatasetEnvironment(dataset, grade=grade, template=config.environment.template)
 
 
-class _Awaited:
+class _PendingCriticGrader:
     """Stands for a configuration's critic until the run has pinned it: known by all but its pairs."""
 
     def __init__(self, config: TrainerConfig) -> None:
@@ -134,31 +140,31 @@ class _Awaited:
         self.identity: JsonValue = {
             "grader": "critic",
             "model": config.models.critic.model,
-            "passes_at": own.passes_at,
+            "passes_at": own.pass_threshold,
             "settings": own.settings.model_dump(mode="json", exclude={"cache"}),
         }
 
-    def __call__(self, item: Item, answer: str) -> Graded:
+    def __call__(self, item: Item, answer: str) -> Grade:
         raise ConfigError(
             "the critic of a configuration is pinned by a run: train, or pass a CriticGrader as `grade`"
         )
 
 
-def _grader(config: EnvironmentConfig) -> Grader:
+def _build_grader(config: EnvironmentConfig) -> Grader:
     if config.grader == "python":
-        return python_grader(
+        return build_python_grader(
             seconds=config.time_limit,
             mebibytes=config.memory_limit,
             allow_unconfined=config.allow_unconfined,
         )
     if config.grader != "sql":
-        return grader_from(config)
+        return build_grader(config)
     if config.tables is None:
         raise ConfigError("environment.tables is required for grader: sql; name the folder of .csv tables")
-    return SQL(tables=read_tables(config.tables))
+    return SQLGrader(tables=read_tables(config.tables))
 
 
-def _shown(value: JsonValue) -> str:
+def _format_input(value: JsonValue) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)

@@ -20,17 +20,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, T
 from pydantic import Field, JsonValue
 
 from reflact.environment_config import EnvironmentConfig
-from reflact.environments.answers import equal, finite, normalized, number, quoted, strict_json, tokens
+from reflact.environments.answers import (
+    json_equal,
+    normalize,
+    parse_number,
+    parse_strict_json,
+    quote_json,
+    to_finite,
+    tokenize,
+)
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.types import Frozen, Graded, Item, Score
+from reflact.types import FrozenModel, Grade, Item, Score
 
 if TYPE_CHECKING:
     from regex import Pattern
 
-Outcome: TypeAlias = Graded | Score | float | bool
+GraderOutput: TypeAlias = Grade | Score | float | bool
 """What a grader may return; a number is a fraction of success in 0..1."""
 
-Grader: TypeAlias = Callable[[Item, str], Awaitable[Outcome] | Outcome]
+Grader: TypeAlias = Callable[[Item, str], Awaitable[GraderOutput] | GraderOutput]
 """Judges an answer to an item."""
 
 E = TypeVar("E")
@@ -48,19 +56,19 @@ class IdentifiedGrader(Protocol):
         """Name and settings: all that a score depends on beside item and answer."""
         ...
 
-    def __call__(self, item: Item, answer: str) -> Awaitable[Outcome] | Outcome:
+    def __call__(self, item: Item, answer: str) -> Awaitable[GraderOutput] | GraderOutput:
         """Judge an answer to an item."""
         ...
 
 
-class CheckedGrader(Frozen, ABC):
+class CheckedGrader(FrozenModel, ABC):
     """Base of the graders that say what they are, and which references they can use."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
 
     @abstractmethod
-    def __call__(self, item: Item, answer: str) -> Awaitable[Outcome] | Outcome:
+    def __call__(self, item: Item, answer: str) -> Awaitable[GraderOutput] | GraderOutput:
         """Judge an answer to an item."""
 
     @property
@@ -76,18 +84,18 @@ class CheckedGrader(Frozen, ABC):
 class ReferenceGrader(CheckedGrader, Generic[E]):
     """Base of the graders that compare an answer with the item's reference."""
 
-    def __call__(self, item: Item, answer: str) -> Graded:
+    def __call__(self, item: Item, answer: str) -> Grade:
         """Judge an answer: soft is the best match among the accepted answers, hard is 0 or 1.
 
         Raises:
             DataError: The item's reference is none that this grader can use.
         """
-        matches = [self._match(expected, answer) for expected in self._accepted(item)]
+        matches = [self._match(expected, answer) for expected in self._list_accepted(item)]
         soft, why = max(matches, key=lambda match: match[0])
-        score = Score(hard=float(soft >= self._bar), soft=soft)
+        score = Score(hard=float(soft >= self._pass_mark), soft=soft)
         if soft == 1:
-            return Graded(score=score, answer=answer)
-        return Graded(score=score, answer=answer, feedback=self._feedback(item, answer, why) or None)
+            return Grade(score=score, answer=answer)
+        return Grade(score=score, answer=answer, feedback=self._feedback(item, answer, why) or None)
 
     @property
     def identity(self) -> JsonValue:
@@ -96,14 +104,14 @@ class ReferenceGrader(CheckedGrader, Generic[E]):
 
     def check(self, item: Item) -> None:
         """Raise DataError, naming the item, where its reference is none that this grader can use."""
-        self._accepted(item)
+        self._list_accepted(item)
 
     @property
-    def _bar(self) -> float:
+    def _pass_mark(self) -> float:
         """The soft score from which an item counts as solved."""
         return 1.0
 
-    def _accepted(self, item: Item) -> list[E]:
+    def _list_accepted(self, item: Item) -> list[E]:
         try:
             accepted = [self._read(reference) for reference in _references(item)]
         except ValueError as error:
@@ -114,8 +122,8 @@ class ReferenceGrader(CheckedGrader, Generic[E]):
 
     def _feedback(self, item: Item, answer: str, why: str) -> str:
         """Return what the failure analyst is told; empty where answer and reference say it all."""
-        expected = " or ".join(quoted(reference) for reference in _references(item))
-        return f"expected {expected}, got {quoted(answer)}" + (f": {why}" if why else "")
+        expected = " or ".join(quote_json(reference) for reference in _references(item))
+        return f"expected {expected}, got {quote_json(answer)}" + (f": {why}" if why else "")
 
     @abstractmethod
     def _read(self, reference: JsonValue) -> E:
@@ -129,7 +137,7 @@ class ReferenceGrader(CheckedGrader, Generic[E]):
 # ------------------------------------------------------------------------------------------------- text
 
 
-class Exact(ReferenceGrader[str]):
+class ExactGrader(ReferenceGrader[str]):
     """The same text, character by character, white space at both ends aside.
 
     References are text or whole numbers.
@@ -144,7 +152,7 @@ class Exact(ReferenceGrader[str]):
         return float(answer.strip() == expected), ""
 
 
-class Normalized(ReferenceGrader[str]):
+class NormalizedGrader(ReferenceGrader[str]):
     """The same text after ``normalized``. Articles count: ``The Who`` is not ``who``.
 
     References are text or whole numbers of which something is left after ``normalized``.
@@ -153,16 +161,16 @@ class Normalized(ReferenceGrader[str]):
     name = "normalized"
 
     def _read(self, reference: JsonValue) -> str:
-        text = normalized(_text(reference))
+        text = normalize(_text(reference))
         if not text:
-            raise ValueError(f"nothing of the reference {quoted(reference)} is left without punctuation")
+            raise ValueError(f"nothing of the reference {quote_json(reference)} is left without punctuation")
         return text
 
     def _match(self, expected: str, answer: str) -> tuple[float, str]:
-        return float(normalized(answer) == expected), ""
+        return float(normalize(answer) == expected), ""
 
 
-class TokenF1(ReferenceGrader[Counter[str]]):
+class TokenF1Grader(ReferenceGrader[Counter[str]]):
     """Overlap of words, as SQuAD measures it (Rajpurkar et al., 2016): F1 of the two bags of ``tokens``.
 
     Soft is F1; hard is 1 where F1 reaches ``threshold``. References are text or whole numbers with at
@@ -173,17 +181,17 @@ class TokenF1(ReferenceGrader[Counter[str]]):
     threshold: float = Field(1.0, gt=0, le=1)
 
     @property
-    def _bar(self) -> float:
+    def _pass_mark(self) -> float:
         return self.threshold
 
     def _read(self, reference: JsonValue) -> Counter[str]:
-        words = tokens(_text(reference))
+        words = tokenize(_text(reference))
         if not words:
-            raise ValueError(f"the reference {quoted(reference)} has no words")
+            raise ValueError(f"the reference {quote_json(reference)} has no words")
         return Counter(words)
 
     def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
-        given = Counter(tokens(answer))
+        given = Counter(tokenize(answer))
         shared = (given & expected).total()
         f1 = 2 * shared / (given.total() + expected.total())
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
@@ -192,7 +200,7 @@ class TokenF1(ReferenceGrader[Counter[str]]):
 # ---------------------------------------------------------------------------------------------- numbers
 
 
-class Numeric(ReferenceGrader[float]):
+class NumericGrader(ReferenceGrader[float]):
     """The same number within ``tolerance`` or within ``relative_tolerance`` times the reference.
 
     The answer must be a number and nothing else, in the form that ``number`` reads. Numbers are compared
@@ -206,15 +214,15 @@ class Numeric(ReferenceGrader[float]):
     def _read(self, reference: JsonValue) -> float:
         value: float | None = None
         if isinstance(reference, str):
-            value = number(reference)
+            value = parse_number(reference)
         elif isinstance(reference, int | float) and not isinstance(reference, bool):
-            value = finite(reference)
+            value = to_finite(reference)
         if value is None:
-            raise ValueError(f"the reference {quoted(reference)} is not a finite number")
+            raise ValueError(f"the reference {quote_json(reference)} is not a finite number")
         return value
 
     def _match(self, expected: float, answer: str) -> tuple[float, str]:
-        given = number(answer)
+        given = parse_number(answer)
         if given is None:
             return 0.0, "the answer must be a single number and nothing else"
         off = abs(given - expected)
@@ -225,7 +233,7 @@ class Numeric(ReferenceGrader[float]):
 # --------------------------------------------------------------------------------------------- patterns
 
 
-class Regex(ReferenceGrader["Pattern[str]"]):
+class RegexGrader(ReferenceGrader["Pattern[str]"]):
     """The whole answer, white space at both ends aside, matches a regular expression.
 
     References are patterns as the ``regex`` package reads them, a superset of Python's own; inline flags
@@ -242,14 +250,14 @@ class Regex(ReferenceGrader["Pattern[str]"]):
         try:
             return regex.compile(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{quoted(reference)} is not a regular expression: {error}") from None
+            raise ValueError(f"{quote_json(reference)} is not a regular expression: {error}") from None
 
     def _match(self, expected: Pattern[str], answer: str) -> tuple[float, str]:
         try:
             found = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
         except TimeoutError:
             raise EnvironmentFailure(
-                f"the pattern {quoted(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
+                f"the pattern {quote_json(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
                 f"{len(answer)} characters: rewrite it without nested repetitions"
             ) from None
         return float(found is not None), "the whole answer must match this pattern"
@@ -258,7 +266,7 @@ class Regex(ReferenceGrader["Pattern[str]"]):
 # ------------------------------------------------------------------------------------------------- JSON
 
 
-class JsonFields(ReferenceGrader[dict[str, JsonValue]]):
+class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
     """The answer is a JSON object with the reference's fields; further fields are ignored.
 
     Soft is the share of the reference's fields that are there with an equal value, hard is 1 where all
@@ -271,12 +279,12 @@ class JsonFields(ReferenceGrader[dict[str, JsonValue]]):
 
     def _read(self, reference: JsonValue) -> dict[str, JsonValue]:
         if not isinstance(reference, dict) or not reference:
-            raise ValueError(f"the reference {quoted(reference)} is not an object with fields")
+            raise ValueError(f"the reference {quote_json(reference)} is not an object with fields")
         return reference
 
     def _match(self, expected: dict[str, JsonValue], answer: str) -> tuple[float, str]:
         try:
-            wrong = _wrong_fields(expected, strict_json(answer))
+            wrong = _list_wrong_fields(expected, parse_strict_json(answer))
         except RecursionError:
             return 0.0, "the answer is nested too deeply to be read as JSON"
         except ValueError as error:
@@ -284,34 +292,36 @@ class JsonFields(ReferenceGrader[dict[str, JsonValue]]):
         return 1 - len(wrong) / len(expected), "; ".join(wrong)
 
 
-def _wrong_fields(expected: dict[str, JsonValue], given: Any) -> list[str]:
+def _list_wrong_fields(expected: dict[str, JsonValue], given: Any) -> list[str]:
     if not isinstance(given, dict):
         raise ValueError("it is JSON of another kind")  # noqa: TRY004 - the caller words it
     return [
-        f"{quoted(name)} is {quoted(given[name])}" if name in given else f"{quoted(name)} is missing"
+        f"{quote_json(name)} is {quote_json(given[name])}"
+        if name in given
+        else f"{quote_json(name)} is missing"
         for name, value in expected.items()
-        if name not in given or not equal(value, given[name])
+        if name not in given or not json_equal(value, given[name])
     ]
 
 
 # --------------------------------------------------------------------------------------------- choosing
 
 
-def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
+def build_grader(config: EnvironmentConfig) -> ReferenceGrader[Any]:
     """Return the grader that a configuration names, with its settings."""
     match config.grader:
         case "exact":
-            return Exact()
+            return ExactGrader()
         case "normalized":
-            return Normalized()
+            return NormalizedGrader()
         case "token_f1":
-            return TokenF1(threshold=config.threshold)
+            return TokenF1Grader(threshold=config.threshold)
         case "numeric":
-            return Numeric(tolerance=config.tolerance, relative_tolerance=config.relative_tolerance)
+            return NumericGrader(tolerance=config.tolerance, relative_tolerance=config.relative_tolerance)
         case "regex":
-            return Regex()
+            return RegexGrader()
         case "json_fields":
-            return JsonFields()
+            return JsonFieldsGrader()
         case "sql":
             raise ConfigError("the sql grader needs tables: reflact.environments.sql.SQL holds them")
         case "python":
@@ -320,7 +330,7 @@ def grader_from(config: EnvironmentConfig) -> ReferenceGrader[Any]:
             raise ConfigError("the critic grader is reflact.calibration.grading.CriticGrader")
 
 
-def grader_identity(grade: Grader) -> JsonValue:
+def identify_grader(grade: Grader) -> JsonValue:
     """Return what identifies a grader: its own ``identity``, or a function's qualified name.
 
     Raises:
@@ -337,7 +347,7 @@ def grader_identity(grade: Grader) -> JsonValue:
     return {"grader": f"{grade.__module__}.{name}"}
 
 
-async def judge(grade: Grader, item: Item, answer: str) -> Graded:
+async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     """Apply a grader, plain or async, and return what it says as a ``Graded``.
 
     Raises:
@@ -346,12 +356,12 @@ async def judge(grade: Grader, item: Item, answer: str) -> Graded:
     outcome = grade(item, answer)
     if inspect.isawaitable(outcome):
         outcome = await outcome
-    if isinstance(outcome, Graded):
+    if isinstance(outcome, Grade):
         return outcome
     if isinstance(outcome, Score):
-        return Graded(score=outcome, answer=answer)
+        return Grade(score=outcome, answer=answer)
     if isinstance(outcome, bool | int | float) and 0 <= outcome <= 1:
-        return Graded(score=Score.of(outcome), answer=answer)
+        return Grade(score=Score.of(outcome), answer=answer)
     raise EnvironmentFailure(
         f"the grader returned {outcome!r:.100} for item {item.id!r}: "
         "return a Graded, a Score, True or False, or a number in 0..1"
@@ -367,4 +377,4 @@ def _text(reference: JsonValue) -> str:
         return reference
     if isinstance(reference, int) and not isinstance(reference, bool):
         return str(reference)
-    raise ValueError(f"the reference {quoted(reference)} is neither text nor a whole number")
+    raise ValueError(f"the reference {quote_json(reference)} is neither text nor a whole number")

@@ -22,56 +22,56 @@ import anyio
 from anyio.abc import Process
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
-from reflact.environments.answers import quoted
-from reflact.environments.confined import PASSED, READY, Order, confinable
+from reflact.environments.answers import quote_json
+from reflact.environments.confined import PASSED, READY, SandboxRequest, can_confine
 from reflact.environments.graders import CheckedGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.types import Frozen, Graded, Item, Score
+from reflact.types import FrozenModel, Grade, Item, Score
 
 SCRIPT = Path(__file__).with_name("confined.py")
 
-OUTPUT = 1_000_000
+MAX_OUTPUT_BYTES = 1_000_000
 """Bytes that a program may write, to standard output and to standard error each."""
 
 MIB = 1 << 20
 
 
-class Asserted(Frozen):
+class AssertionCase(FrozenModel):
     """A reference that is met when Python code, run after the answer in its module, raises nothing."""
 
     tests: str
 
 
-class Printed(Frozen):
+class OutputCase(FrozenModel):
     """A reference that is met when the answer, run as a program, reads ``stdin`` and prints ``stdout``."""
 
     stdin: str = ""
     stdout: str
 
 
-Case = Asserted | Printed
+ProgramCase = AssertionCase | OutputCase
 
 
-class Ran(NamedTuple):
+class ProgramResult(NamedTuple):
     """What came of a program: its exit code (None: its time on the clock ran out) and what it wrote."""
 
     code: int | None
-    told: bytes
+    report: bytes
     output: str
     errors: str
 
 
-class Files(NamedTuple):
+class ProgramFiles(NamedTuple):
     """What a process is given instead of pipes: files without names, which nobody has to empty in time."""
 
     program: IO[bytes]
     stdin: IO[bytes]
     output: IO[bytes]
     errors: IO[bytes]
-    told: IO[bytes]
+    report: IO[bytes]
 
 
-class Python(CheckedGrader):
+class PythonGrader(CheckedGrader):
     """Runs answers as Python programs, with this interpreter and its libraries.
 
     A reference is an object or a list of them, and all must hold: ``{"tests": "assert add(1, 2) == 3"}``,
@@ -111,115 +111,117 @@ class Python(CheckedGrader):
 
     def check(self, item: Item) -> None:
         """Raise DataError, naming the item, where its reference is none that programs can be tried on."""
-        self._cases(item)
+        self._parse_cases(item)
 
-    async def __call__(self, item: Item, answer: str) -> Graded:
+    async def __call__(self, item: Item, answer: str) -> Grade:
         """Run an answer on all cases of an item.
 
         Raises:
             DataError: The item's reference is none that programs can be tried on.
             EnvironmentFailure: The process could not be started or locked in.
         """
-        cases = self._cases(item)
-        wrong = [why for case in cases if (why := await self._fault(case, answer)) is not None]
+        cases = self._parse_cases(item)
+        wrong = [why for case in cases if (why := await self._run_case(case, answer)) is not None]
         soft = 1 - len(wrong) / len(cases)
         score = Score(hard=float(not wrong), soft=soft)
-        return Graded(score=score, answer=answer, feedback=wrong[0] if wrong else None)
+        return Grade(score=score, answer=answer, feedback=wrong[0] if wrong else None)
 
-    def _cases(self, item: Item) -> list[Case]:
+    def _parse_cases(self, item: Item) -> list[ProgramCase]:
         given = item.reference if isinstance(item.reference, list) else [item.reference]
         try:
-            cases = [_case(reference) for reference in given]
+            cases = [_parse_case(reference) for reference in given]
         except ValueError as error:
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
         if not cases:
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it has no case at all")
         return cases
 
-    async def _fault(self, case: Case, answer: str) -> str | None:
+    async def _run_case(self, case: ProgramCase, answer: str) -> str | None:
         async with self._slots:
-            ran = await self._ran(case, answer)
-        return fault(case, ran, self.seconds)
+            ran = await self._run_program(case, answer)
+        return find_fault(case, ran, self.seconds)
 
-    async def _ran(self, case: Case, answer: str) -> Ran:
-        tests, stdin = (case.tests, "") if isinstance(case, Asserted) else (None, case.stdin)
+    async def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
+        tests, stdin = (case.tests, "") if isinstance(case, AssertionCase) else (None, case.stdin)
         program = json.dumps({"answer": answer, "tests": tests})
         with ExitStack() as stack:
-            files = Files(*(stack.enter_context(_file(text)) for text in (program, stdin, "", "", "")))
+            files = ProgramFiles(
+                *(stack.enter_context(_open_unnamed_file(text)) for text in (program, stdin, "", "", ""))
+            )
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-"))
-            order = Order(
+            order = SandboxRequest(
                 parent=os.getpid(),
                 program=files.program.fileno(),
-                told=files.told.fileno(),
+                report=files.report.fileno(),
                 seconds=self.seconds,
                 memory=self.mebibytes * MIB,
-                output=OUTPUT,
+                output=MAX_OUTPUT_BYTES,
                 confine=self.confined,
             )
-            async with _started(order, files, folder) as process:
+            async with _start_process(order, files, folder) as process:
                 with anyio.move_on_after(self.seconds * self.patience):
                     await process.wait()
                 code = process.returncode
-            told, output, errors = map(_written, (files.told, files.output, files.errors))
-            return Ran(code, told, output.decode(errors="replace"), errors.decode(errors="replace"))
+            told, output, errors = map(_read_all, (files.report, files.output, files.errors))
+            return ProgramResult(code, told, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
-def python_grader(
-    *, seconds: int, mebibytes: int, allow_unconfined: bool, able: Callable[[], bool] = confinable
-) -> Python:
+def build_python_grader(
+    *, seconds: int, mebibytes: int, allow_unconfined: bool, is_available: Callable[[], bool] = can_confine
+) -> PythonGrader:
     """Return the grader for this system; ``able`` says whether programs can be locked in here.
 
     Raises:
         ConfigError: This system cannot lock programs in, and going without is not allowed.
     """
-    confined = able()
+    confined = is_available()
     if not confined and not allow_unconfined:
         raise ConfigError(
             "environment.grader: python runs code that a model wrote, and this system cannot lock it in: "
             "that takes Linux with Landlock on x86_64 or aarch64, as most distributions have it; use such a "
             "system, or set environment.allow_unconfined: true where everything in reach may be lost"
         )
-    return Python(seconds=seconds, mebibytes=mebibytes, confined=confined)
+    return PythonGrader(seconds=seconds, mebibytes=mebibytes, confined=confined)
 
 
-def fault(case: Case, ran: Ran, seconds: int) -> str | None:
+def find_fault(case: ProgramCase, ran: ProgramResult, seconds: int) -> str | None:
     """Return what is wrong with what a program did, None where it did what it should.
 
     Raises:
         EnvironmentFailure: The answer was never run: the fault is not its own.
     """
-    if READY not in ran.told:
-        reason = last_line(ran.errors) or f"exit code {ran.code}"
+    if READY not in ran.report:
+        reason = find_last_line(ran.errors) or f"exit code {ran.code}"
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")
     if ran.code is None:
         return f"it waited too long: it has {seconds} seconds of processor time"
     if -ran.code in {signal.SIGXCPU, signal.SIGKILL}:
         return f"it took more than {seconds} seconds of processor time"
     if ran.code != 0:
-        reason = last_line(ran.errors) or f"exit code {ran.code}"
-        return f"it ended with an error: {quoted(reason)}"
-    if isinstance(case, Asserted):
-        return None if PASSED in ran.told else "it ended before its tests had run"
-    if lines(ran.output) == lines(case.stdout):
+        reason = find_last_line(ran.errors) or f"exit code {ran.code}"
+        return f"it ended with an error: {quote_json(reason)}"
+    if isinstance(case, AssertionCase):
+        return None if PASSED in ran.report else "it ended before its tests had run"
+    if split_output(ran.output) == split_output(case.stdout):
         return None
-    wanted, given = quoted(case.stdout), quoted(ran.output)
-    return f"for the input {quoted(case.stdin)} it should print {wanted}, and printed {given}"
+    wanted, given = quote_json(case.stdout), quote_json(ran.output)
+    return f"for the input {quote_json(case.stdin)} it should print {wanted}, and printed {given}"
 
 
-def lines(output: str) -> Sequence[str]:
+def split_output(output: str) -> Sequence[str]:
     """Return the lines of an output as they are compared."""
     return [line.rstrip() for line in output.rstrip().splitlines()]
 
 
-def last_line(text: str) -> str:
+def find_last_line(text: str) -> str:
     """Return the last line that is not blank; empty where there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def _case(reference: JsonValue) -> Case:
+def _parse_case(reference: JsonValue) -> ProgramCase:
     if not isinstance(reference, dict):
-        raise ValueError(f"the reference {quoted(reference)} is not an object with tests, or with stdout")  # noqa: TRY004
-    kind: type[Case] = Asserted if "tests" in reference else Printed
+        raise ValueError(f"the reference {quote_json(reference)} is not an object with tests, or with stdout")  # noqa: TRY004
+    kind: type[ProgramCase] = AssertionCase if "tests" in reference else OutputCase
     try:
         return kind.model_validate(reference, strict=True)
     except ValidationError as error:
@@ -229,7 +231,7 @@ def _case(reference: JsonValue) -> Case:
 
 
 @contextmanager
-def _file(text: str) -> Iterator[IO[bytes]]:
+def _open_unnamed_file(text: str) -> Iterator[IO[bytes]]:
     """Give a file without a name that holds a text, to be read from its beginning."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
@@ -237,13 +239,13 @@ def _file(text: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _written(file: IO[bytes]) -> bytes:
+def _read_all(file: IO[bytes]) -> bytes:
     file.seek(0)
-    return file.read(OUTPUT)
+    return file.read(MAX_OUTPUT_BYTES)
 
 
 @asynccontextmanager
-async def _started(order: Order, files: Files, folder: str) -> AsyncIterator[Process]:
+async def _start_process(order: SandboxRequest, files: ProgramFiles, folder: str) -> AsyncIterator[Process]:
     """Start the process in a session of its own; whatever of it is left at the end is killed.
 
     Its variables are these alone, its path has nothing but the interpreter's libraries, and its hashes are
@@ -257,7 +259,7 @@ async def _started(order: Order, files: Files, folder: str) -> AsyncIterator[Pro
         cwd=folder,
         env={"PYTHONHASHSEED": "0"},
         start_new_session=True,
-        pass_fds=(files.program.fileno(), files.told.fileno()),
+        pass_fds=(files.program.fileno(), files.report.fileno()),
     )
     try:
         yield process

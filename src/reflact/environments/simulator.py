@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from reflact.errors import ConfigError
 from reflact.ports import Session
-from reflact.types import Graded, Item, Split, canonical
+from reflact.types import Grade, Item, Split, canonical_json
 
-Play = Callable[[int, Session], Awaitable[Graded]]
+PlayWorld = Callable[[int, Session], Awaitable[Grade]]
 """Plays the world of a seed with a session until it ends, and says how well that went."""
 
 
@@ -36,7 +36,7 @@ class SimulatorEnvironment:
 
     def __init__(
         self,
-        play: Play,
+        play: PlayWorld,
         *,
         name: str,
         train: int,
@@ -51,11 +51,11 @@ class SimulatorEnvironment:
             if size < 1:
                 raise ConfigError(f"simulator {name}: the {split.value} split needs at least one world")
         self._play = play
-        self._identity = canonical({"environment": name, "version": version, "kind": "simulator"})
+        self._identity = canonical_json({"environment": name, "version": version, "kind": "simulator"})
         self._items: Mapping[Split, tuple[Item, ...]] = MappingProxyType(
             {
                 split: tuple(_item(seed, task_type) for seed in seeds)
-                for split, seeds in _dealt(sizes, first_seed).items()
+                for split, seeds in _assign_seeds(sizes, first_seed).items()
             }
         )
 
@@ -68,7 +68,7 @@ class SimulatorEnvironment:
         """Return a split's seeds as items, in rising order."""
         return self._items[split]
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Play the item's world; the trial's seed has no use here."""
         world = item.input
         if not isinstance(world, int):
@@ -76,7 +76,7 @@ class SimulatorEnvironment:
         return await self._play(world, session)
 
 
-def _dealt(sizes: Mapping[Split, int], first: int) -> dict[Split, range]:
+def _assign_seeds(sizes: Mapping[Split, int], first: int) -> dict[Split, range]:
     dealt = {}
     for split, size in sizes.items():
         dealt[split] = range(first, first + size)

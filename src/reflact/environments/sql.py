@@ -22,36 +22,43 @@ from reflact.environments.graders import ReferenceGrader
 from reflact.errors import ConfigError
 from reflact.types import Item
 
-Value = str | float | int | bytes | None
-Row = tuple[Value, ...]
+SQLValue = str | float | int | bytes | None
+SQLRow = tuple[SQLValue, ...]
 
-STEPS = 20_000_000
+MAX_STEPS = 20_000_000
 """Virtual-machine steps a query may take: about a second; a count, so that it is the same on any machine."""
 
-ROWS = 1000
+MAX_ROWS = 1000
 """Rows a query may return."""
 
-LENGTH = 1_000_000
+MAX_VALUE_BYTES = 1_000_000
 """Bytes that a value may have."""
 
-RELATIVE = 1e-6
+RELATIVE_TOLERANCE = 1e-6
 """Numbers that differ by no more, relatively, are equal."""
 
-READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 
-UNSTEADY = {"random", "randomblob", "current_date", "current_time", "current_timestamp", "load_extension"}
+NONDETERMINISTIC_FUNCTIONS = {
+    "random",
+    "randomblob",
+    "current_date",
+    "current_time",
+    "current_timestamp",
+    "load_extension",
+}
 """Functions that are refused: a score must not change from run to run."""
 
 
-class Table(NamedTuple):
+class QueryResult(NamedTuple):
     """What a query returns, and whether the order of its rows counts."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SQLRow, ...]
     ordered: bool
 
 
-class SQL(ReferenceGrader[Table]):
+class SQLGrader(ReferenceGrader[QueryResult]):
     """Compares the rows that two queries return; their order counts where the reference has an ORDER BY.
 
     Args:
@@ -70,19 +77,19 @@ class SQL(ReferenceGrader[Table]):
             "tables": hashlib.sha256(self.tables).hexdigest(),
         }
 
-    def _read(self, reference: JsonValue) -> Table:
+    def _read(self, reference: JsonValue) -> QueryResult:
         if not isinstance(reference, str):
             raise ValueError("the reference must be a query")  # noqa: TRY004 - told like every bad reference
-        return Table(self._rows(reference), "order by" in reference.lower())
+        return QueryResult(self._rows(reference), "order by" in reference.lower())
 
-    def _match(self, expected: Table, answer: str) -> tuple[float, str]:
+    def _match(self, expected: QueryResult, answer: str) -> tuple[float, str]:
         try:
             rows = self._rows(answer)
         except ValueError as error:
             return 0.0, str(error)
         wanted = expected.rows
         if not expected.ordered:
-            rows, wanted = _sorted(rows), _sorted(wanted)
+            rows, wanted = _sort_rows(rows), _sort_rows(wanted)
         if _equal(wanted, rows):
             return 1.0, ""
         return 0.0, ""
@@ -90,20 +97,20 @@ class SQL(ReferenceGrader[Table]):
     def _feedback(self, item: Item, answer: str, why: str) -> str:
         return why
 
-    def _rows(self, query: str) -> tuple[Row, ...]:
+    def _rows(self, query: str) -> tuple[SQLRow, ...]:
         if not query.strip():
             raise ValueError("there is no query")
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.deserialize(self.tables)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LENGTH)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
             connection.set_authorizer(_authorize)
-            connection.set_progress_handler(_Clock(STEPS // 1000), 1000)
+            connection.set_progress_handler(_StepLimit(MAX_STEPS // 1000), 1000)
             try:
-                rows = connection.execute(query).fetchmany(ROWS + 1)
+                rows = connection.execute(query).fetchmany(MAX_ROWS + 1)
             except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
                 raise ValueError(f"it does not run as one query: {error}") from None
-        if len(rows) > ROWS:
-            raise ValueError(f"it returns more than {ROWS} rows")
+        if len(rows) > MAX_ROWS:
+            raise ValueError(f"it returns more than {MAX_ROWS} rows")
         return tuple(rows)
 
 
@@ -134,16 +141,16 @@ def _load(connection: sqlite3.Connection, file: Path) -> None:
     if any(len(row) != len(header) for row in rows):
         raise ConfigError(f"environment.tables: the rows of {file} differ in length")
     kinds = ["REAL" if all(_is_number(row[i]) for row in rows) else "TEXT" for i in range(len(header))]
-    columns = ", ".join(f"{_quoted(name)} {kind}" for name, kind in zip(header, kinds, strict=True))
+    columns = ", ".join(f"{_quote_identifier(name)} {kind}" for name, kind in zip(header, kinds, strict=True))
     marks = ", ".join("?" for _ in header)
     try:
-        connection.execute(f"CREATE TABLE {_quoted(file.stem)} ({columns})")
-        connection.executemany(f"INSERT INTO {_quoted(file.stem)} VALUES ({marks})", rows)  # noqa: S608 - quoted
+        connection.execute(f"CREATE TABLE {_quote_identifier(file.stem)} ({columns})")
+        connection.executemany(f"INSERT INTO {_quote_identifier(file.stem)} VALUES ({marks})", rows)  # noqa: S608 - quoted
     except sqlite3.Error as error:
         raise ConfigError(f"environment.tables: {file} makes no table: {error}") from None
 
 
-class _Clock:
+class _StepLimit:
     """Stops a query after a number of calls."""
 
     def __init__(self, calls: int) -> None:
@@ -155,27 +162,29 @@ class _Clock:
 
 
 def _authorize(action: int, _: str | None, name: str | None, *__: str | None) -> int:
-    allowed = action in READING and (action != sqlite3.SQLITE_FUNCTION or name not in UNSTEADY)
+    allowed = action in READ_ACTIONS and (
+        action != sqlite3.SQLITE_FUNCTION or name not in NONDETERMINISTIC_FUNCTIONS
+    )
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _equal(ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
+def _equal(ours: Sequence[SQLRow], theirs: Sequence[SQLRow]) -> bool:
     return len(ours) == len(theirs) and all(
         len(a) == len(b) and all(map(_same, a, b)) for a, b in zip(ours, theirs, strict=True)
     )
 
 
-def _same(one: Value, other: Value) -> bool:
+def _same(one: SQLValue, other: SQLValue) -> bool:
     if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=1e-9)
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
     return one == other
 
 
-def _sorted(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _sort_rows(rows: Sequence[SQLRow]) -> tuple[SQLRow, ...]:
     return tuple(sorted(rows, key=lambda row: [_rank(value) for value in row]))
 
 
-def _rank(value: Value) -> tuple[int, float, str]:
+def _rank(value: SQLValue) -> tuple[int, float, str]:
     if value is None:
         return 0, 0.0, ""
     if isinstance(value, int | float):
@@ -190,5 +199,5 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _quoted(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

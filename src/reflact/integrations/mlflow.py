@@ -23,20 +23,20 @@ from pydantic import JsonValue
 
 from reflact.events import (
     BaselineMeasured,
-    BudgetMoved,
-    EpochClosed,
+    BudgetUpdated,
+    EpochCommitted,
     Event,
-    Finished,
-    Promoted,
+    PromotionJudged,
+    RunFinished,
     RunStarted,
     StepCommitted,
-    Warned,
+    WarningIssued,
 )
-from reflact.exports import inside
-from reflact.ports import Emit
-from reflact.records import Version
+from reflact.exports import resolve_inside
+from reflact.ports import EventCallback
+from reflact.records import SkillVersion
 from reflact.results import RunSummary, Usage
-from reflact.tasks import outbox
+from reflact.tasks import open_outbox
 
 PATIENCE = 20.0
 """Seconds that MLflow may take for one event, and for all that is left when the run has ended."""
@@ -47,7 +47,7 @@ BATCH, LONGEST = 100, 500
 ENDINGS = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
 """How MLflow calls the ways in which a run can end."""
 
-Told = BaselineMeasured | EpochClosed | Finished | Promoted | RunStarted | StepCommitted
+Told = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudged | RunStarted | StepCommitted
 
 
 class Tracker(Protocol):
@@ -76,14 +76,14 @@ class Tracker(Protocol):
 
 @asynccontextmanager
 async def report_to_mlflow(
-    emit: Emit,
+    emit: EventCallback,
     *,
     connect: Callable[[], Tracker],
     run_id: str,
     identity: Mapping[str, JsonValue],
     out_dir: Path,
     patience: float = PATIENCE,
-) -> AsyncIterator[Emit]:
+) -> AsyncIterator[EventCallback]:
     """Give an emitter that hands events on and lets MLflow know of them.
 
     Args:
@@ -108,19 +108,19 @@ async def report_to_mlflow(
             failed = True
             words = " ".join(str(error).split())[:LONGEST] or f"no answer in {patience:g} seconds"
             reason = f"MLflow is told nothing more of this start of the run: {type(error).__name__}: {words}"
-            await emit(Warned(run_id=run_id, step=event.step, message=reason))
-        if isinstance(event, Finished):
+            await emit(WarningIssued(run_id=run_id, step=event.step, message=reason))
+        if isinstance(event, RunFinished):
             over.set()
 
-    async with outbox(take) as post:
+    async with open_outbox(take) as post:
 
         async def tell(event: Event) -> None:
             nonlocal usage, last
-            if isinstance(event, BudgetMoved):
+            if isinstance(event, BudgetUpdated):
                 usage = event.usage
             if isinstance(event, Told):
                 post((event, usage))
-            if isinstance(event, Finished):
+            if isinstance(event, RunFinished):
                 last = anyio.current_time() + patience
                 await over.wait()
             await emit(event)
@@ -177,10 +177,10 @@ class _Record:
                 spent = _spent(usage)
                 tracker.metrics({**_scores(event), "accepted": float(accepted), **spent}, step=event.step)
                 self._keep(tracker)
-            case EpochClosed() | Promoted():
+            case EpochCommitted() | PromotionJudged():
                 tracker.metrics(_scores(event), step=event.step)
                 self._keep(tracker)
-            case Finished():
+            case RunFinished():
                 tracker.metrics(_results(event.summary), step=event.step)
                 self._keep(tracker)
                 tracker.file(self._out_dir / "summary.json")
@@ -195,7 +195,7 @@ class _Record:
 
     def _keep(self, tracker: Tracker) -> None:
         """Keep the best document, and the versions that are not kept yet."""
-        for path in sorted(inside(self._out_dir, "skills").glob("v*.md")):
+        for path in sorted(resolve_inside(self._out_dir, "skills").glob("v*.md")):
             if path not in self._kept:
                 tracker.file(path, "skills")
                 self._kept.add(path)
@@ -253,9 +253,9 @@ class MlflowTracker:
         self._client.update_run(self._id, status=status)
 
 
-def _scores(event: StepCommitted | EpochClosed | Promoted) -> dict[str, float]:
-    versions: dict[str, Version] = {"score.best": event.best}
-    if not isinstance(event, Promoted):
+def _scores(event: StepCommitted | EpochCommitted | PromotionJudged) -> dict[str, float]:
+    versions: dict[str, SkillVersion] = {"score.best": event.best}
+    if not isinstance(event, PromotionJudged):
         versions["score.current"] = event.current
     return {name: version.score for name, version in versions.items() if version.score is not None}
 

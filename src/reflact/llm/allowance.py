@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from reflact.calls import Intent
+from reflact.calls import CallReservation
 from reflact.config import BudgetConfig, TrainerConfig
 from reflact.errors import ConfigError
 from reflact.llm.budget import Budget
 from reflact.llm.cache_keys import address_of
 from reflact.llm.pricing import cap_of, usd_of
-from reflact.ports import EffectStore, Environment, Session
+from reflact.ports import Environment, ResponseStore, Session
 from reflact.results import Usage
 from reflact.roles import ModelConfig
-from reflact.types import Graded, Item, Split
+from reflact.types import Grade, Item, Split
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
@@ -49,7 +49,7 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
             "Python: the critic's calls are seen within rollouts whose others are not; configure "
             "models.target instead, or set it to null"
         )
-    for role in ("target", "optimizer", *(["critic"] if config.asks_critic else [])):
+    for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
         require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)
 
 
@@ -105,7 +105,7 @@ class SeenRollouts:
         """Return a split's items, in a fixed order."""
         return self._inner.items(split)
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Run and judge an item.
 
         Raises:
@@ -128,33 +128,33 @@ class UnseenRollouts(SeenRollouts):
     """
 
     def __init__(
-        self, inner: Environment, *, budget: Budget, effects: EffectStore, run_id: str, worst: Usage
+        self, inner: Environment, *, budget: Budget, effects: ResponseStore, run_id: str, worst: Usage
     ) -> None:
         super().__init__(inner, budget=budget)
         self._effects = effects
         self._run_id = run_id
         self._worst = worst
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Graded:
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Run and judge an item once its rollout fits the budget.
 
         Raises:
             BudgetSpent: It does not fit.
         """
         place = f"target/rollout/unseen/{item.fingerprint}/{seed}"
-        intent = Intent(
+        intent = CallReservation(
             key=place,
             run_id=self._run_id,
-            sample=place,
+            call_id=place,
             role="target",
             purpose="rollout",
             endpoint="unseen",
             model="unseen",
-            worst=self._worst,
+            worst_case=self._worst,
         )
         async with self._budget.reserve(self._worst) as reservation:
             reservation.mark_sent()
-            await self._effects.intend(intent)
+            await self._effects.reserve(intent)
             graded = await self._inner.run(item, session, seed=seed)
             calls = self._worst.calls
             await self._effects.settle(intent, Usage(calls=calls, uncounted=calls))

@@ -150,7 +150,7 @@ class Budget:
             spent: What the run has paid for and may have paid for.
             seconds: The run's active time so far.
         """
-        parts = [part for entry in spent for part in (entry.usage, entry.worst)]
+        parts = [part for entry in spent for part in (entry.usage, entry.worst_case)]
         self._used = sum(parts, Usage())
         self._taken = sum((amount_of(part) for part in parts), Amount())
         self._since = anyio.current_time() - seconds

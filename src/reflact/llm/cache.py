@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import httpx
 
-from reflact.calls import Intent
+from reflact.calls import CallReservation
 from reflact.llm.cache_keys import effect_key, endpoint_of
 from reflact.llm.metering import INTENT
 from reflact.llm.retry import Pieces, kept_headers
 from reflact.llm.streaming import CONTEXT
-from reflact.ports import EffectStore
+from reflact.ports import ResponseStore
 from reflact.tasks import SingleFlight
 
 SAMPLE_HEADER = "x-reflact-sample"
@@ -53,7 +53,7 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         self,
         inner: httpx.AsyncBaseTransport,
         *,
-        effects: EffectStore,
+        effects: ResponseStore,
         flights: SingleFlight[Landed],
         run_id: str,
         role: str,
@@ -73,20 +73,20 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
 
         What is no POST costs nothing and is passed on.
         """
-        sample = request.headers.get(SAMPLE_HEADER, "")
+        call_id = request.headers.get(SAMPLE_HEADER, "")
         reply = request.headers.get(REPLY_HEADER, "")
         body = await request.aread()
-        outgoing = self._outgoing(request, sample, body)
+        outgoing = self._outgoing(request, call_id, body)
         if request.method != "POST":
             return await self._inner.handle_async_request(outgoing)
         endpoint, path = endpoint_of(str(request.url)), request.url.path
-        key = effect_key(endpoint=endpoint, path=path, body=body.decode("utf-8"), sample=sample, reply=reply)
-        intent = Intent(
+        key = effect_key(endpoint=endpoint, path=path, body=body.decode("utf-8"), call_id=call_id, reply=reply)
+        intent = CallReservation(
             key=key,
             run_id=self._run_id,
-            sample=sample,
+            call_id=call_id,
             role=self._role,
-            purpose=_purpose(sample),
+            purpose=_purpose(call_id),
             endpoint=endpoint,
             model=self._model,
         )
@@ -97,21 +97,21 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
             context.sent = True
         return httpx.Response(landed.status, headers=landed.headers, stream=Pieces(landed.pieces))
 
-    def _outgoing(self, request: httpx.Request, sample: str, body: bytes) -> httpx.Request:
+    def _outgoing(self, request: httpx.Request, call_id: str, body: bytes) -> httpx.Request:
         """Return the request without our headers; the given one keeps them, for redirects."""
         headers = httpx.Headers(request.headers)
         headers.pop(SAMPLE_HEADER, None)
         headers.pop(REPLY_HEADER, None)
         if self._forward is not None:
-            headers[self._forward] = sample
-        extensions = {**request.extensions, "reflact_sample": sample}
+            headers[self._forward] = call_id
+        extensions = {**request.extensions, "reflact_sample": call_id}
         return httpx.Request(
             request.method, request.url, headers=headers, content=body, extensions=extensions
         )
 
     async def _land(self, request: httpx.Request, key: str) -> Landed:
         """Look up and send as one piece of work: nobody looks before an answer is stored and sends after."""
-        stored = await self._effects.find_reply(key)
+        stored = await self._effects.find_response(key)
         if stored is not None:
             pieces = [chunk.encode("utf-8") for chunk in stored.chunks]
             return Landed(stored.status, {"content-type": stored.content_type}, pieces, stored=True)
@@ -120,6 +120,6 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         return Landed(response.status_code, kept_headers(response), pieces)
 
 
-def _purpose(sample: str) -> str:
-    parts = sample.split("/")
+def _purpose(call_id: str) -> str:
+    parts = call_id.split("/")
     return parts[1] if len(parts) > 1 else "other"

@@ -13,18 +13,18 @@ FRAMING = ("stream", "stream_options")
 """Fields of a request that say in which pieces an answer comes, and nothing of what it says."""
 
 
-def effect_key(*, endpoint: str, path: str, body: str, sample: str, reply: str) -> str:
+def effect_key(*, endpoint: str, path: str, body: str, call_id: str, reply: str) -> str:
     """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
 
     Args:
         endpoint: Scheme, host and port, without credentials.
         path: Path of the request.
         body: The JSON body as text; spacing and the order of fields do not matter, nor does streaming.
-        sample: Label of the logical sample.
+        call_id: Label of the logical sample.
         reply: Name and version of the reply type.
     """
     content = unframed(json.loads(body))
-    parts = {"endpoint": endpoint, "path": path, "body": content, "sample": sample, "reply": reply}
+    parts = {"endpoint": endpoint, "path": path, "body": content, "sample": call_id, "reply": reply}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 

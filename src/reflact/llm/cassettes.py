@@ -26,16 +26,16 @@ from reflact.llm.cache_keys import unframed
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
 from reflact.llm.retry import Pieces, kept_headers
-from reflact.types import Frozen, canonical, digest
+from reflact.types import FrozenModel, canonical_json, digest_json
 
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
 """Where long lines are taken apart to be compared."""
 
 
-class Interaction(Frozen):
+class Interaction(FrozenModel):
     """One line of a cassette."""
 
-    sample: str
+    call_id: str
     method: str
     path: str
     body: JsonValue
@@ -46,7 +46,7 @@ class Interaction(Frozen):
     @property
     def key(self) -> str:
         """What an answer is found by."""
-        return _key(self.sample, self.method, self.path, self.body)
+        return _key(self.call_id, self.method, self.path, self.body)
 
 
 @asynccontextmanager
@@ -113,10 +113,10 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         return _response(found, {"content-type": found.content_type})
 
     def _miss(self, asked: Interaction) -> CassetteMiss:
-        purpose = asked.sample.split("/")[1] if "/" in asked.sample else "unknown purpose"
-        start = f"the cassette {self._path} holds no answer to this request ({purpose}, {asked.sample})"
-        near = [i for i in self._answers.values() if i.sample == asked.sample]
-        near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.sample]
+        purpose = asked.call_id.split("/")[1] if "/" in asked.call_id else "unknown purpose"
+        start = f"the cassette {self._path} holds no answer to this request ({purpose}, {asked.call_id})"
+        near = [i for i in self._answers.values() if i.call_id == asked.call_id]
+        near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
             return CassetteMiss(f"{start}, nor one of its kind; record it again")
         text = _pretty(asked.body)
@@ -127,7 +127,7 @@ class ReplayTransport(httpx.AsyncBaseTransport):
             _clauses(_pretty(nearest.body)), _clauses(text), "recorded", "asked", lineterm="", n=0
         )
         return CassetteMiss(
-            f"{start}; the nearest recorded one is {nearest.sample}",
+            f"{start}; the nearest recorded one is {nearest.call_id}",
             difference=tuple(line[:200] for line in islice(lines, 12)),
         )
 
@@ -182,7 +182,7 @@ def _to_write(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:
 async def _asked(request: httpx.Request) -> Interaction:
     body = json.loads((await request.aread()).decode("utf-8") or "null")
     return Interaction(
-        sample=request.extensions.get("reflact_sample", ""),
+        call_id=request.extensions.get("reflact_sample", ""),
         method=request.method,
         path=request.url.path,
         body=body,
@@ -192,8 +192,8 @@ async def _asked(request: httpx.Request) -> Interaction:
     )
 
 
-def _key(sample: str, method: str, path: str, body: JsonValue) -> str:
-    return digest([sample, method, path, canonical(unframed(body))])
+def _key(call_id: str, method: str, path: str, body: JsonValue) -> str:
+    return digest_json([call_id, method, path, canonical_json(unframed(body))])
 
 
 def _pretty(body: JsonValue) -> str:

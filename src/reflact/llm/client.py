@@ -20,10 +20,10 @@ import openai
 from openai.types.chat import ChatCompletion
 from pydantic import JsonValue
 
-from reflact.calls import Draft, Rendered, Reply, ReplyModel, Sample, Text
+from reflact.calls import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.config import BudgetConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
-from reflact.events import ModelCalled
+from reflact.events import ModelCallFinished
 from reflact.llm.budget import Budget
 from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
 from reflact.llm.cache_keys import seed_of
@@ -38,11 +38,11 @@ from reflact.llm.retry import RetryTransport
 from reflact.llm.sse import usage_of
 from reflact.llm.streaming import CONTEXT, FramingTransport, RequestContext
 from reflact.llm.structured import ORDER, Conversation, InvalidReply, Mode, refuses_format
-from reflact.ports import EffectStore, Emit, Journal
+from reflact.ports import DecisionLog, EventCallback, ResponseStore
 from reflact.results import Usage
 from reflact.roles import ModelConfig
 from reflact.tasks import SingleFlight, Stream
-from reflact.types import canonical
+from reflact.types import canonical_json
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -72,18 +72,18 @@ class Client:
         *,
         role: str,
         run_id: str,
-        effects: EffectStore,
-        journal: Journal,
+        effects: ResponseStore,
+        decision_log: DecisionLog,
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        on_event: Emit | None = None,
+        on_event: EventCallback | None = None,
         on_limit: Callable[[LimitChange], None] | None = None,
     ) -> None:
         self._config = config
         self._role = role
         self._run_id = run_id
         self._effects = effects
-        self._journal = journal
+        self._decision_log = decision_log
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
         self._on_event = on_event
@@ -100,7 +100,7 @@ class Client:
         endpoint = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
         names = ("model", "api", "api_version", "mode", "reasks")
         chosen: dict[str, JsonValue] = {n: getattr(self._config, n) for n in names}
-        return canonical({"endpoint": endpoint, **chosen, "settings": self._settings(None)})
+        return canonical_json({"endpoint": endpoint, **chosen, "settings": self._settings(None)})
 
     async def __aenter__(self) -> Self:
         if self._config.api == "azure" and self._config.api_version is None:
@@ -141,7 +141,7 @@ class Client:
                 run_id=self._run_id,
                 role=self._role,
                 model=config.model,
-                forward=config.sample_header,
+                forward=config.call_id_header,
             ),
             partial(RetryTransport, retries=config.max_retries, endpoint=endpoint),
             partial(MeteredTransport, config=config, budget=self._budget, endpoint=endpoint, effects=effects),
@@ -151,42 +151,42 @@ class Client:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.ports.LLM.ask``."""
-        return await self._call(prompt, reply_type, sample, check)
+        return await self._call(prompt, reply_type, call_id, check)
 
     def draft(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Stream[Draft[R]]:
         """Ask, and show the reply while it is written; see ``reflact.ports.Drafter.draft``."""
-        return Stream(partial(self._call, prompt, reply_type, sample, check))
+        return Stream(partial(self._call, prompt, reply_type, call_id, check))
 
     async def _call(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None,
         on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None,
     ) -> Reply[R]:
-        subscribers = DraftSubscribers(self._on_event, on_draft, run_id=self._run_id, sample=sample)
+        subscribers = DraftSubscribers(self._on_event, on_draft, run_id=self._run_id, call_id=call_id)
         drafts = subscribers.open_stream(reply_type) if self._config.stream else None
         context = RequestContext(drafts)
         token = CONTEXT.set(context)
         started = anyio.current_time()
-        over = partial(self._describe_end, context, sample, started)
+        over = partial(self._describe_end, context, call_id, started)
         try:
-            work = partial(self._ask, prompt, reply_type, sample, check, context)
+            work = partial(self._ask, prompt, reply_type, call_id, check, context)
             reply = await subscribers.follow(drafts, work)
         except ReflactError as error:
             if isinstance(error, ModelError):
@@ -198,46 +198,46 @@ class Client:
         await self._emit(over(None))
         return reply
 
-    async def _emit(self, event: ModelCalled) -> None:
+    async def _emit(self, event: ModelCallFinished) -> None:
         if self._on_event is not None:
             await self._on_event(event)
 
     def _describe_end(
-        self, context: RequestContext, sample: Sample, started: float, error: ReflactError | None
-    ) -> ModelCalled:
+        self, context: RequestContext, call_id: CallId, started: float, error: ReflactError | None
+    ) -> ModelCallFinished:
         """Return the event of a call that is over; ``error`` is why there is no reply."""
         answered = error is None or isinstance(error, ReplyError)
-        return ModelCalled(
+        return ModelCallFinished(
             run_id=self._run_id,
-            step=0 if sample.step is None else sample.step,
-            role=sample.role,
-            purpose=sample.purpose,
-            sample=sample.label,
+            step=0 if call_id.step is None else call_id.step,
+            role=call_id.role,
+            purpose=call_id.purpose,
+            call_id=call_id.label,
             outcome="reply" if error is None else "failed",
             attempts=context.attempts,
             usage=context.usage,
             seconds=anyio.current_time() - started,
-            stored=answered and not context.sent,
+            from_store=answered and not context.sent,
         )
 
     # ------------------------------------------------------------------------------------ attempts
 
     async def _ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None,
         context: RequestContext,
     ) -> Reply[R]:
         mode: Mode | None = None
         if not issubclass(reply_type, Text):
-            mode = self._mode or await self._settle_mode(prompt, reply_type, sample)
+            mode = self._mode or await self._settle_mode(prompt, reply_type, call_id)
         conversation = Conversation(prompt.messages, reply_type, mode, check)
         reasons: list[str] = []
         for attempt in range(1, self._config.reasks + 2):
             context.attempts = attempt
-            numbered = sample.model_copy(update={"attempt": sample.attempt + attempt - 1})
+            numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
             completion = await self._create(conversation, reply_type, numbered)
             context.usage += self._usage(completion)
             try:
@@ -251,7 +251,7 @@ class Client:
                 return Reply(value=value, attempts=attempt, usage=context.usage)
         raise ReplyError(
             f"models.{self._role}: no valid {reply_type.__name__} in {len(reasons)} attempts "
-            f"({sample.label}); the last one: {reasons[-1]}",
+            f"({call_id.label}); the last one: {reasons[-1]}",
             reasons=tuple(reasons),
         )
 
@@ -262,7 +262,7 @@ class Client:
         return usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     async def _create(
-        self, conversation: Conversation[Any], reply_type: type[ReplyModel], sample: Sample
+        self, conversation: Conversation[Any], reply_type: type[ReplyModel], call_id: CallId
     ) -> ChatCompletion:
         """Send one request. Messages are passed as extra fields: the openai client would copy each part."""
         try:
@@ -270,10 +270,10 @@ class Client:
                 model=self._config.model,
                 messages=[],
                 extra_headers={
-                    SAMPLE_HEADER: sample.label,
+                    SAMPLE_HEADER: call_id.label,
                     REPLY_HEADER: f"{reply_type.__name__}@{reply_type.version}",
                 },
-                extra_body={**self._settings(sample), **conversation.body},
+                extra_body={**self._settings(call_id), **conversation.body},
             )
         except openai.OpenAIError as error:
             failure = translated(error, self._config, self._role, self._secret)
@@ -287,25 +287,27 @@ class Client:
             failure = unusable(completion, self._config, self._role, self._secret)
         raise failure  # out here it carries no error of the client library, which may hold the key
 
-    async def _settle_mode(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
+    async def _settle_mode(
+        self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> Mode:
         """Return the first mode that the endpoint accepts; decided once, journalled before it is used."""
         async with self._settling:
             if self._mode is not None:
                 return self._mode
             label = f"mode/{self._role}"
-            noted = await self._journal.recall(0, label)
+            noted = await self._decision_log.get(0, label)
             mode = next((m for m in ORDER if m == noted), None)
             if mode is None:
-                mode = await self._try_modes(prompt, reply_type, sample)
-                await self._journal.note(0, label, mode)
+                mode = await self._try_modes(prompt, reply_type, call_id)
+                await self._decision_log.put(0, label, mode)
             self._mode = mode
             return mode
 
-    async def _try_modes(self, prompt: Rendered, reply_type: type[ReplyModel], sample: Sample) -> Mode:
+    async def _try_modes(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Mode:
         first: ProviderError | None = None
         for mode in ORDER:
             try:
-                await self._create(Conversation(prompt.messages, reply_type, mode), reply_type, sample)
+                await self._create(Conversation(prompt.messages, reply_type, mode), reply_type, call_id)
             except ProviderError as error:
                 if not refuses_format(error):
                     raise
@@ -314,11 +316,11 @@ class Client:
                 return mode
         raise first or AssertionError("there is at least one mode")
 
-    def _settings(self, sample: Sample | None) -> dict[str, JsonValue]:
+    def _settings(self, call_id: CallId | None) -> dict[str, JsonValue]:
         config = self._config
         seed: JsonValue = config.seed
-        if seed == "per_sample" and sample is not None:
-            seed = seed_of(sample.label)
+        if seed == "per_sample" and call_id is not None:
+            seed = seed_of(call_id.label)
         named: dict[str, JsonValue] = {
             "temperature": config.temperature,
             "top_p": config.top_p,

@@ -16,13 +16,13 @@ import anyio
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from reflact.calls import Draft, Reply, ReplyModel, Sample, Text
+from reflact.calls import CallId, Draft, Reply, ReplyModel, Text
 from reflact.errors import ReflactError
-from reflact.events import Drafted, DraftReset
+from reflact.events import DraftDiscarded, DraftUpdated
 from reflact.llm.redaction import Scrubber
 from reflact.llm.sse import EventReader, chunk_of, said_in
-from reflact.ports import Emit
-from reflact.tasks import beside
+from reflact.ports import EventCallback
+from reflact.tasks import run_beside
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -226,20 +226,20 @@ class DraftSubscribers(Generic[R]):
 
     def __init__(
         self,
-        on_event: Emit | None,
+        on_event: EventCallback | None,
         on_draft: Callable[[Draft[R]], Awaitable[None]] | None,
         *,
         run_id: str,
-        sample: Sample,
+        call_id: CallId,
     ) -> None:
         self._on_event = on_event
         self._on_draft = on_draft
         self._about: dict[str, Any] = {
             "run_id": run_id,
-            "step": 0 if sample.step is None else sample.step,
-            "role": sample.role,
-            "purpose": sample.purpose,
-            "sample": sample.label,
+            "step": 0 if call_id.step is None else call_id.step,
+            "role": call_id.role,
+            "purpose": call_id.purpose,
+            "sample": call_id.label,
         }
         self._drafted = False
 
@@ -247,9 +247,9 @@ class DraftSubscribers(Generic[R]):
         """Pass an item on; a reply of which nothing was drafted is no event."""
         if self._on_event is not None:
             if isinstance(item, Reset):
-                await self._on_event(DraftReset(attempt=item.attempt, reason=item.reason, **self._about))
+                await self._on_event(DraftDiscarded(attempt=item.attempt, reason=item.reason, **self._about))
             elif item.reply is None or self._drafted:
-                await self._on_event(Drafted(attempt=item.attempt, draft=item.value, **self._about))
+                await self._on_event(DraftUpdated(attempt=item.attempt, draft=item.value, **self._about))
         self._drafted = isinstance(item, Draft)
         if self._on_draft is not None and isinstance(item, Draft):
             await self._on_draft(item)
@@ -281,7 +281,7 @@ class DraftSubscribers(Generic[R]):
             finally:
                 stream.close()
 
-        outcome = await beside(work, lambda: stream.send(self.send), wait=True)
+        outcome = await run_beside(work, lambda: stream.send(self.send), wait=True)
         if isinstance(outcome, ReflactError):
             raise outcome
         return outcome

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import anyio
 import httpx
 
-from reflact.calls import Intent, StoredReply
+from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import ReflactError
 from reflact.llm.budget import Budget, Reservation
 from reflact.llm.errors import GARBLING, body_fault, cut_off, failure_fault, status_fault
@@ -22,10 +22,10 @@ from reflact.llm.rate_limit import EndpointClient, Slot
 from reflact.llm.retry import GARBLED, Pieces, kept_headers, retry_after
 from reflact.llm.sse import usage_of
 from reflact.llm.streaming import DRAFTS, find_drafts, in_one_piece
-from reflact.ports import EffectStore
+from reflact.ports import ResponseStore
 from reflact.results import FaultKind, Usage
 from reflact.roles import ModelConfig
-from reflact.tasks import seen_through
+from reflact.tasks import finish_if_cancelled
 
 LEAVING_SECONDS = 0.2
 """How long a caller that leaves is kept until its intent is gone."""
@@ -67,7 +67,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         config: ModelConfig,
         budget: Budget,
         endpoint: EndpointClient,
-        effects: EffectStore,
+        effects: ResponseStore,
     ) -> None:
         self._inner = inner
         self._config = config
@@ -82,43 +82,48 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             BudgetSpent: The budget has no room for it.
             httpx.TransportError: It failed on the way.
         """
-        intent: Intent | None = request.extensions.get(INTENT)
+        intent: CallReservation | None = request.extensions.get(INTENT)
         if intent is None:
             return await whole(request, self._inner, self._config.timeout)
         body = await request.aread()
         at = datetime.now(UTC)
         worst = worst_case(len(body), cap_of(json.loads(body)), self._config, at=at)
-        intent = intent.model_copy(update={"worst": worst})
+        intent = intent.model_copy(update={"worst_case": worst})
         async with self._budget.reserve(worst) as reservation, self._endpoint.admit(_tokens(worst)) as slot:
             await self._intend(intent)
             reservation.mark_sent()
             response = await self._send(request, intent, reservation, slot)
             return await self._book(response, intent, reservation, slot, at)
 
-    async def _intend(self, intent: Intent) -> None:
+    async def _intend(self, intent: CallReservation) -> None:
         """Book the intent; where its caller leaves meanwhile nothing was sent, and nothing stays booked."""
         try:
-            await self._effects.intend(intent)
+            await self._effects.reserve(intent)
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(LEAVING_SECONDS, shield=True):
-                await self._effects.drop_intent(intent)
+                await self._effects.release(intent)
             raise
 
     async def _send(
-        self, request: httpx.Request, intent: Intent, reservation: Reservation, slot: Slot
+        self, request: httpx.Request, intent: CallReservation, reservation: Reservation, slot: Slot
     ) -> httpx.Response:
         try:
             return await whole(request, self._inner, self._config.timeout)
         except Exception as error:
             slot.observe(None, None, None)
             if isinstance(error, UNSENT):
-                await self._effects.drop_intent(intent)
+                await self._effects.release(intent)
                 reservation.release()
             await self._count(intent, failure_fault(error))
             raise
 
     async def _book(
-        self, response: httpx.Response, intent: Intent, reservation: Reservation, slot: Slot, at: datetime
+        self,
+        response: httpx.Response,
+        intent: CallReservation,
+        reservation: Reservation,
+        slot: Slot,
+        at: datetime,
     ) -> httpx.Response:
         chunks = tuple([text async for text in response.aiter_text()])
         headers = kept_headers(response)
@@ -128,29 +133,29 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         slot.observe(response.status_code, asked, None if usage.uncounted else _tokens(usage))
         fault = status_fault(response.status_code)
         if not response.is_success:
-            await self._effects.drop_intent(intent)
+            await self._effects.release(intent)
             reservation.release()
         elif (fault := body_fault(content_type, "".join(chunks))) is None:
             if not usage.uncounted:
                 usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
-            reply = StoredReply(
+            reply = StoredResponse(
                 key=intent.key,
                 status=response.status_code,
                 content_type=content_type,
                 chunks=chunks,
                 usage=usage,
             )
-            await seen_through(lambda: self._keep(reply, intent, reservation))
+            await finish_if_cancelled(lambda: self._keep(reply, intent, reservation))
         await self._count(intent, fault)
         stream = Pieces([chunk.encode("utf-8") for chunk in chunks])
         marks = {GARBLED: True} if fault in GARBLING else {}
         return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
 
-    async def _keep(self, reply: StoredReply, intent: Intent, reservation: Reservation) -> None:
-        await self._effects.keep_reply(reply, intent)
+    async def _keep(self, reply: StoredResponse, intent: CallReservation, reservation: Reservation) -> None:
+        await self._effects.store_response(reply, intent)
         reservation.settle(reply.usage)
 
-    async def _count(self, intent: Intent, fault: FaultKind | None) -> None:
+    async def _count(self, intent: CallReservation, fault: FaultKind | None) -> None:
         if fault is not None:
             await self._effects.count_fault(intent.run_id, fault)
 

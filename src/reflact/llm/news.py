@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from reflact.config import BudgetConfig
-from reflact.events import BackedOff, BudgetMoved, Event
+from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.results import Usage
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class News:
 
     def budget_moved(self, usage: Usage, seconds: float) -> None:
         """Tell what the run has taken, in so many active seconds."""
-        self._post(BudgetMoved(run_id=self._run_id, usage=usage, seconds=seconds, **self._limits))
+        self._post(BudgetUpdated(run_id=self._run_id, usage=usage, seconds=seconds, **self._limits))
 
     def backed_off(self, change: LimitChange) -> None:
         """Tell that an endpoint was asked too much."""
-        self._post(BackedOff(run_id=self._run_id, **change._asdict()))
+        self._post(RateLimited(run_id=self._run_id, **change._asdict()))

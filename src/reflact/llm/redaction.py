@@ -20,7 +20,7 @@ import regex
 
 from reflact.errors import ConfigError
 from reflact.llm.cache_keys import endpoint_of
-from reflact.roles import KeySource, ModelConfig
+from reflact.roles import KeyProvider, ModelConfig
 
 MARK = "[key]"
 """What stands where a key was."""
@@ -64,7 +64,7 @@ async def key_for(config: ModelConfig, role: str) -> str | None:
     return key
 
 
-async def _called(source: KeySource, role: str) -> str:
+async def _called(source: KeyProvider, role: str) -> str:
     try:
         return await source()
     except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key

@@ -20,7 +20,7 @@ from reflact.pages.frame import (
 )
 from reflact.pages.measured import change, kinds, reliability, rounds
 from reflact.pages.verdict import verdict
-from reflact.results import Estimate, Usage
+from reflact.results import IntervalEstimate, Usage
 
 TERMS = (
     ("Score", "How far an agent's state has come towards its purpose: 0 is nothing of it, 10 all of it."),
@@ -107,7 +107,7 @@ def _tiles(report: CalibrationReport) -> h.Element:
     return facts(tiles, class_="tiles")
 
 
-def _from_to(before: Estimate, after: Estimate) -> h.Node:
+def _from_to(before: IntervalEstimate, after: IntervalEstimate) -> h.Node:
     return [
         h.span(".before")[number(before.value)],
         " → ",

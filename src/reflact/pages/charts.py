@@ -15,7 +15,7 @@ import htpy as h
 from reflact.calibration.metrics import Bin
 from reflact.pages.frame import number, span
 from reflact.reporting.lines import format_count
-from reflact.results import Estimate
+from reflact.results import IntervalEstimate
 
 Look = Literal["before", "after", "plain"]
 """How a mark looks: a hollow circle, a filled diamond, a filled circle."""
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     """One line of a chart of intervals; ``reference`` is a value to compare with, marked beside it."""
 
     label: str
-    estimate: Estimate
+    estimate: IntervalEstimate
     look: Look
     reference: float | None = None
 
@@ -83,7 +83,13 @@ def reliability_diagram(name: str, title: str, bins: Sequence[Bin], *, look: Loo
 
 
 def course(
-    name: str, title: str, values: Sequence[Estimate | None], *, most: float, reference: float, known_as: str
+    name: str,
+    title: str,
+    values: Sequence[IntervalEstimate | None],
+    *,
+    most: float,
+    reference: float,
+    known_as: str,
 ) -> h.Element:
     """Return a figure round by round: before any, and after each.
 

@@ -17,7 +17,7 @@ from reflact.memory_cards import LEVEL
 from reflact.pages.charts import Look, Row, ends_of, intervals
 from reflact.pages.frame import Section, counted, estimated, figure, folded, named, number, safe, table
 from reflact.pages.verdict import drop_meaning, outcome
-from reflact.results import Estimate
+from reflact.results import IntervalEstimate
 
 OBJECT: Final = TypeAdapter(dict[str, JsonValue])
 MODELS = ("llm", "llm.model")
@@ -34,7 +34,7 @@ def evidence(report: CalibrationReport) -> Section:
     if not report.tests:
         return Section(name, heading, (untested or h.p["No batch was tested."],))
     rows = [
-        Row(_batch(test), Estimate(value=test.effect, low=test.low, high=test.high), _look(test))
+        Row(_batch(test), IntervalEstimate(value=test.effect, low=test.low, high=test.high), _look(test))
         for test in report.tests
     ]
     return Section(
@@ -81,7 +81,7 @@ def _look(test: Promotion) -> Look:
 
 def _tested(test: Promotion) -> list[h.Node]:
     accuracy = "–" if test.accuracy_change is None else f"{test.accuracy_change:+z.2f}".replace("-", "−")
-    effect = Estimate(value=test.effect, low=test.low, high=test.high)
+    effect = IntervalEstimate(value=test.effect, low=test.low, high=test.high)
     return [
         _batch(test),
         h.span(class_=["outcome", _class(test)])[outcome(test)],

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from reflact.calibration import words
 from reflact.reporting.lines import escape_controls
-from reflact.results import Estimate
+from reflact.results import IntervalEstimate
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """What a page may load: nothing. Its style is written in it."""
@@ -136,12 +136,12 @@ def number(value: float, digits: int = 2) -> str:
     return typeset(words.number(value, digits))
 
 
-def span(estimate: Estimate) -> str:
+def span(estimate: IntervalEstimate) -> str:
     """Return an interval in brackets."""
     return typeset(words.span(estimate))
 
 
-def estimated(estimate: Estimate | None) -> h.Node:
+def estimated(estimate: IntervalEstimate | None) -> h.Node:
     """Return a figure with its interval, for a table; a dash where there is none."""
     if estimate is None:
         return "–"

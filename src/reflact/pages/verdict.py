@@ -9,7 +9,7 @@ from reflact.calibration.results import CalibrationReport, Change
 from reflact.calibration.words import outcome_of
 from reflact.memory import Promotion
 from reflact.pages.frame import counted, number, safe, typeset
-from reflact.results import Estimate
+from reflact.results import IntervalEstimate
 
 Tone = Literal["better", "worse", "even"]
 
@@ -59,7 +59,7 @@ def drop_meaning(reason: str) -> str:
     return DROPS.get(reason, "")
 
 
-def moved(gain: Estimate) -> str:
+def moved(gain: IntervalEstimate) -> str:
     """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
     return typeset(words.moved(gain))
 
@@ -126,8 +126,8 @@ def _more(report: CalibrationReport) -> list[str]:
     return found
 
 
-def _effect(test: Promotion) -> Estimate:
-    return Estimate(value=test.effect, low=test.low, high=test.high)
+def _effect(test: Promotion) -> IntervalEstimate:
+    return IntervalEstimate(value=test.effect, low=test.low, high=test.high)
 
 
 def _tone(report: CalibrationReport) -> Tone:

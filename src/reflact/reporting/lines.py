@@ -32,7 +32,7 @@ class EventLines:
     """
 
     def __init__(self) -> None:
-        self._rollouts: events.RolloutsDone | None = None
+        self._rollouts: events.RolloutsFinished | None = None
         self._edits: tuple[EditResult, ...] = ()
         self._verdict: Verdict | None = None
         self._paused: set[tuple[str, int | None]] = set()
@@ -43,15 +43,15 @@ class EventLines:
             case events.StepStarted():
                 self._rollouts, self._edits, self._verdict = None, (), None
                 self._paused.clear()
-            case events.RolloutsDone():
+            case events.RolloutsFinished():
                 self._rollouts = event
             case events.EditsApplied():
                 self._edits = event.results
-            case events.Decided():
+            case events.CandidateJudged():
                 self._verdict = event.verdict
             case events.StepCommitted():
                 return self._format_step(event)
-            case events.BackedOff():
+            case events.RateLimited():
                 return self._format_pause(event)
         return _format_single(event)
 
@@ -66,7 +66,7 @@ class EventLines:
                 line = f"run {event.run_id} resumes before its first committed step"
         return line
 
-    def _format_pause(self, event: events.BackedOff) -> str | None:
+    def _format_pause(self, event: events.RateLimited) -> str | None:
         key = (event.endpoint, event.status)
         if key in self._paused:
             return None
@@ -99,34 +99,34 @@ def _format_single(event: events.Event) -> str | None:
     match event:
         case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=steps):
             line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} steps per epoch"
-        case events.Outlook():
-            line = f"gate      {event.words} A decision takes at most {event.rollouts} rollouts."
+        case events.GatePowerEstimated():
+            line = f"gate      {event.description} A decision takes at most {event.rollouts} rollouts."
         case events.BaselineMeasured():
             line = f"baseline  val {event.score:.3f} on {event.n} items"
-        case events.FallbackTaken():
+        case events.FallbackUsed():
             line = f"fallback  {format_fallback(event.fallback)}"
-        case events.EpochClosed():
+        case events.EpochCommitted():
             line = format_epoch(event)
-        case events.Promoted():
+        case events.PromotionJudged():
             line = f"promotion {event.verdict.action}: {event.verdict.reason}"
-        case events.TestOpened():
+        case events.TestSplitOpened():
             line = f"test      test split opened (opening {event.count} in this run)"
-        case events.Repeated():
+        case events.StepRetried():
             line = f"retry     {event.reason}"
-        case events.Warned():
+        case events.WarningIssued():
             line = f"warning   {event.message}"
     return line
 
 
-def format_epoch(record: EpochRecord | events.EpochClosed) -> str:
+def format_epoch(record: EpochRecord | events.EpochCommitted) -> str:
     """Return what happened after the last step of an epoch."""
     words = [f"epoch {record.epoch:<2}"]
-    if record.slow is not None:
-        verdict = record.slow.verdict
-        words.append(f"slow update {record.slow.action}")
+    if record.slow_update is not None:
+        verdict = record.slow_update.verdict
+        words.append(f"slow update {record.slow_update.action}")
         if verdict is not None:
             words.append(f"val {format_change(verdict.current_score, verdict.candidate_score)}")
-    if record.meta is not None:
+    if record.meta_skill is not None:
         words.append("meta skill written")
     words.extend(f"fallback {format_fallback(fallback)}" for fallback in record.fallbacks)
     return "  ".join([*words, f"current v{record.current.number}, best v{record.best.number}"])
@@ -134,7 +134,7 @@ def format_epoch(record: EpochRecord | events.EpochClosed) -> str:
 
 def format_fallback(fallback: Fallback) -> str:
     """Return what failed, why, and the fallback."""
-    return f"{fallback.label}: {fallback.reason}; used instead: {fallback.instead}"
+    return f"{fallback.label}: {fallback.reason}; used instead: {fallback.replacement}"
 
 
 def format_score(score: float | None) -> str:

@@ -182,7 +182,7 @@ def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
     return "".join(" " if score is None else signs[round((score - low) / span * top)] for score in scores)
 
 
-def _list_spend(state: LiveState, budget: events.BudgetMoved, now: float) -> Iterator[Row]:
+def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> Iterator[Row]:
     """Yield what the run consumed, and the budget limit that is closest to its end."""
     usage, usd = budget.usage, budget.usage.usd
     tokens = f"{format_count(usage.input_tokens)} tokens in, {format_count(usage.output_tokens)} out"
@@ -223,7 +223,7 @@ def _build_progress(stage: StageProgress, width: int, now: float) -> RenderableT
     return _build_line(bar, f"{f'{stage.done} of {stage.total}':<10}", Text(elapsed, "dim"))
 
 
-def _list_pause(pause: events.BackedOff, elapsed: float, options: ConsoleOptions) -> Iterator[Row]:
+def _list_pause(pause: events.RateLimited, elapsed: float, options: ConsoleOptions) -> Iterator[Row]:
     """Yield how long an endpoint waits, and for a minute after that its new rate."""
     left = pause.seconds - elapsed
     rate = "" if pause.rate is None else f"{pause.rate:.3g} calls/s"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from reflact import events
-from reflact.records import Version
+from reflact.records import SkillVersion
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CallDraft:
         refused: Why the last attempt was refused; None if it was not.
     """
 
-    sample: str
+    call_id: str
     role: str
     purpose: str
     attempt: int
@@ -74,19 +74,19 @@ class LiveState:
     plan: events.RunStarted | None = None
     max_rollouts: int | None = None
     baseline: float | None = None
-    current: Version | None = None
-    best: Version | None = None
+    current: SkillVersion | None = None
+    best: SkillVersion | None = None
     epoch: int = 0
     step: int = 0
     step_since: float | None = None
     results: tuple[events.StepCommitted, ...] = ()
     step_seconds: tuple[float, ...] = ()
     stages: tuple[StageProgress, ...] = ()
-    looks: tuple[events.GateLooked, ...] = ()
-    budget: events.BudgetMoved | None = None
+    looks: tuple[events.TrialRequested, ...] = ()
+    budget: events.BudgetUpdated | None = None
     budget_at: float = 0.0
     failed_calls: int = 0
-    pauses: tuple[tuple[float, events.BackedOff], ...] = ()
+    pauses: tuple[tuple[float, events.RateLimited], ...] = ()
     drafts: tuple[CallDraft, ...] = ()
 
     @property
@@ -119,7 +119,7 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
     match event:
         case events.RunStarted():
             state = replace(state, plan=event)
-        case events.Outlook():
+        case events.GatePowerEstimated():
             state = replace(state, max_rollouts=event.rollouts)
         case events.BaselineMeasured():
             state = replace(_clear_step(state), baseline=event.score)
@@ -127,21 +127,21 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
             state = replace(_clear_step(state), step=event.step, epoch=event.epoch, step_since=at)
         case events.StepCommitted():
             state = _add_result(state, event, at)
-        case events.EpochClosed() | events.Promoted():
-            current = event.current if isinstance(event, events.EpochClosed) else state.current
+        case events.EpochCommitted() | events.PromotionJudged():
+            current = event.current if isinstance(event, events.EpochCommitted) else state.current
             state = replace(_clear_step(state), current=current, best=event.best)
-        case events.SkillMade(version=version) if state.current is None:
+        case events.SkillVersionCreated(version=version) if state.current is None:
             state = replace(state, current=version, best=version)
-        case events.GateLooked():
+        case events.TrialRequested():
             same = [look for look in state.looks if (look.step, look.part) == (event.step, event.part)]
             state = replace(state, looks=(*same, event))
-        case events.StageStarted() | events.StageFinished() | events.Progress():
+        case events.StageStarted() | events.StageFinished() | events.StageProgressed():
             state = _update_stage(state, event, at)
-        case events.Drafted() | events.DraftReset() | events.ModelCalled():
+        case events.DraftUpdated() | events.DraftDiscarded() | events.ModelCallFinished():
             state = _update_draft(state, event)
-        case events.BudgetMoved():
+        case events.BudgetUpdated():
             state = replace(state, budget=event, budget_at=at)
-        case events.BackedOff():
+        case events.RateLimited():
             others = (entry for entry in state.pauses if entry[1].endpoint != event.endpoint)
             state = replace(state, pauses=(*others, (at, event)))
     return state
@@ -174,7 +174,7 @@ def _add_result(state: LiveState, event: events.StepCommitted, at: float) -> Liv
 
 
 def _update_stage(
-    state: LiveState, event: events.StageStarted | events.StageFinished | events.Progress, at: float
+    state: LiveState, event: events.StageStarted | events.StageFinished | events.StageProgressed, at: float
 ) -> LiveState:
     stages = {stage.name: stage for stage in state.stages if stage.step == event.step}
     stage = stages.get(event.stage, StageProgress(event.step, event.stage, since=at))
@@ -183,27 +183,27 @@ def _update_stage(
             stage = StageProgress(event.step, event.stage, since=at)
         case events.StageFinished():
             stage = replace(stage, seconds=event.seconds)
-        case events.Progress():
+        case events.StageProgressed():
             stage = replace(stage, done=event.done, total=event.total)
     stages[event.stage] = stage
     return replace(state, stages=tuple(stages.values()), step=max(state.step, event.step))
 
 
 def _update_draft(
-    state: LiveState, event: events.Drafted | events.DraftReset | events.ModelCalled
+    state: LiveState, event: events.DraftUpdated | events.DraftDiscarded | events.ModelCallFinished
 ) -> LiveState:
-    drafts = {draft.sample: draft for draft in state.drafts}
-    known = drafts.get(event.sample)
-    if isinstance(event, events.ModelCalled):
+    drafts = {draft.call_id: draft for draft in state.drafts}
+    known = drafts.get(event.call_id)
+    if isinstance(event, events.ModelCallFinished):
         state = replace(state, failed_calls=state.failed_calls + (event.outcome == "failed"))
         if known is None:
             return state
-        drafts[event.sample] = mine = replace(known, finished=True)
+        drafts[event.call_id] = mine = replace(known, finished=True)
     else:
-        mine = CallDraft(event.sample, event.role, event.purpose, event.attempt)
-        if isinstance(event, events.Drafted):
+        mine = CallDraft(event.call_id, event.role, event.purpose, event.attempt)
+        if isinstance(event, events.DraftUpdated):
             mine = replace(mine, draft=event.draft)
         else:
             mine = replace(mine, draft=known.draft if known else None, refused=event.reason)
-        drafts[event.sample] = mine
+        drafts[event.call_id] = mine
     return replace(state, drafts=tuple(d for d in drafts.values() if d is mine or not d.finished))

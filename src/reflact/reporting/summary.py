@@ -10,13 +10,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reflact.records import StepRecord, Version
+from reflact.records import SkillVersion, StepRecord
 from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
-from reflact.results import CriticUsed, Estimate, FaultCount, RunSummary, Scored, Spend, Usage
+from reflact.results import (
+    CriticDescription,
+    FaultCount,
+    IntervalEstimate,
+    RunSummary,
+    SkillScore,
+    Spend,
+    Usage,
+)
 from reflact.types import EditResult
 
 
-def build_score_table(scores: Sequence[Scored]) -> Table:
+def build_score_table(scores: Sequence[SkillScore]) -> Table:
     """Return the scores of documents on splits, each with its count and 95% interval."""
     table = Table("document", "split", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("n", "solved", "hard", "95% interval", "soft"):
@@ -63,14 +71,14 @@ def build_step_table(records: Sequence[StepRecord]) -> Table:
 def format_step(record: StepRecord) -> tuple[str, ...]:
     """Return a step's verdict, failure patterns, fallbacks and edits, one line each."""
     patterns = (p for report in record.reports for p in report.patterns)
-    refusals = (r for r in record.reports if r.refusal is not None)
-    untriaged = (r for r in record.reports if r.triage_refusal is not None)
+    refusals = (r for r in record.reports if r.no_reply_reason is not None)
+    untriaged = (r for r in record.reports if r.triage_no_reply_reason is not None)
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         f"verdict: {record.verdict.reason}",
         *(f"pattern: {p.type} ({p.count}): {p.description}" for p in patterns),
-        *(f"no report of {r.source_type} minibatch {r.index}: {r.refusal}" for r in refusals),
-        *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_refusal}" for r in untriaged),
+        *(f"no report of {r.source_type} minibatch {r.index}: {r.no_reply_reason}" for r in refusals),
+        *(f"no triage of {r.source_type} minibatch {r.index}: {r.triage_no_reply_reason}" for r in untriaged),
         *(f"reminder: {reminder}" for report in record.reports for reminder in report.reminders),
         *(f"fallback: {format_fallback(fallback)}" for fallback in fallbacks),
         *(_format_edit(result) for result in record.edits),
@@ -94,7 +102,7 @@ def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
 
 def _format_role(role: str, entries: Sequence[Spend]) -> str:
     usage = sum((entry.usage for entry in entries), Usage())
-    worst = sum((entry.worst for entry in entries), Usage())
+    worst = sum((entry.worst_case for entry in entries), Usage())
     unsettled = sum(entry.unsettled for entry in entries)
     uncertain = [f"{unsettled:,} interrupted calls"] if unsettled else []
     uncertain += [f"{usage.uncounted:,} not counted by the provider"] if usage.uncounted else []
@@ -114,10 +122,10 @@ def format_faults(faults: Sequence[FaultCount]) -> str:
     return f"failed attempts of calls: {kinds}"
 
 
-def describe_critic(critic: CriticUsed) -> str:
+def describe_critic(critic: CriticDescription) -> str:
     """Return the name of a critic, its pairs, and its measured accuracy."""
     line = f"{critic.prompt} pinned to {critic.pairs} pairs ({critic.snapshot[:12]}): "
-    measured = critic.measured
+    measured = critic.accuracy
     if measured is None:
         return f"{line}its accuracy was not measured"
     line += f"mean absolute error {_format_estimate(measured.error)} of 10"
@@ -126,7 +134,7 @@ def describe_critic(critic: CriticUsed) -> str:
     return f"{line}, on {measured.traces} traces"
 
 
-def _format_estimate(estimate: Estimate) -> str:
+def _format_estimate(estimate: IntervalEstimate) -> str:
     return f"{estimate.value:.2f} (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
 
 
@@ -180,11 +188,11 @@ def _list_caveats(summary: RunSummary) -> Iterator[str]:
         yield f"scores come from {describe_critic(summary.critic)}"
     if summary.noted_by is not None:
         yield f"failure analysts saw the scores of {describe_critic(summary.noted_by)}"
-    if any(score.selected for score in summary.scores):
+    if any(score.selected_on for score in summary.scores):
         yield "the gate selected best and final by their val scores, so expect lower scores on fresh trials"
 
 
-def _format_task_types(score: Scored) -> str:
+def _format_task_types(score: SkillScore) -> str:
     parts = (f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
     return f"{score.name} on {score.split.value} by task type: {', '.join(parts)}"
 
@@ -202,7 +210,7 @@ FILES = (
 )
 
 
-def _describe_version(version: Version) -> str:
+def _describe_version(version: SkillVersion) -> str:
     score = "" if version.score is None else f", val {version.score:.3f}"
     score += " (inherited from an earlier version; this text was not measured)" if version.inherited else ""
     return f"v{version.number} from {version.origin}{score}"

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.calls import Sample
+from reflact.calls import CallId
 from reflact.config import AggregateConfig
-from reflact.ports import LLM, Journal
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
 from reflact.stages.replies import (
     DraftMergeReply,
     Merge,
-    merge_check,
-    merging,
-    operations_on,
-    whole_document,
+    check_whole_document,
+    list_allowed_operations,
+    make_merge_check,
+    merge_reply_type,
 )
-from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.stages.settled import NoReply, ask_or_fallback
 from reflact.tasks import fan_out
-from reflact.types import Edit, EditKind, Fallback, Frozen, Merged, Patch, Report, Skill, Source
+from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    Edit,
+    EditKind,
+    Fallback,
+    FrozenModel,
+    Patch,
+    RolloutSource,
+    Skill,
+)
 
 
-class _Node(Frozen):
+class _Node(FrozenModel):
     patch: Patch
     fallbacks: tuple[Fallback, ...] = ()
 
 
 async def aggregate(
-    reports: Sequence[Report],
+    reports: Sequence[AnalystReport],
     skill: Skill,
     *,
     llm: LLM,
@@ -36,9 +46,9 @@ async def aggregate(
     config: AggregateConfig,
     operations: tuple[EditKind, ...],
     notes: str,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
-) -> Merged:
+) -> AggregateResult:
     """Merge the patches of all reports: failures and successes apart, then both, failures first.
 
     Groups of ``merge_batch_size`` are merged level by level, those of one level at once. Groups follow
@@ -56,21 +66,23 @@ async def aggregate(
         size=config.merge_batch_size,
         operations=operations,
         notes=notes,
-        journal=journal,
+        decision_log=decision_log,
         step=step,
     )
-    sides = await fan_out(merger.tree, [(s, _patches(reports, s)) for s in ("failure", "success")])
+    sides = await fan_out(
+        merger.merge_tree, [(s, _collect_patches(reports, s)) for s in ("failure", "success")]
+    )
     nodes = [side for side in sides if side.patch.edits]
     fallbacks = tuple(f for side in sides for f in side.fallbacks)
     if len(nodes) < 2:
         patch = nodes[0].patch if nodes else Patch()
     else:
-        last = await merger.merge(("merge_final", "final", nodes))
+        last = await merger.merge_group(("merge_final", "final", nodes))
         patch, fallbacks = last.patch, fallbacks + last.fallbacks
-    return Merged(patch=patch, fallbacks=fallbacks)
+    return AggregateResult(patch=patch, fallbacks=fallbacks)
 
 
-def together(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+def join_edits(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     """Return the edits without repetition, in order; equal ones add their support."""
     kept: dict[tuple[str, str, str], Edit] = {}
     for edit in edits:
@@ -89,7 +101,7 @@ def together(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     return tuple(kept.values())
 
 
-def _patches(reports: Sequence[Report], source: str) -> tuple[Patch, ...]:
+def _collect_patches(reports: Sequence[AnalystReport], source: str) -> tuple[Patch, ...]:
     ordered = sorted((r for r in reports if r.source_type == source), key=lambda r: (r.batch, r.index))
     return tuple(r.patch for r in ordered if r.patch.edits)
 
@@ -104,7 +116,7 @@ class _Merger:
         size: int,
         operations: tuple[EditKind, ...],
         notes: str,
-        journal: Journal,
+        decision_log: DecisionLog,
         step: int,
     ) -> None:
         self._skill = skill
@@ -113,10 +125,10 @@ class _Merger:
         self._size = size
         self._operations = operations
         self._notes = notes
-        self._journal = journal
+        self._decision_log = decision_log
         self._step = step
 
-    async def tree(self, side: tuple[Source, Sequence[Patch]]) -> _Node:
+    async def merge_tree(self, side: tuple[RolloutSource, Sequence[Patch]]) -> _Node:
         source, patches = side
         nodes = [_Node(patch=p) for p in patches]
         fallbacks: tuple[Fallback, ...] = ()
@@ -125,55 +137,57 @@ class _Merger:
             level += 1
             groups = [nodes[i : i + self._size] for i in range(0, len(nodes), self._size)]
             jobs = [("merge", f"{source}/{level}/{n}", group) for n, group in enumerate(groups)]
-            nodes = list(await fan_out(self.merge, jobs))
+            nodes = list(await fan_out(self.merge_group, jobs))
             fallbacks += tuple(f for node in nodes for f in node.fallbacks)
         return _Node(patch=nodes[0].patch if nodes else Patch(), fallbacks=fallbacks)
 
-    async def merge(self, job: tuple[str, str, Sequence[_Node]]) -> _Node:
+    async def merge_group(self, job: tuple[str, str, Sequence[_Node]]) -> _Node:
         name, part, group = job
         if len(group) == 1:
             return _Node(patch=group[0].patch)
-        edits = together([e for node in group for e in node.patch.edits])
+        edits = join_edits([e for node in group for e in node.patch.edits])
         reasoning = "; ".join(node.patch.reasoning for node in group if node.patch.reasoning)
         if len(edits) == 1:
             return _Node(patch=Patch(reasoning=reasoning, edits=edits))
         if edits[0].op == "rewrite":
-            return await self._combine(name, part, reasoning, edits)
-        prompt = self._prompts.render(name, self._holes(edits))
-        sample = Sample(role="optimizer", purpose=name, step=self._step, part=part)
-        wanted = merging(operations_on(self._skill, self._operations), proposals=len(edits))
-        check = merge_check(self._skill, proposals=len(edits))
-        reply = await ask_or_refusal(
-            self._llm, prompt, wanted, sample=sample, check=check, journal=self._journal
+            return await self._merge_drafts(name, part, reasoning, edits)
+        prompt = self._prompts.render(name, self._variables(edits))
+        call_id = CallId(role="optimizer", purpose=name, step=self._step, part=part)
+        wanted = merge_reply_type(
+            list_allowed_operations(self._skill, self._operations), proposals=len(edits)
         )
-        if isinstance(reply, Refusal):
+        check = make_merge_check(self._skill, proposals=len(edits))
+        reply = await ask_or_fallback(
+            self._llm, prompt, wanted, call_id=call_id, check=check, decision_log=self._decision_log
+        )
+        if isinstance(reply, NoReply):
             fallback = Fallback(
-                label=f"{name}/{part}", reason=reply.reason, instead="proposals joined, equal ones once"
+                label=f"{name}/{part}", reason=reply.reason, replacement="proposals joined, equal ones once"
             )
             return _Node(patch=Patch(reasoning=reasoning, edits=edits), fallbacks=(fallback,))
-        merged = tuple(_merged(e, edits) for e in reply.value.edits)
+        merged = tuple(_build_merged_edit(e, edits) for e in reply.value.edits)
         return _Node(patch=Patch(reasoning=reasoning, edits=merged))
 
-    async def _combine(self, name: str, part: str, reasoning: str, drafts: Sequence[Edit]) -> _Node:
+    async def _merge_drafts(self, name: str, part: str, reasoning: str, drafts: Sequence[Edit]) -> _Node:
         purpose = f"draft_{name}"
-        prompt = self._prompts.render(purpose, self._holes(drafts))
-        sample = Sample(role="optimizer", purpose=purpose, step=self._step, part=part)
+        prompt = self._prompts.render(purpose, self._variables(drafts))
+        call_id = CallId(role="optimizer", purpose=purpose, step=self._step, part=part)
 
         def check(reply: DraftMergeReply) -> None:
-            whole_document(self._skill, reply.document)
+            check_whole_document(self._skill, reply.document)
 
-        reply = await ask_or_refusal(
-            self._llm, prompt, DraftMergeReply, sample=sample, check=check, journal=self._journal
+        reply = await ask_or_fallback(
+            self._llm, prompt, DraftMergeReply, call_id=call_id, check=check, decision_log=self._decision_log
         )
-        if isinstance(reply, Refusal):
+        if isinstance(reply, NoReply):
             fallback = Fallback(
-                label=f"{purpose}/{part}", reason=reply.reason, instead="the first of the drafts"
+                label=f"{purpose}/{part}", reason=reply.reason, replacement="the first of the drafts"
             )
             return _Node(patch=Patch(reasoning=reasoning, edits=tuple(drafts[:1])), fallbacks=(fallback,))
-        one = _standing_for(Edit(op="rewrite", content=reply.value.document), drafts)
+        one = _credit_sources(Edit(op="rewrite", content=reply.value.document), drafts)
         return _Node(patch=Patch(reasoning=reasoning, edits=(one,)))
 
-    def _holes(self, edits: Sequence[Edit]) -> dict[str, str]:
+    def _variables(self, edits: Sequence[Edit]) -> dict[str, str]:
         return {
             "document": show_skill(self._skill),
             "notes": self._notes,
@@ -181,11 +195,11 @@ class _Merger:
         }
 
 
-def _merged(reply: Merge, proposals: Sequence[Edit]) -> Edit:
-    return _standing_for(reply.edit(), [proposals[n - 1] for n in sorted(set(reply.sources))])
+def _build_merged_edit(reply: Merge, proposals: Sequence[Edit]) -> Edit:
+    return _credit_sources(reply.edit(), [proposals[n - 1] for n in sorted(set(reply.sources))])
 
 
-def _standing_for(edit: Edit, sources: Sequence[Edit]) -> Edit:
+def _credit_sources(edit: Edit, sources: Sequence[Edit]) -> Edit:
     kinds = {s.source_type for s in sources}
     return edit.model_copy(
         update={

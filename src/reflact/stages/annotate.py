@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 
 from pydantic import TypeAdapter
 
-from reflact.ports import Annotator, Journal
+from reflact.ports import Annotator, DecisionLog
 from reflact.stages.reflect import Minibatch
 from reflact.tasks import fan_out
-from reflact.types import Item, Report, Rollout
+from reflact.types import AnalystReport, Item, Rollout
 
-NOTES: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
+NOTES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
 
 
-class Annotated:
+class AnnotatingAnalyst:
     """Puts notes below the environment's feedback on failed cases, and leaves the rest to an analyst.
 
     Notes are journalled before they are read, so that a restart reads the same ones.
@@ -28,18 +28,18 @@ class Annotated:
 
     def __init__(
         self,
-        analyse: Callable[[Minibatch], Awaitable[Report]],
+        analyse: Callable[[Minibatch], Awaitable[AnalystReport]],
         annotator: Annotator,
         *,
-        journal: Journal,
+        decision_log: DecisionLog,
         step: int,
     ) -> None:
         self._analyse = analyse
         self._annotator = annotator
-        self._journal = journal
+        self._decision_log = decision_log
         self._step = step
 
-    async def report(self, batch: Minibatch) -> Report:
+    async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch.
 
         Raises:
@@ -47,21 +47,23 @@ class Annotated:
         """
         if batch.source == "failure":
             cases = tuple(zip(batch.items, batch.rollouts, strict=True))
-            batch = batch.model_copy(update={"rollouts": await fan_out(self._annotated, cases)})
+            batch = batch.model_copy(update={"rollouts": await fan_out(self._annotate, cases)})
         return await self._analyse(batch)
 
-    async def _annotated(self, case: tuple[Item, Rollout]) -> Rollout:
+    async def _annotate(self, case: tuple[Item, Rollout]) -> Rollout:
         item, rollout = case
-        notes = await self._notes(item, rollout)
+        notes = await self._get_notes(item, rollout)
         if not notes:
             return rollout
         said = () if rollout.feedback is None else (rollout.feedback,)
         return rollout.model_copy(update={"feedback": "\n".join((*said, *notes))})
 
-    async def _notes(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
+    async def _get_notes(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
         label = f"notes/{rollout.key}"
-        noted = await self._journal.recall(self._step, label)
+        noted = await self._decision_log.get(self._step, label)
         if noted is None:
-            noted = NOTES.dump_python(tuple(await self._annotator.annotate(item, rollout)), mode="json")
-            await self._journal.note(self._step, label, noted)
-        return NOTES.validate_python(noted)
+            noted = NOTES_ADAPTER.dump_python(
+                tuple(await self._annotator.annotate(item, rollout)), mode="json"
+            )
+            await self._decision_log.put(self._step, label, noted)
+        return NOTES_ADAPTER.validate_python(noted)

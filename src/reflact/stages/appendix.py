@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, create_model
 
-from reflact.calls import ReplyModel, Sample
-from reflact.ports import LLM, Journal
+from reflact.calls import CallId, ReplyModel
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook, fence
 from reflact.stages.material import show_skill
-from reflact.stages.settled import Refusal, ask_or_refusal
-from reflact.tail import added, check_tail_text, notes, with_notes
-from reflact.types import Fallback, Noted, Report, Skill
+from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.tail import check_region_text, merge_notes, read_notes, replace_notes
+from reflact.types import AnalystReport, AppendixResult, Fallback, Skill
 
 NOTE_LENGTH = 300
 
@@ -29,7 +29,7 @@ class CompactReply(ReplyModel):
 
 
 @lru_cache(maxsize=16)
-def compacting(*, most: int) -> type[CompactReply]:
+def compact_reply_type(*, most: int) -> type[CompactReply]:
     """Return the reply type for at most so many notes; the bound stands in the schema."""
     about = CompactReply.model_fields["notes"].description
     return create_model(
@@ -40,16 +40,16 @@ def compacting(*, most: int) -> type[CompactReply]:
     )
 
 
-async def remind(
+async def update_appendix(
     skill: Skill,
-    reports: Sequence[Report],
+    reports: Sequence[AnalystReport],
     *,
     threshold: int | None,
     llm: LLM,
     prompts: PromptBook,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
-) -> Noted:
+) -> AppendixResult:
     """Return the document with the reports' reminders added to its appendix, each said once.
 
     Above ``threshold`` notes one call compacts them to at most that many; where it gives nothing valid
@@ -59,28 +59,33 @@ async def remind(
         ProviderError: The endpoint refused, failed or could not be reached.
     """
     reminders = [reminder for report in reports for reminder in report.reminders]
-    before = notes(skill.text)
-    after = added(before, reminders)
+    before = read_notes(skill.text)
+    after = merge_notes(before, reminders)
     if after == before:
-        return Noted(skill=skill)
+        return AppendixResult(skill=skill)
     fallbacks: tuple[Fallback, ...] = ()
     if threshold is not None and len(after) > threshold:
         shown = fence("notes", "\n".join(f"- {note}" for note in after))
         prompt = prompts.render(
             "consolidate", {"document": show_skill(skill), "notes": shown, "most": str(threshold)}
         )
-        sample = Sample(role="optimizer", purpose="consolidate", step=step)
-        reply = await ask_or_refusal(
-            llm, prompt, compacting(most=threshold), sample=sample, check=_writable, journal=journal
+        call_id = CallId(role="optimizer", purpose="consolidate", step=step)
+        reply = await ask_or_fallback(
+            llm,
+            prompt,
+            compact_reply_type(most=threshold),
+            call_id=call_id,
+            check=_check_writable,
+            decision_log=decision_log,
         )
-        if isinstance(reply, Refusal):
+        if isinstance(reply, NoReply):
             instead = f"the {len(after)} notes stay as they are"
-            fallbacks = (Fallback(label="consolidate", reason=reply.reason, instead=instead),)
+            fallbacks = (Fallback(label="consolidate", reason=reply.reason, replacement=instead),)
         else:
-            after = added((), reply.value.notes)
-    return Noted(skill=with_notes(skill, after), notes=after, fallbacks=fallbacks)
+            after = merge_notes((), reply.value.notes)
+    return AppendixResult(skill=replace_notes(skill, after), notes=after, fallbacks=fallbacks)
 
 
-def _writable(reply: CompactReply) -> None:
+def _check_writable(reply: CompactReply) -> None:
     for note in reply.notes:
-        check_tail_text(note)
+        check_region_text(note)

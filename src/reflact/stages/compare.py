@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-from reflact.data import shuffled
+from reflact.data import shuffle
 from reflact.errors import RunFailed
 from reflact.prompts import fence
-from reflact.records import Category, Comparison
+from reflact.records import ComparisonCategory, ItemComparison
 from reflact.stages.material import show_case
-from reflact.types import Frozen, Item, Rollout, Skill, failed
+from reflact.types import FrozenModel, Item, Rollout, Skill, is_failure
 
-Roll = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
-Policy = Literal["mixed", "changed", "unchanged"]
-CHANGED: frozenset[Category] = frozenset({"improved", "regressed"})
+RollOut = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
+PairPolicy = Literal["mixed", "changed", "unchanged"]
+CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
 
 
-class Compared(Frozen):
+class ComparedItem(FrozenModel):
     """One item with its rollouts under the earlier and the later skill."""
 
     item: Item
-    category: Category
+    category: ComparisonCategory
     before: Rollout
     after: Rollout
 
     @property
-    def outcome(self) -> Comparison:
+    def comparison(self) -> ItemComparison:
         """The pair without its trajectories, as it is recorded."""
         assert self.before.score is not None
         assert self.after.score is not None
-        return Comparison(
+        return ItemComparison(
             item_id=self.item.id,
             category=self.category,
             before=self.before.score,
@@ -38,18 +38,18 @@ class Compared(Frozen):
         )
 
 
-async def compare(
+async def compare_skills(
     items: Sequence[Item],
     earlier: Skill,
     later: Skill,
     *,
-    roll: Roll,
-    policy: Policy,
+    roll: RollOut,
+    policy: PairPolicy,
     samples: int,
     threshold: float | None,
     seed: int,
     epoch: int,
-) -> tuple[Compared, ...]:
+) -> tuple[ComparedItem, ...]:
     """Return up to ``samples`` items on which both skills were measured.
 
     The items come in one order, shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones.
@@ -60,37 +60,41 @@ async def compare(
     Raises:
         RunFailed: Not a single item of the first round was measured under both skills.
     """
-    order = shuffled(items, seed + 2000 * epoch, "slow")
-    kept: list[Compared] = []
+    order = shuffle(items, seed + 2000 * epoch, "slow")
+    kept: list[ComparedItem] = []
     measured = 0
     for start in range(0, len(order), samples):
         chunk = order[start : start + samples]
         before = await roll(chunk, earlier)
         after = await roll(chunk, later)
-        pairs = categorised(chunk, before, after, threshold)
+        pairs = categorize_items(chunk, before, after, threshold)
         measured += len(pairs)
         if not measured:
             lost = next(r for r in (*before, *after) if r.score is None)
             raise RunFailed(f"no train item could be measured under both skills; one failure: {lost.error}")
-        kept += [p for p in pairs if policy == "mixed" or (p.category in CHANGED) == (policy == "changed")]
+        kept += [
+            p
+            for p in pairs
+            if policy == "mixed" or (p.category in CHANGED_CATEGORIES) == (policy == "changed")
+        ]
         if policy == "mixed" or len(kept) >= samples:
             break
     return tuple(kept[:samples])
 
 
-def categorised(
+def categorize_items(
     items: Sequence[Item], before: Sequence[Rollout], after: Sequence[Rollout], threshold: float | None
-) -> tuple[Compared, ...]:
+) -> tuple[ComparedItem, ...]:
     """Sort items by what became of them; one that is unmeasured on either side is left out."""
     return tuple(
-        Compared(item=item, category=_category(old, new, threshold), before=old, after=new)
+        ComparedItem(item=item, category=_category(old, new, threshold), before=old, after=new)
         for item, old, new in zip(items, before, after, strict=True)
         if old.score is not None and new.score is not None
     )
 
 
-def _category(before: Rollout, after: Rollout, threshold: float | None) -> Category:
-    match failed(before, threshold), failed(after, threshold):
+def _category(before: Rollout, after: Rollout, threshold: float | None) -> ComparisonCategory:
+    match is_failure(before, threshold), is_failure(after, threshold):
         case True, True:
             return "persistent_failure"
         case False, False:
@@ -101,7 +105,7 @@ def _category(before: Rollout, after: Rollout, threshold: float | None) -> Categ
             return "regressed"
 
 
-WORDS: dict[Category, str] = {
+CATEGORY_WORDS: dict[ComparisonCategory, str] = {
     "improved": "wrong before, right now",
     "regressed": "right before, wrong now",
     "persistent_failure": "wrong before and now",
@@ -109,26 +113,26 @@ WORDS: dict[Category, str] = {
 }
 
 
-def show_comparison(pairs: Sequence[Compared], *, tokens: int) -> str:
+def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
     """Return the pairs as numbered, fenced cases, those whose outcome changed first.
 
     Each shows the later trajectory, and what was answered before where that differs.
     """
     if not pairs:
         return ""
-    first = sorted(pairs, key=lambda p: p.category not in CHANGED)
+    first = sorted(pairs, key=lambda p: p.category not in CHANGED_CATEGORIES)
     share = max(1, tokens // len(first))
     counts = ", ".join(
         f"{sum(p.category == category for p in pairs)} {words}"
-        for category, words in WORDS.items()
+        for category, words in CATEGORY_WORDS.items()
         if any(p.category == category for p in pairs)
     )
-    cases = [fence(f"case_{n}", _shown(p, share)) for n, p in enumerate(first, 1)]
+    cases = [fence(f"case_{n}", _show_item(p, share)) for n, p in enumerate(first, 1)]
     return "\n\n".join([f"{len(pairs)} tasks: {counts}.", *cases])
 
 
-def _shown(pair: Compared, tokens: int) -> str:
-    lines = [f"outcome: {WORDS[pair.category]}"]
+def _show_item(pair: ComparedItem, tokens: int) -> str:
+    lines = [f"outcome: {CATEGORY_WORDS[pair.category]}"]
     if pair.before.answer != pair.after.answer:
         lines.append(f"earlier answer: {pair.before.answer}")
     now_failed = pair.category in {"regressed", "persistent_failure"}

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from reflact.early_stop import settled
-from reflact.gate import Metric, measure, score, weighed
-from reflact.paired import Ask, Pair, Ruling, Setting, covered, look, rule
+from reflact.early_stop import decide_early
+from reflact.gate import Metric, build_measurement, combine_scores, score_measurement
+from reflact.paired import GateSettings, Ruling, ScorePair, TrialRequest, build_ruling, decide, has_coverage
 from reflact.types import (
+    AggregateResult,
     Candidate,
-    Frozen,
+    FrozenModel,
     Measurement,
-    Merged,
     Rollout,
     Score,
     Skill,
     Split,
     Verdict,
-    failed,
+    is_failure,
 )
 
-Duels = Sequence[tuple[Rollout, Rollout]]
-Until = Callable[[Duels], bool]
-Duel = Callable[[Skill, Skill, Ask, Until | None], Awaitable[Duels]]
+RolloutPairs = Sequence[tuple[Rollout, Rollout]]
+StopCondition = Callable[[RolloutPairs], bool]
+PairRunner = Callable[[Skill, Skill, TrialRequest, StopCondition | None], Awaitable[RolloutPairs]]
 """Rolls two skills out on what the gate asks for, up to the shortest prefix that is enough."""
 
 
-class Scale(Frozen):
+class GateMetric(FrozenModel):
     """How a score becomes one number: ``(1 - mixed_weight) * hard + mixed_weight * soft`` if mixed.
 
     An item is solved where its hard score reaches ``threshold``; None: where it is above 0.
@@ -37,24 +37,24 @@ class Scale(Frozen):
     mixed_weight: float = 0.5
     threshold: float | None = None
 
-    def of(self, rollout: Rollout) -> float | None:
+    def score_rollout(self, rollout: Rollout) -> float | None:
         """Return a rollout's score on this scale, in 0..1; None where it is unmeasured."""
-        return None if rollout.score is None else self.value(rollout.score)
+        return None if rollout.score is None else self.combine_score(rollout.score)
 
-    def value(self, value: Score) -> float:
+    def combine_score(self, value: Score) -> float:
         """Return a score on this scale, in 0..1."""
-        return weighed(value.hard, value.soft, metric=self.metric, mixed_weight=self.mixed_weight)
+        return combine_scores(value.hard, value.soft, metric=self.metric, mixed_weight=self.mixed_weight)
 
-    def solved(self, rollout: Rollout) -> bool | None:
+    def is_solved(self, rollout: Rollout) -> bool | None:
         """Return whether a rollout solved its item; None where it is unmeasured."""
-        return None if rollout.score is None else not failed(rollout, self.threshold)
+        return None if rollout.score is None else not is_failure(rollout, self.threshold)
 
-    def mean(self, measurement: Measurement) -> float | None:
+    def score_measurement(self, measurement: Measurement) -> float | None:
         """Return a measurement on this scale; None where nothing was measured."""
-        return score(measurement, metric=self.metric, mixed_weight=self.mixed_weight)
+        return score_measurement(measurement, metric=self.metric, mixed_weight=self.mixed_weight)
 
 
-class Compared(Frozen):
+class GateComparison(FrozenModel):
     """The outcome of a comparison: the ruling, and the rollouts that its scores are means of.
 
     ``unmeasured`` are those without a score among all that it looked at, repeats included.
@@ -66,15 +66,15 @@ class Compared(Frozen):
     unmeasured: tuple[Rollout, ...]
 
 
-class Evaluated(Frozen):
+class EvaluationResult(FrozenModel):
     """The verdict on a candidate, and the unmeasured rollouts whose absence it used."""
 
     verdict: Verdict
     unmeasured: tuple[Rollout, ...] = ()
 
 
-def unevaluated(
-    candidate: Candidate, current: Skill, *, merged: Merged, known: Collection[str]
+def decide_without_evaluation(
+    candidate: Candidate, current: Skill, *, merged: AggregateResult, known: Collection[str]
 ) -> Verdict | None:
     """Return the verdict on a candidate that needs no evaluation, None on one that does.
 
@@ -96,8 +96,14 @@ def unevaluated(
 
 
 async def evaluate(
-    candidate: Skill, current: Skill, best: Skill, *, setting: Setting, scale: Scale, duel: Duel
-) -> Evaluated:
+    candidate: Skill,
+    current: Skill,
+    best: Skill,
+    *,
+    settings: GateSettings,
+    scale: GateMetric,
+    duel: PairRunner,
+) -> EvaluationResult:
     """Return the gate's verdict on a candidate.
 
     It must win against the current skill to be accepted. To be the new best it must then win against the
@@ -109,19 +115,19 @@ async def evaluate(
         candidate: The new document.
         current: The document it would replace.
         best: The best measured document.
-        setting: How the gate decides.
+        settings: How the gate decides.
         scale: What is compared.
         duel: Rolls two skills out on the validation split; stored rollouts are reused.
     """
-    first = await compare(candidate, current, setting=setting, scale=scale, duel=duel)
-    verdict = _verdict(first, candidate, current, scale)
+    first = await run_gate(candidate, current, settings=settings, scale=scale, duel=duel)
+    verdict = _build_verdict(first, candidate, current, scale)
     lost = first.unmeasured
     if verdict.action != "accept":
-        return Evaluated(verdict=verdict, unmeasured=lost)
+        return EvaluationResult(verdict=verdict, unmeasured=lost)
     if best.hash == current.hash:
-        return Evaluated(verdict=_new_best(verdict, verdict.reason), unmeasured=lost)
-    again = setting.model_copy(update={"deterministic": first.ruling.deterministic, "no_regression": None})
-    second = await compare(candidate, best, setting=again, scale=scale, duel=duel)
+        return EvaluationResult(verdict=_new_best(verdict, verdict.reason), unmeasured=lost)
+    again = settings.model_copy(update={"deterministic": first.ruling.deterministic, "no_regression": None})
+    second = await run_gate(candidate, best, settings=again, scale=scale, duel=duel)
     verdict = verdict.model_copy(
         update={
             "against_best": second.ruling.evidence,
@@ -135,71 +141,75 @@ async def evaluate(
         verdict = verdict.model_copy(update={"action": "unmeasured", "reason": against})
     else:
         verdict = verdict.model_copy(update={"reason": against})
-    return Evaluated(verdict=verdict, unmeasured=lost + second.unmeasured)
+    return EvaluationResult(verdict=verdict, unmeasured=lost + second.unmeasured)
 
 
-async def compare(
-    candidate: Skill, current: Skill, *, setting: Setting, scale: Scale, duel: Duel
-) -> Compared:
+async def run_gate(
+    candidate: Skill, current: Skill, *, settings: GateSettings, scale: GateMetric, duel: PairRunner
+) -> GateComparison:
     """Roll both skills out on what the gate asks for until it rules."""
-    trials: dict[int, dict[str, Pair]] = {}
+    trials: dict[int, dict[str, ScorePair]] = {}
     asked: dict[int, list[tuple[Rollout, Rollout]]] = {}
     while True:
-        next_look = look(setting, trials)
+        next_look = decide(settings, trials)
         if isinstance(next_look, Ruling):
-            return _compared(next_look, asked)
+            return _build_comparison(next_look, asked)
         ask = next_look
 
-        def pairs(duels: Duels) -> list[Pair]:
-            return [_pair(scale, theirs, ours) for theirs, ours in duels]
+        def pairs(duels: RolloutPairs) -> list[ScorePair]:
+            return [_build_score_pair(scale, theirs, ours) for theirs, ours in duels]
 
-        def enough(duels: Duels, ask: Ask = ask) -> bool:
-            return settled(setting, trials, ask, pairs(duels)) is not None
+        def enough(duels: RolloutPairs, ask: TrialRequest = ask) -> bool:
+            return decide_early(settings, trials, ask, pairs(duels)) is not None
 
-        done = await duel(candidate, current, ask, enough if setting.early_stop else None)
+        done = await duel(candidate, current, ask, enough if settings.early_stop else None)
         asked.setdefault(ask.trial, []).extend(done)
-        ruling = settled(setting, trials, ask, pairs(done)) if setting.early_stop else None
+        ruling = decide_early(settings, trials, ask, pairs(done)) if settings.early_stop else None
         if ruling is not None:
-            return _compared(ruling, asked)
+            return _build_comparison(ruling, asked)
         trials.setdefault(ask.trial, {}).update({pair.item_id: pair for pair in pairs(done)})
 
 
-def forced(candidate: Skill, current: Skill, duels: Duels, *, setting: Setting, scale: Scale) -> Evaluated:
+def force_accept(
+    candidate: Skill, current: Skill, duels: RolloutPairs, *, settings: GateSettings, scale: GateMetric
+) -> EvaluationResult:
     """Return the verdict where the gate is off: accepted, if enough of one pass could be measured."""
-    sums = setting.tally()
+    sums = settings.new_statistics()
     for theirs, ours in duels:
-        sums.add(scale.of(theirs), scale.of(ours))
-    is_enough = covered(setting, sums)
-    ruling = rule(
-        setting,
+        sums.add(scale.score_rollout(theirs), scale.score_rollout(ours))
+    is_enough = has_coverage(settings, sums)
+    ruling = build_ruling(
+        settings,
         sums,
         "accept" if is_enough else "unmeasured",
-        noisy=not setting.deterministic,
+        noisy=not settings.deterministic,
         reason="The gate is off: every candidate is accepted." if is_enough else None,
     )
-    compared = _compared(ruling, {0: list(duels)})
-    verdict = _verdict(compared, candidate, current, scale).model_copy(update={"evidence": None})
+    compared = _build_comparison(ruling, {0: list(duels)})
+    verdict = _build_verdict(compared, candidate, current, scale).model_copy(update={"evidence": None})
     if is_enough:
         verdict = verdict.model_copy(update={"action": "force_accept"})
-    return Evaluated(verdict=verdict, unmeasured=compared.unmeasured)
+    return EvaluationResult(verdict=verdict, unmeasured=compared.unmeasured)
 
 
-def _pair(scale: Scale, theirs: Rollout, ours: Rollout) -> Pair:
-    return Pair(
+def _build_score_pair(scale: GateMetric, theirs: Rollout, ours: Rollout) -> ScorePair:
+    return ScorePair(
         item_id=theirs.item_id,
-        candidate=scale.of(theirs),
-        current=scale.of(ours),
-        candidate_solved=scale.solved(theirs),
-        current_solved=scale.solved(ours),
+        candidate=scale.score_rollout(theirs),
+        current=scale.score_rollout(ours),
+        candidate_solved=scale.is_solved(theirs),
+        current_solved=scale.is_solved(ours),
     )
 
 
-def _compared(ruling: Ruling, asked: Mapping[int, Sequence[tuple[Rollout, Rollout]]]) -> Compared:
+def _build_comparison(
+    ruling: Ruling, asked: Mapping[int, Sequence[tuple[Rollout, Rollout]]]
+) -> GateComparison:
     """Keep the trials that the ruling's scores are means of, and not those that only showed repeats."""
     kept = [
         duel for trial, duels in sorted(asked.items()) if trial < ruling.evidence.rounds for duel in duels
     ]
-    return Compared(
+    return GateComparison(
         ruling=ruling,
         candidate=tuple(theirs for theirs, _ in kept),
         current=tuple(ours for _, ours in kept),
@@ -207,7 +217,7 @@ def _compared(ruling: Ruling, asked: Mapping[int, Sequence[tuple[Rollout, Rollou
     )
 
 
-def _verdict(compared: Compared, candidate: Skill, current: Skill, scale: Scale) -> Verdict:
+def _build_verdict(compared: GateComparison, candidate: Skill, current: Skill, scale: GateMetric) -> Verdict:
     kept = [
         (theirs, ours)
         for theirs, ours in zip(compared.candidate, compared.current, strict=True)
@@ -215,16 +225,16 @@ def _verdict(compared: Compared, candidate: Skill, current: Skill, scale: Scale)
     ]
     lost = {r.item_id for r in (*compared.candidate, *compared.current) if r.score is None}
     left_out = tuple(sorted(lost))
-    new = measure(candidate.hash, Split.val, [theirs for theirs, _ in kept])
-    old = measure(current.hash, Split.val, [ours for _, ours in kept])
+    new = build_measurement(candidate.hash, Split.val, [theirs for theirs, _ in kept])
+    old = build_measurement(current.hash, Split.val, [ours for _, ours in kept])
     action: Literal["accept", "reject", "inconclusive", "unmeasured"] = compared.ruling.action
     return Verdict(
         action=action,
         reason=compared.ruling.reason,
         candidate=new.model_copy(update={"unmeasured": left_out}),
         current=old.model_copy(update={"unmeasured": left_out}),
-        candidate_score=scale.mean(new),
-        current_score=scale.mean(old),
+        candidate_score=scale.score_measurement(new),
+        current_score=scale.score_measurement(old),
         evidence=compared.ruling.evidence,
         deterministic=compared.ruling.deterministic,
     )

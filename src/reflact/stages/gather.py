@@ -11,30 +11,30 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from reflact.config import ReflectConfig
-from reflact.ports import Environment, Journal, RolloutStore, Target
-from reflact.stages.reflect import SOURCES, Minibatch, minibatches, seeded_order, source_of
-from reflact.stages.rollout import Runner, note_unmeasured, require_coverage, trials_of
+from reflact.ports import DecisionLog, Environment, RolloutStore, Target
+from reflact.stages.reflect import SOURCES, Minibatch, batch_order, classify_rollout, deal_minibatches
+from reflact.stages.rollout import RolloutRunner, log_unmeasured, number_trials, require_coverage
 from reflact.tasks import fan_out, fan_out_then
-from reflact.types import Item, Report, Rollout, Skill
+from reflact.types import AnalystReport, Item, Rollout, Skill
 
 
-async def gather(
+async def roll_out_and_reflect(
     batches: Sequence[Sequence[Item]],
     skill: Skill,
     *,
     target: Target,
     environment: Environment,
     store: RolloutStore,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
     seed: int,
     config: ReflectConfig,
     threshold: float | None,
     limit: int,
-    analyse: Callable[[Minibatch], Awaitable[Report]],
+    analyse: Callable[[Minibatch], Awaitable[AnalystReport]],
     phase: str | None = None,
-    rolled: Callable[[Rollout], Awaitable[None]] | None = None,
-) -> tuple[tuple[Rollout, ...], tuple[Report, ...]]:
+    on_rollout: Callable[[Rollout], Awaitable[None]] | None = None,
+) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
     """Roll out a step's batches with feedback and have them analysed.
 
     The absence of unmeasured rollouts is used by the first analyst that gives a report on cases after them
@@ -48,7 +48,7 @@ async def gather(
         target: The frozen agent.
         environment: Runs and grades items.
         store: Where finished rollouts are.
-        journal: Where unmeasured items are noted.
+        decision_log: Where unmeasured items are noted.
         step: The step.
         seed: Root of the batches' orders.
         config: Size of minibatches, analysts at once, and whether they may start before all rollouts
@@ -57,7 +57,7 @@ async def gather(
         limit: Rollouts in flight at most, over all batches.
         analyse: Returns the report on a minibatch.
         phase: See ``rollout``.
-        rolled: Called with each rollout as it finishes, in any order.
+        on_rollout: Called with each rollout as it finishes, in any order.
 
     Returns:
         The rollouts of all batches in the order of their items, and the reports in the plan's order:
@@ -67,51 +67,55 @@ async def gather(
         RunFailed: Not a single rollout could be measured; nothing is journalled.
         ModelError: An endpoint will not serve any request of this kind, or an analyst's cannot be reached.
     """
-    runner = Runner(
+    runner = RolloutRunner(
         target=target,
         environment=environment,
         store=store,
-        journal=journal,
+        decision_log=decision_log,
         step=step,
         feedback=True,
         phase=phase,
-        report=rolled,
+        on_rollout=on_rollout,
     )
-    trials = iter(trials_of([item for batch in batches for item in batch]))
-    jobs = [[runner.job(item, skill, next(trials)) for item in batch] for batch in batches]
-    await runner.look_up([job for row in jobs for job in row])
-    orders = [seeded_order(len(row), seed=seed, step=step, batch=n) for n, row in enumerate(jobs)]
+    trials = iter(number_trials([item for batch in batches for item in batch]))
+    jobs = [[runner.make_job(item, skill, next(trials)) for item in batch] for batch in batches]
+    await runner.find_stored([job for row in jobs for job in row])
+    orders = [batch_order(len(row), seed=seed, step=step, batch=n) for n, row in enumerate(jobs)]
     lanes = [[row[i] for i in order] for row, order in zip(jobs, orders, strict=True)]
 
-    def ready(batch: int, prefix: Sequence[Rollout]) -> list[_Case]:
+    def ready(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
         order = [job.item for job in lanes[batch]]
-        filled = completed(order, prefix, config, batch=batch, threshold=threshold) if config.overlap else ()
-        return [_Case(minibatch, tuple(prefix)) for minibatch in filled]
+        filled = (
+            find_completed_minibatches(order, prefix, config, batch=batch, threshold=threshold)
+            if config.overlap
+            else ()
+        )
+        return [_ReadyMinibatch(minibatch, tuple(prefix)) for minibatch in filled]
 
-    async def study(case: _Case) -> Report:
+    async def study(case: _ReadyMinibatch) -> AnalystReport:
         report = await analyse(case.minibatch)
-        await note_unmeasured(case.known, journal=journal, step=step)
+        await log_unmeasured(case.known, decision_log=decision_log, step=step)
         return report
 
     rows, early = await fan_out_then(
         runner.run, lanes, ready=ready, then=study, limit=limit, then_limit=config.concurrency
     )
-    rollouts = [_in_place(row, order) for row, order in zip(rows, orders, strict=True)]
+    rollouts = [_restore_order(row, order) for row, order in zip(rows, orders, strict=True)]
     flat = tuple(r for row in rollouts for r in row)
     require_coverage(flat, 0.0)
     reports = [report for lane in early for report in lane]
     if not config.overlap:
         dealt = [
-            minibatches(items, row, config, seed=seed, step=step, batch=n, threshold=threshold)
+            deal_minibatches(items, row, config, seed=seed, step=step, batch=n, threshold=threshold)
             for n, (items, row) in enumerate(zip(batches, rollouts, strict=True))
         ]
-        cases = [_Case(minibatch, flat) for row in dealt for minibatch in row]
+        cases = [_ReadyMinibatch(minibatch, flat) for row in dealt for minibatch in row]
         reports += await fan_out(study, cases, limit=config.concurrency)
-    await note_unmeasured(flat, journal=journal, step=step)
+    await log_unmeasured(flat, decision_log=decision_log, step=step)
     return flat, tuple(sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index)))
 
 
-def completed(
+def find_completed_minibatches(
     order: Sequence[Item],
     prefix: Sequence[Rollout],
     config: ReflectConfig,
@@ -126,7 +130,7 @@ def completed(
     """
     dealt = []
     for source in SOURCES[:1] if config.failure_only else SOURCES:
-        mine = [i for i, rollout in enumerate(prefix) if source_of(rollout, threshold) == source]
+        mine = [i for i, rollout in enumerate(prefix) if classify_rollout(rollout, threshold) == source]
         full, rest = divmod(len(mine), config.minibatch_size)
         if rest == 0 and mine[-1:] == [len(prefix) - 1]:
             index, members = full - 1, mine[-config.minibatch_size :]
@@ -146,11 +150,11 @@ def completed(
     return tuple(dealt)
 
 
-def _in_place(ordered: Sequence[Rollout], order: Sequence[int]) -> tuple[Rollout, ...]:
+def _restore_order(ordered: Sequence[Rollout], order: Sequence[int]) -> tuple[Rollout, ...]:
     places = dict(zip(order, ordered, strict=True))
     return tuple(places[i] for i in range(len(order)))
 
 
-class _Case(NamedTuple):
+class _ReadyMinibatch(NamedTuple):
     minibatch: Minibatch
     known: tuple[Rollout, ...]

@@ -12,16 +12,16 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, create_model
 
-from reflact.calls import Rendered, ReplyModel, Sample
-from reflact.ports import LLM, Journal, R
+from reflact.calls import CallId, RenderedPrompt, ReplyModel
+from reflact.ports import LLM, DecisionLog, R
 from reflact.prompts import PromptBook, fence
-from reflact.skill import body
+from reflact.skill import editable_text
 from reflact.stages.material import show_cases
 from reflact.stages.reflect import Minibatch
-from reflact.stages.replies import in_range
-from reflact.stages.settled import Refusal, ask_or_refusal
-from reflact.tail import check_tail_text, guidance
-from reflact.types import Report, Skill
+from reflact.stages.replies import check_numbers
+from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.tail import check_region_text, read_guidance
+from reflact.types import AnalystReport, Skill
 
 MOST_REMINDERS = 3
 
@@ -55,7 +55,7 @@ class ReminderReply(ReplyModel):
 
 
 @lru_cache(maxsize=64)
-def lapsing(*, cases: int) -> type[LapseReply]:
+def lapse_reply_type(*, cases: int) -> type[LapseReply]:
     """Return the reply type for ``cases`` failures; the bound stands in the schema."""
     about = LapseReply.model_fields["lapses"].description
     return create_model(
@@ -66,7 +66,7 @@ def lapsing(*, cases: int) -> type[LapseReply]:
     )
 
 
-class Triage:
+class LapseTriage:
     """Takes lapses out of a minibatch and leaves the rest to an analyst.
 
     Args:
@@ -83,12 +83,12 @@ class Triage:
     def __init__(
         self,
         skill: Skill,
-        analyse: Callable[[Minibatch], Awaitable[Report]],
+        analyse: Callable[[Minibatch], Awaitable[AnalystReport]],
         *,
         successes: bool,
         llm: LLM,
         prompts: PromptBook,
-        journal: Journal,
+        decision_log: DecisionLog,
         step: int,
         tokens: int,
     ) -> None:
@@ -97,11 +97,11 @@ class Triage:
         self._successes = successes
         self._llm = llm
         self._prompts = prompts
-        self._journal = journal
+        self._decision_log = decision_log
         self._step = step
         self._tokens = tokens
 
-    async def report(self, batch: Minibatch) -> Report:
+    async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch, with reminders for its lapses.
 
         A document without rules knows no lapse. Where no valid answer can be had, all cases are left to
@@ -110,16 +110,16 @@ class Triage:
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached.
         """
-        if not _rules(self._skill).strip() or (batch.source == "success" and not self._successes):
+        if not _rules_text(self._skill).strip() or (batch.source == "success" and not self._successes):
             return await self._analyse(batch)
         if batch.source == "success":
             return await self._remind(batch)
-        reply = await self._ask(
-            batch, "lapse_failure", lapsing(cases=len(batch.items)), self._lapse_check(batch)
+        reply = await self._ask_or_fallback(
+            batch, "lapse_failure", lapse_reply_type(cases=len(batch.items)), self._lapse_check(batch)
         )
-        if isinstance(reply, Refusal):
+        if isinstance(reply, NoReply):
             report = await self._analyse(batch)
-            return report.model_copy(update={"triage_refusal": reply.reason})
+            return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         lapsed = {lapse.case - 1 for lapse in reply.lapses}
         rest = [n for n in range(len(batch.items)) if n not in lapsed]
         left = batch.model_copy(
@@ -128,69 +128,69 @@ class Triage:
                 "rollouts": tuple(batch.rollouts[n] for n in rest),
             }
         )
-        report = await self._analyse(left) if rest else left.blank
+        report = await self._analyse(left) if rest else left.empty_report
         return report.model_copy(
             update={
-                "item_ids": batch.blank.item_ids,
+                "item_ids": batch.empty_report.item_ids,
                 "reminders": tuple(lapse.reminder for lapse in reply.lapses),
                 "lapses": tuple(batch.items[n].id for n in sorted(lapsed)),
             }
         )
 
-    async def _remind(self, batch: Minibatch) -> Report:
-        reply = await self._ask(batch, "lapse_success", ReminderReply, _writable)
+    async def _remind(self, batch: Minibatch) -> AnalystReport:
+        reply = await self._ask_or_fallback(batch, "lapse_success", ReminderReply, _check_writable_reminders)
         report = await self._analyse(batch)
-        if isinstance(reply, Refusal):
-            return report.model_copy(update={"triage_refusal": reply.reason})
+        if isinstance(reply, NoReply):
+            return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         return report.model_copy(update={"reminders": tuple(reply.reminders)})
 
-    async def _ask(
+    async def _ask_or_fallback(
         self, batch: Minibatch, name: str, wanted: type[R], check: Callable[[R], None]
-    ) -> R | Refusal:
-        def prompt(tokens: int) -> Rendered:
+    ) -> R | NoReply:
+        def prompt(tokens: int) -> RenderedPrompt:
             cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
             return self._prompts.render(name, {"document": show_rules(self._skill), "cases": cases})
 
-        reply = await ask_or_refusal(
+        reply = await ask_or_fallback(
             self._llm,
             prompt(self._tokens),
             wanted,
-            sample=Sample(role="optimizer", purpose=name, step=self._step, part=batch.part),
+            call_id=CallId(role="optimizer", purpose=name, step=self._step, part=batch.part),
             check=check,
-            journal=self._journal,
-            shorter=lambda: prompt(self._tokens // 2),
+            decision_log=self._decision_log,
+            shorten=lambda: prompt(self._tokens // 2),
         )
-        return reply if isinstance(reply, Refusal) else reply.value
+        return reply if isinstance(reply, NoReply) else reply.value
 
     def _lapse_check(self, batch: Minibatch) -> Callable[[LapseReply], None]:
-        rules = _flat(_rules(self._skill))
+        rules = _flatten(_rules_text(self._skill))
 
         def check(reply: LapseReply) -> None:
             numbers = [lapse.case for lapse in reply.lapses]
-            in_range(numbers, len(batch.items))
+            check_numbers(numbers, len(batch.items))
             if len(set(numbers)) != len(numbers):
                 raise ValueError("a case is named twice; name each one once")
             for lapse in reply.lapses:
-                if _flat(lapse.rule) not in rules:
+                if _flatten(lapse.rule) not in rules:
                     raise ValueError(f"the document has no rule {lapse.rule!r}; copy one exactly")
-                check_tail_text(lapse.reminder)
+                check_region_text(lapse.reminder)
 
         return check
 
 
 def show_rules(skill: Skill) -> str:
     """Return what the assistant was told: the document's text and its guidance, fenced."""
-    return fence("document", _rules(skill).strip())
+    return fence("document", _rules_text(skill).strip())
 
 
-def _rules(skill: Skill) -> str:
-    return f"{body(skill.text)}\n{guidance(skill.text)}"
+def _rules_text(skill: Skill) -> str:
+    return f"{editable_text(skill.text)}\n{read_guidance(skill.text)}"
 
 
-def _flat(text: str) -> str:
+def _flatten(text: str) -> str:
     return " ".join(text.split())
 
 
-def _writable(reply: ReminderReply) -> None:
+def _check_writable_reminders(reply: ReminderReply) -> None:
     for reminder in reply.reminders:
-        check_tail_text(reminder)
+        check_region_text(reminder)

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reflact.calls import ReplyModel, Sample
-from reflact.ports import LLM, Journal
+from reflact.calls import CallId, ReplyModel
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_meta, show_skill
-from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.stages.settled import NoReply, ask_or_fallback
 from reflact.types import Skill
 
 
@@ -26,7 +26,7 @@ class MemoryReply(ReplyModel):
     )
 
 
-async def meta_skill(
+async def update_meta_skill(
     earlier: Skill,
     current: Skill,
     *,
@@ -35,10 +35,10 @@ async def meta_skill(
     memory: str,
     llm: LLM,
     prompts: PromptBook,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
     epoch: int,
-) -> MemoryReply | Refusal:
+) -> MemoryReply | NoReply:
     """Return the optimizer's memory from the comparison of two epochs' skills, or why there is none.
 
     The arguments are those of ``slow_update``; ``attempts`` tells what became of the epoch's steps, and
@@ -57,6 +57,6 @@ async def meta_skill(
             "comparison": comparison,
         },
     )
-    sample = Sample(role="optimizer", purpose="meta_skill", step=step, part=f"epoch-{epoch}")
-    reply = await ask_or_refusal(llm, prompt, MemoryReply, sample=sample, journal=journal)
-    return reply if isinstance(reply, Refusal) else reply.value
+    call_id = CallId(role="optimizer", purpose="meta_skill", step=step, part=f"epoch-{epoch}")
+    reply = await ask_or_fallback(llm, prompt, MemoryReply, call_id=call_id, decision_log=decision_log)
+    return reply if isinstance(reply, NoReply) else reply.value

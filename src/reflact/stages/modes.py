@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from reflact.config import UpdateConfig
-from reflact.skill import same_body
+from reflact.skill import is_same_body
 from reflact.stages.material import show_skill
-from reflact.stages.reflect import Analysis, Minibatch, found_patterns, patching
+from reflact.stages.reflect import Analysis, Minibatch, build_patterns, make_edit_analysis
 from reflact.stages.replies import (
     DraftReply,
     SuccessDraftReply,
-    draft_check,
-    drafting,
-    whole_document,
+    check_whole_document,
+    draft_reply_type,
+    make_draft_check,
 )
-from reflact.types import Edit, EditKind, Patch, Report, Skill
+from reflact.types import AnalystReport, Edit, EditKind, Patch, Skill
 
 
-def kinds_of(config: UpdateConfig) -> tuple[EditKind, ...]:
+def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
     """Return the kinds of edit that a step's patches are made of."""
     match config.mode:
         case "patch":
@@ -30,11 +30,13 @@ def kinds_of(config: UpdateConfig) -> tuple[EditKind, ...]:
             return ("rewrite",)
 
 
-def analyses(config: UpdateConfig, skill: Skill, *, max_edits: int) -> Callable[[Minibatch], Analysis[Any]]:
+def choose_analysis(
+    config: UpdateConfig, skill: Skill, *, max_edits: int
+) -> Callable[[Minibatch], Analysis[Any]]:
     """Return how to ask about a minibatch: for edits, for suggestions, or for a whole new document."""
     if config.mode == "full_rewrite":
-        return _drafts(skill)
-    asked = patching(skill, max_edits=max_edits, operations=kinds_of(config))
+        return _make_draft_analysis(skill)
+    asked = make_edit_analysis(skill, max_edits=max_edits, operations=list_edit_kinds(config))
     if config.mode == "patch":
         return asked
 
@@ -44,37 +46,41 @@ def analyses(config: UpdateConfig, skill: Skill, *, max_edits: int) -> Callable[
     return analysis
 
 
-def _drafts(skill: Skill) -> Callable[[Minibatch], Analysis[Any]]:
+def _make_draft_analysis(skill: Skill) -> Callable[[Minibatch], Analysis[Any]]:
     holes = {"document": show_skill(skill)}
 
     def analysis(batch: Minibatch) -> Analysis[Any]:
         if batch.source == "success":
             return Analysis(
                 prompt="draft_success",
-                holes=holes,
+                variables=holes,
                 reply_type=SuccessDraftReply,
-                check=lambda reply: whole_document(skill, reply.document),
-                report=lambda blank, reply: _drafted(blank, skill, reply.strengths, reply.document),
+                check=lambda reply: check_whole_document(skill, reply.document),
+                report=lambda blank, reply: _build_draft_report(
+                    blank, skill, reply.strengths, reply.document
+                ),
             )
         cases = len(batch.items)
         return Analysis(
             prompt="draft_failure",
-            holes=holes,
-            reply_type=drafting(cases=cases),
-            check=draft_check(skill, cases=cases),
-            report=lambda blank, reply: _failure_draft(blank, skill, reply),
+            variables=holes,
+            reply_type=draft_reply_type(cases=cases),
+            check=make_draft_check(skill, cases=cases),
+            report=lambda blank, reply: _build_failure_draft(blank, skill, reply),
         )
 
     return analysis
 
 
-def _failure_draft(blank: Report, skill: Skill, reply: DraftReply) -> Report:
-    patterns = found_patterns(blank, reply.patterns)
+def _build_failure_draft(blank: AnalystReport, skill: Skill, reply: DraftReply) -> AnalystReport:
+    patterns = build_patterns(blank, reply.patterns)
     reasoning = "; ".join(p.description for p in patterns)
-    return _drafted(blank, skill, reasoning, reply.document).model_copy(update={"patterns": patterns})
+    return _build_draft_report(blank, skill, reasoning, reply.document).model_copy(
+        update={"patterns": patterns}
+    )
 
 
-def _drafted(blank: Report, skill: Skill, reasoning: str, document: str) -> Report:
+def _build_draft_report(blank: AnalystReport, skill: Skill, reasoning: str, document: str) -> AnalystReport:
     """A draft that leaves the text as it is proposes nothing."""
     draft = Edit(
         op="rewrite",
@@ -82,5 +88,5 @@ def _drafted(blank: Report, skill: Skill, reasoning: str, document: str) -> Repo
         source_type=blank.source_type,
         support_count=len(blank.item_ids),
     )
-    edits = () if same_body(skill.text, document) else (draft,)
+    edits = () if is_same_body(skill.text, document) else (draft,)
     return blank.model_copy(update={"patch": Patch(reasoning=reasoning, edits=edits)})

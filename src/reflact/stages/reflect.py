@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple
 
-from reflact.calls import Rendered, Sample
+from reflact.calls import CallId, RenderedPrompt
 from reflact.config import ReflectConfig
-from reflact.data import shuffled
-from reflact.ports import LLM, Journal, R
+from reflact.data import shuffle
+from reflact.ports import LLM, DecisionLog, R
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_cases, show_skill
 from reflact.stages.replies import (
@@ -16,37 +16,37 @@ from reflact.stages.replies import (
     PatternReply,
     Proposal,
     SuccessReply,
-    analysing,
-    analyst_check,
-    operations_on,
-    praising,
-    success_check,
+    failure_reply_type,
+    list_allowed_operations,
+    make_analyst_check,
+    make_success_check,
+    success_reply_type,
 )
-from reflact.stages.settled import Refusal, ask_or_refusal
+from reflact.stages.settled import NoReply, ask_or_fallback
 from reflact.types import (
+    AnalystReport,
     Edit,
     EditKind,
     FailurePattern,
-    Frozen,
+    FrozenModel,
     Item,
     Patch,
-    Report,
     Rollout,
+    RolloutSource,
     Skill,
-    Source,
-    failed,
+    is_failure,
 )
 
-SOURCES: tuple[Source, ...] = ("failure", "success")
+SOURCES: tuple[RolloutSource, ...] = ("failure", "success")
 
 
-class Minibatch(Frozen):
+class Minibatch(FrozenModel):
     """The trajectories of one analyst call, in the plan's order.
 
     ``index`` counts those of its source in its batch, ``batch`` the step's accumulated batches.
     """
 
-    source: Source
+    source: RolloutSource
     index: int
     items: tuple[Item, ...]
     rollouts: tuple[Rollout, ...]
@@ -58,26 +58,26 @@ class Minibatch(Frozen):
         return str(self.index) if self.batch == 0 else f"{self.batch}/{self.index}"
 
     @property
-    def blank(self) -> Report:
+    def empty_report(self) -> AnalystReport:
         """A report on it that says nothing yet."""
         ids = tuple(item.id for item in self.items)
-        return Report(source_type=self.source, index=self.index, item_ids=ids, batch=self.batch)
+        return AnalystReport(source_type=self.source, index=self.index, item_ids=ids, batch=self.batch)
 
 
-def seeded_order(size: int, *, seed: int, step: int, batch: int = 0) -> tuple[int, ...]:
+def batch_order(size: int, *, seed: int, step: int, batch: int = 0) -> tuple[int, ...]:
     """Return the order in which a batch of ``size`` items is dealt."""
     label = f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}"
-    return shuffled(range(size), seed, label)
+    return shuffle(range(size), seed, label)
 
 
-def source_of(rollout: Rollout, threshold: float | None) -> Source | None:
+def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource | None:
     """Return what a rollout is to analysts; None where it is unmeasured (see ``types.failed``)."""
     if rollout.score is None:
         return None
-    return "failure" if failed(rollout, threshold) else "success"
+    return "failure" if is_failure(rollout, threshold) else "success"
 
 
-def minibatches(
+def deal_minibatches(
     items: Sequence[Item],
     rollouts: Sequence[Rollout],
     config: ReflectConfig,
@@ -91,10 +91,10 @@ def minibatches(
 
     Unmeasured rollouts are neither.
     """
-    order = seeded_order(len(items), seed=seed, step=step, batch=batch)
+    order = batch_order(len(items), seed=seed, step=step, batch=batch)
     dealt = []
     for source in SOURCES[:1] if config.failure_only else SOURCES:
-        chosen = [i for i in order if source_of(rollouts[i], threshold) == source]
+        chosen = [i for i in order if classify_rollout(rollouts[i], threshold) == source]
         size = config.minibatch_size
         for index, start in enumerate(range(0, len(chosen), size)):
             part = chosen[start : start + size]
@@ -125,35 +125,35 @@ class Analysis(NamedTuple, Generic[R]):
     """
 
     prompt: str
-    holes: Mapping[str, str]
+    variables: Mapping[str, str]
     reply_type: type[R]
     check: Callable[[R], None]
-    report: Callable[[Report, R], Report]
+    report: Callable[[AnalystReport, R], AnalystReport]
 
 
-def patching(
+def make_edit_analysis(
     skill: Skill, *, max_edits: int, operations: tuple[EditKind, ...]
 ) -> Callable[[Minibatch], Analysis[Any]]:
     """Return how to ask for at most ``max_edits`` edits of the given kinds to a document."""
-    kinds = operations_on(skill, operations)
+    kinds = list_allowed_operations(skill, operations)
     holes = {"max_edits": str(max_edits), "document": show_skill(skill)}
 
     def analysis(batch: Minibatch) -> Analysis[Any]:
         if batch.source == "success":
             return Analysis(
                 prompt="analyst_success",
-                holes=holes,
-                reply_type=praising(kinds, most=max_edits),
-                check=success_check(skill, max_edits=max_edits),
-                report=_success_report,
+                variables=holes,
+                reply_type=success_reply_type(kinds, most=max_edits),
+                check=make_success_check(skill, max_edits=max_edits),
+                report=_build_success_report,
             )
         cases = len(batch.items)
         return Analysis(
             prompt="analyst_failure",
-            holes=holes,
-            reply_type=analysing(kinds, cases=cases, most=max_edits),
-            check=analyst_check(skill, cases=cases, max_edits=max_edits),
-            report=_failure_report,
+            variables=holes,
+            reply_type=failure_reply_type(kinds, cases=cases, most=max_edits),
+            check=make_analyst_check(skill, cases=cases, max_edits=max_edits),
+            report=_build_failure_report,
         )
 
     return analysis
@@ -177,7 +177,7 @@ class Analyst:
         *,
         llm: LLM,
         prompts: PromptBook,
-        journal: Journal,
+        decision_log: DecisionLog,
         step: int,
         tokens: int,
         analysis: Callable[[Minibatch], Analysis[Any]],
@@ -185,13 +185,13 @@ class Analyst:
     ) -> None:
         self._llm = llm
         self._prompts = prompts
-        self._journal = journal
+        self._decision_log = decision_log
         self._step = step
         self._tokens = tokens
         self._analysis = analysis
         self._notes = notes
 
-    async def report(self, batch: Minibatch) -> Report:
+    async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch; one that says why where no valid reply could be had.
 
         Trajectories that do not fit the model's context are shown at half the size, once.
@@ -201,26 +201,28 @@ class Analyst:
         """
         asked, attempts = self._analysis(batch), self._notes(batch)
 
-        def prompt(tokens: int) -> Rendered:
+        def prompt(tokens: int) -> RenderedPrompt:
             cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            return self._prompts.render(asked.prompt, {**asked.holes, "cases": cases, "attempts": attempts})
+            return self._prompts.render(
+                asked.prompt, {**asked.variables, "cases": cases, "attempts": attempts}
+            )
 
         purpose = f"analyst_{batch.source}"
-        reply = await ask_or_refusal(
+        reply = await ask_or_fallback(
             self._llm,
             prompt(self._tokens),
             asked.reply_type,
-            sample=Sample(role="optimizer", purpose=purpose, step=self._step, part=batch.part),
+            call_id=CallId(role="optimizer", purpose=purpose, step=self._step, part=batch.part),
             check=asked.check,
-            journal=self._journal,
-            shorter=lambda: prompt(self._tokens // 2),
+            decision_log=self._decision_log,
+            shorten=lambda: prompt(self._tokens // 2),
         )
-        if isinstance(reply, Refusal):
-            return batch.blank.model_copy(update={"refusal": reply.reason})
-        return asked.report(batch.blank, reply.value)
+        if isinstance(reply, NoReply):
+            return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})
+        return asked.report(batch.empty_report, reply.value)
 
 
-def found_patterns(blank: Report, named: Sequence[PatternReply]) -> tuple[FailurePattern, ...]:
+def build_patterns(blank: AnalystReport, named: Sequence[PatternReply]) -> tuple[FailurePattern, ...]:
     """Return the failure patterns that an analyst named, tied to the items of its minibatch."""
     return tuple(
         FailurePattern(type=p.type, count=p.count, description=p.description, item_ids=blank.item_ids)
@@ -228,17 +230,19 @@ def found_patterns(blank: Report, named: Sequence[PatternReply]) -> tuple[Failur
     )
 
 
-def _failure_report(blank: Report, reply: AnalystReply) -> Report:
-    patterns = found_patterns(blank, reply.patterns)
+def _build_failure_report(blank: AnalystReport, reply: AnalystReply) -> AnalystReport:
+    patterns = build_patterns(blank, reply.patterns)
     reasoning = "; ".join(p.description for p in patterns)
-    return blank.model_copy(update={"patch": _patch(blank, reasoning, reply.edits), "patterns": patterns})
+    return blank.model_copy(
+        update={"patch": _build_patch(blank, reasoning, reply.edits), "patterns": patterns}
+    )
 
 
-def _success_report(blank: Report, reply: SuccessReply) -> Report:
-    return blank.model_copy(update={"patch": _patch(blank, reply.strengths, reply.edits)})
+def _build_success_report(blank: AnalystReport, reply: SuccessReply) -> AnalystReport:
+    return blank.model_copy(update={"patch": _build_patch(blank, reply.strengths, reply.edits)})
 
 
-def _patch(report: Report, reasoning: str, edits: Sequence[Proposal]) -> Patch:
+def _build_patch(report: AnalystReport, reasoning: str, edits: Sequence[Proposal]) -> Patch:
     def supported(edit: Edit) -> Edit:
         return edit.model_copy(
             update={"source_type": report.source_type, "support_count": len(report.item_ids)}

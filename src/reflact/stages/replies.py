@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, create_model
 
 from reflact.calls import ReplyModel
-from reflact.skill import apply, body, same_body
+from reflact.skill import apply_edits, editable_text, is_same_body
 from reflact.types import Edit, EditKind, Operation, Skill
 
 R = TypeVar("R", bound=ReplyModel)
@@ -177,7 +177,7 @@ class DraftMergeReply(ReplyModel):
 
 
 @lru_cache(maxsize=64)
-def drafting(*, cases: int) -> type[DraftReply]:
+def draft_reply_type(*, cases: int) -> type[DraftReply]:
     """Return the reply type for a draft from ``cases`` failures; see ``analysing``."""
     return create_model(
         "DraftReply", __base__=DraftReply, __doc__=DraftReply.__doc__, patterns=_patterns(DraftReply, cases)
@@ -185,7 +185,7 @@ def drafting(*, cases: int) -> type[DraftReply]:
 
 
 @lru_cache(maxsize=64)
-def analysing(operations: tuple[EditKind, ...], *, cases: int, most: int) -> type[AnalystReply]:
+def failure_reply_type(operations: tuple[EditKind, ...], *, cases: int, most: int) -> type[AnalystReply]:
     """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
 
     A pattern is what several cases share, so there are half as many at most, and never more than three.
@@ -201,19 +201,19 @@ def analysing(operations: tuple[EditKind, ...], *, cases: int, most: int) -> typ
 
 
 @lru_cache(maxsize=64)
-def praising(operations: tuple[EditKind, ...], *, most: int) -> type[SuccessReply]:
+def success_reply_type(operations: tuple[EditKind, ...], *, most: int) -> type[SuccessReply]:
     """Return the reply type for successes with at most ``most`` edits; see ``analysing``."""
     return _with_edits(SuccessReply, _edit_type(operations, sources=None), 0, most)
 
 
 @lru_cache(maxsize=64)
-def merging(operations: tuple[EditKind, ...], *, proposals: int) -> type[MergeReply]:
+def merge_reply_type(operations: tuple[EditKind, ...], *, proposals: int) -> type[MergeReply]:
     """Return the reply type of a merge of numbered proposals; see ``analysing``."""
     return _with_edits(MergeReply, _edit_type(operations, sources=proposals), 1, proposals)
 
 
 @lru_cache(maxsize=64)
-def ranking(*, proposals: int, budget: int) -> type[RankReply]:
+def rank_reply_type(*, proposals: int, budget: int) -> type[RankReply]:
     """Return the reply type of a ranking of numbered proposals; see ``analysing``."""
     number = Annotated[int, Field(ge=1, le=proposals)]
     selected = Field(
@@ -224,9 +224,9 @@ def ranking(*, proposals: int, budget: int) -> type[RankReply]:
     )
 
 
-def operations_on(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
+def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
     """Return the kinds of edit that a document admits: without text there is nothing to anchor to."""
-    return allowed if allowed == ("suggest",) or body(skill.text).strip() else ("append",)
+    return allowed if allowed == ("suggest",) or editable_text(skill.text).strip() else ("append",)
 
 
 def _patterns(reply_type: type[ReplyModel], cases: int) -> tuple[Any, Any]:
@@ -263,14 +263,14 @@ def _with_edits(reply_type: type[R], edit_type: type[ReplyModel], least: int, mo
     )
 
 
-def applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
+def check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
     """Refuse edits that the document would reject.
 
     Raises:
         ValueError: Names each rejected edit and the reason.
     """
     proposed = [e.edit() for e in edits]
-    results = apply(skill, [edit for edit in proposed if edit.op != "suggest"]).results
+    results = apply_edits(skill, [edit for edit in proposed if edit.op != "suggest"]).results
     wrong = [
         f"edit {n} ({r.edit.op}): {r.reason}" for n, r in enumerate(results, 1) if r.status == "rejected"
     ]
@@ -278,43 +278,43 @@ def applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def analyst_check(skill: Skill, *, cases: int, max_edits: int) -> Callable[[AnalystReply], None]:
+def make_analyst_check(skill: Skill, *, cases: int, max_edits: int) -> Callable[[AnalystReply], None]:
     """Return the check of a failure analyst's reply on ``cases`` trajectories."""
 
     def check(reply: AnalystReply) -> None:
-        known_counts(reply.patterns, cases)
-        at_most(reply.edits, max_edits)
-        applicable(skill, reply.edits)
+        check_pattern_counts(reply.patterns, cases)
+        check_edit_count(reply.edits, max_edits)
+        check_applicable(skill, reply.edits)
 
     return check
 
 
-def success_check(skill: Skill, *, max_edits: int) -> Callable[[SuccessReply], None]:
+def make_success_check(skill: Skill, *, max_edits: int) -> Callable[[SuccessReply], None]:
     """Return the check of a success analyst's reply."""
 
     def check(reply: SuccessReply) -> None:
-        at_most(reply.edits, max_edits)
-        applicable(skill, reply.edits)
+        check_edit_count(reply.edits, max_edits)
+        check_applicable(skill, reply.edits)
 
     return check
 
 
-def merge_check(skill: Skill, *, proposals: int) -> Callable[[MergeReply], None]:
+def make_merge_check(skill: Skill, *, proposals: int) -> Callable[[MergeReply], None]:
     """Return the check of a merge of ``proposals`` numbered edits."""
 
     def check(reply: MergeReply) -> None:
-        at_most(reply.edits, proposals)
-        in_range([n for edit in reply.edits for n in edit.sources], proposals)
-        applicable(skill, reply.edits)
+        check_edit_count(reply.edits, proposals)
+        check_numbers([n for edit in reply.edits for n in edit.sources], proposals)
+        check_applicable(skill, reply.edits)
 
     return check
 
 
-def rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
+def make_rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
     """Return the check of a ranking: exactly ``budget`` distinct numbers between 1 and ``proposals``."""
 
     def check(reply: RankReply) -> None:
-        in_range(reply.selected, proposals)
+        check_numbers(reply.selected, proposals)
         if len(set(reply.selected)) != len(reply.selected):
             raise ValueError("a number is selected twice")
         if len(reply.selected) != budget:
@@ -323,17 +323,17 @@ def rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
     return check
 
 
-def draft_check(skill: Skill, *, cases: int) -> Callable[[DraftReply], None]:
+def make_draft_check(skill: Skill, *, cases: int) -> Callable[[DraftReply], None]:
     """Return the check of a whole draft from ``cases`` failures."""
 
     def check(reply: DraftReply) -> None:
-        known_counts(reply.patterns, cases)
-        whole_document(skill, reply.document)
+        check_pattern_counts(reply.patterns, cases)
+        check_whole_document(skill, reply.document)
 
     return check
 
 
-def known_counts(patterns: Sequence[PatternReply], cases: int) -> None:
+def check_pattern_counts(patterns: Sequence[PatternReply], cases: int) -> None:
     """Refuse patterns that claim more cases than there are.
 
     Raises:
@@ -344,7 +344,7 @@ def known_counts(patterns: Sequence[PatternReply], cases: int) -> None:
         raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
 
 
-def whole_document(skill: Skill, document: str) -> None:
+def check_whole_document(skill: Skill, document: str) -> None:
     """Refuse a text that cannot take the place of the document's unprotected text.
 
     The same text is no mistake: it changes nothing, and the step says so. Tags that fence material in prompts
@@ -353,18 +353,18 @@ def whole_document(skill: Skill, document: str) -> None:
     Raises:
         ValueError: Says what stands in the way.
     """
-    if same_body(skill.text, document):
+    if is_same_body(skill.text, document):
         return
     copied = sorted({tag for tag in TAG.findall(document) if tag not in skill.text})
     if copied:
         tags = ", ".join(copied)
         raise ValueError(f"the document holds {tags}, which only marks the material; leave it out")
-    (result,) = apply(skill, [Edit(op="rewrite", content=document)]).results
+    (result,) = apply_edits(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":
         raise ValueError(f"the new document cannot be used: {result.reason}")
 
 
-def at_most(edits: Sequence[Proposal | Merge], limit: int) -> None:
+def check_edit_count(edits: Sequence[Proposal | Merge], limit: int) -> None:
     """Refuse more edits than are allowed.
 
     Raises:
@@ -374,7 +374,7 @@ def at_most(edits: Sequence[Proposal | Merge], limit: int) -> None:
         raise ValueError(f"at most {limit} edits are allowed, not {len(edits)}")
 
 
-def in_range(numbers: Sequence[int], last: int) -> None:
+def check_numbers(numbers: Sequence[int], last: int) -> None:
     """Refuse numbers outside 1..last.
 
     Raises:

@@ -21,18 +21,18 @@ from reflact.errors import (
     RunFailed,
     StoreError,
 )
-from reflact.ports import Environment, Journal, RolloutStore, Session, Target
+from reflact.ports import DecisionLog, Environment, RolloutStore, Session, Target
 from reflact.tasks import fan_out, fan_out_until
-from reflact.types import Graded, Item, Rollout, Score, Skill, digest
+from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
-Report = Callable[[Rollout], Awaitable[None]]
-Pair = tuple[Rollout, Rollout]
+RolloutCallback = Callable[[Rollout], Awaitable[None]]
+RolloutPair = tuple[Rollout, Rollout]
 """The candidate's and the current skill's rollout of one item."""
 
 FATAL_STATUS = 404
 
 
-def rollout_key(
+def build_rollout_key(
     skill: Skill,
     item: Item,
     *,
@@ -56,15 +56,15 @@ def rollout_key(
         "feedback": feedback,
         "trial": trial,
     }
-    return digest(parts if phase is None else {**parts, "phase": phase})
+    return digest_json(parts if phase is None else {**parts, "phase": phase})
 
 
-def rollout_seed(item: Item, trial: int) -> int:
+def derive_rollout_seed(item: Item, trial: int) -> int:
     """Return the seed of an item's trial, 0 to 2**32 - 1: the same under every skill."""
-    return int(digest(["rollout", item.fingerprint, trial])[:8], 16)
+    return int(digest_json(["rollout", item.fingerprint, trial])[:8], 16)
 
 
-def trials_of(items: Sequence[Item]) -> tuple[int, ...]:
+def number_trials(items: Sequence[Item]) -> tuple[int, ...]:
     """Return the trial of each item: how often the same one stands before it."""
     seen: Counter[str] = Counter()
     trials = []
@@ -81,15 +81,15 @@ async def rollout(
     target: Target,
     environment: Environment,
     store: RolloutStore,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
     feedback: bool,
     coverage: float | None,
     limit: int,
     trial: int | None = None,
     phase: str | None = None,
-    until: Callable[[Sequence[Rollout]], bool] | None = None,
-    report: Report | None = None,
+    stop_when: Callable[[Sequence[Rollout]], bool] | None = None,
+    on_rollout: RolloutCallback | None = None,
 ) -> tuple[Rollout, ...]:
     """Return one rollout for each item, in the order of the items; stored ones are not repeated.
 
@@ -102,7 +102,7 @@ async def rollout(
         target: The frozen agent.
         environment: Runs and grades items.
         store: Where finished rollouts are.
-        journal: Where unmeasured items are noted.
+        decision_log: Where unmeasured items are noted.
         step: The step that uses the rollouts.
         feedback: Whether the environment's words about the answer are kept for the analysts.
         coverage: Share of items that must be measured, 0..1; always at least one. None: any number, and
@@ -110,34 +110,34 @@ async def rollout(
         limit: Rollouts in flight at most.
         trial: Number of the trial; None numbers the occurrences of each item from 0.
         phase: Shares rollouts within this phase only; None shares them with every phase that has none.
-        until: Ends the work at the first finished prefix for which it is true; that prefix is returned.
-        report: Called with each rollout as it finishes, in any order.
+        stop_when: Ends the work at the first finished prefix for which it is true; that prefix is returned.
+        on_rollout: Called with each rollout as it finishes, in any order.
 
     Raises:
         RunFailed: Fewer than ``coverage`` of the items could be measured; nothing is journalled.
         AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
         BudgetSpent: The run's budget has no room for a call.
     """
-    runner = Runner(
+    runner = RolloutRunner(
         target=target,
         environment=environment,
         store=store,
-        journal=journal,
+        decision_log=decision_log,
         step=step,
         feedback=feedback,
         phase=phase,
-        report=report,
+        on_rollout=on_rollout,
     )
-    trials = trials_of(items) if trial is None else [trial] * len(items)
-    jobs = [runner.job(item, skill, number) for item, number in zip(items, trials, strict=True)]
-    await runner.look_up(jobs)
-    if until is None:
+    trials = number_trials(items) if trial is None else [trial] * len(items)
+    jobs = [runner.make_job(item, skill, number) for item, number in zip(items, trials, strict=True)]
+    await runner.find_stored(jobs)
+    if stop_when is None:
         rollouts = await fan_out(runner.run, jobs, limit=limit)
     else:
-        rollouts = await fan_out_until(runner.run, jobs, enough=until, limit=limit)
+        rollouts = await fan_out_until(runner.run, jobs, enough=stop_when, limit=limit)
     if coverage is not None:
         require_coverage(rollouts, coverage)
-        await note_unmeasured(rollouts, journal=journal, step=step)
+        await log_unmeasured(rollouts, decision_log=decision_log, step=step)
     return rollouts
 
 
@@ -149,14 +149,14 @@ async def rollout_pairs(
     target: Target,
     environment: Environment,
     store: RolloutStore,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
     trial: int,
     limit: int,
     phase: str | None = None,
-    until: Callable[[Sequence[Pair]], bool] | None = None,
-    report: Report | None = None,
-) -> tuple[Pair, ...]:
+    stop_when: Callable[[Sequence[RolloutPair]], bool] | None = None,
+    on_rollout: RolloutCallback | None = None,
+) -> tuple[RolloutPair, ...]:
     """Return one trial of each item under both skills, in the order of the items, without feedback.
 
     Both sides of an item run beside each other. A side that stayed unmeasured is tried once more when
@@ -169,41 +169,43 @@ async def rollout_pairs(
         AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
         BudgetSpent: The run's budget has no room for a call.
     """
-    runner = Runner(
+    runner = RolloutRunner(
         target=target,
         environment=environment,
         store=store,
-        journal=journal,
+        decision_log=decision_log,
         step=step,
         feedback=False,
         phase=phase,
-        report=report,
+        on_rollout=on_rollout,
     )
-    sides = [runner.job(item, skill, trial) for item in items for skill in (candidate, current)]
-    await runner.look_up(sides)
+    sides = [runner.make_job(item, skill, trial) for item in items for skill in (candidate, current)]
+    await runner.find_stored(sides)
 
     def stop(finished: Sequence[Rollout]) -> bool:
         measured = all(side.score is not None for side in finished)
-        return until is not None and measured and len(finished) % 2 == 0 and until(_paired(finished))
+        return (
+            stop_when is not None and measured and len(finished) % 2 == 0 and stop_when(_pair_sides(finished))
+        )
 
     first = await fan_out_until(runner.run, sides, enough=stop, limit=limit)
     lost = [place for place, side in enumerate(first) if side.score is None]
     if not lost:
-        return _paired(first)
+        return _pair_sides(first)
 
     def enough(retried: Sequence[Rollout]) -> bool:
-        pairs = _final(first, lost, retried)
-        return _shortest(pairs, lost[0] // 2 + 1, until) is not None
+        pairs = _finalize_pairs(first, lost, retried)
+        return _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when) is not None
 
-    again = await fan_out_until(runner.again, [sides[n] for n in lost], enough=enough, limit=limit)
-    pairs = _final(first, lost, again)
-    return pairs[: _shortest(pairs, lost[0] // 2 + 1, until)]
+    again = await fan_out_until(runner.retry, [sides[n] for n in lost], enough=enough, limit=limit)
+    pairs = _finalize_pairs(first, lost, again)
+    return pairs[: _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when)]
 
 
-async def note_unmeasured(rollouts: Sequence[Rollout], *, journal: Journal, step: int) -> None:
+async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
     """Journal the unmeasured ones among rollouts that a decision of the step is about to use."""
     for lost in (r for r in rollouts if r.score is None):
-        await journal.note(step, f"unmeasured/{lost.key}", lost.error)
+        await decision_log.put(step, f"unmeasured/{lost.key}", lost.error)
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
@@ -219,7 +221,7 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
 
 
-class Job(NamedTuple):
+class RolloutJob(NamedTuple):
     """One rollout to be had."""
 
     item: Item
@@ -228,7 +230,7 @@ class Job(NamedTuple):
     key: str
 
 
-class Runner:
+class RolloutRunner:
     """Takes jobs one by one: what is stored or noted as unmeasured is not run again, equal keys run once.
 
     Args:
@@ -248,26 +250,26 @@ class Runner:
         target: Target,
         environment: Environment,
         store: RolloutStore,
-        journal: Journal,
+        decision_log: DecisionLog,
         step: int,
         feedback: bool,
         phase: str | None = None,
-        report: Report | None = None,
+        on_rollout: RolloutCallback | None = None,
     ) -> None:
         self._target = target
         self._environment = environment
         self._store = store
-        self._journal = journal
+        self._decision_log = decision_log
         self._step = step
         self._feedback = feedback
         self._phase = phase
-        self._report = report
+        self._report = on_rollout
         self._known: dict[str, Rollout] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
-    def job(self, item: Item, skill: Skill, trial: int) -> Job:
+    def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
         """Return the job of an item's trial under a skill."""
-        key = rollout_key(
+        key = build_rollout_key(
             skill,
             item,
             target=self._target,
@@ -276,72 +278,76 @@ class Runner:
             trial=trial,
             phase=self._phase,
         )
-        return Job(item, skill, trial, key)
+        return RolloutJob(item, skill, trial, key)
 
-    async def look_up(self, jobs: Sequence[Job]) -> None:
+    async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
         """Find out which of the jobs are stored."""
         self._known.update(await self._store.find_rollouts([job.key for job in jobs]))
 
-    async def run(self, job: Job) -> Rollout:
+    async def run(self, job: RolloutJob) -> Rollout:
         """Return a job's rollout; one without a score is known as such until it is tried ``again``."""
-        done = await self._have(job)
+        done = await self._get_or_run(job)
         if self._report is not None:
             await self._report(done)
         return done
 
-    async def again(self, job: Job) -> Rollout:
+    async def retry(self, job: RolloutJob) -> Rollout:
         """Return a job's rollout, tried once more where it stayed unmeasured and no decision used that."""
         known = self._known.get(job.key)
         if known is not None and known.score is None:
             del self._known[job.key]
-        return await self._have(job)
+        return await self._get_or_run(job)
 
-    async def _have(self, job: Job) -> Rollout:
+    async def _get_or_run(self, job: RolloutJob) -> Rollout:
         async with self._locks[job.key]:
             if job.key not in self._known:
-                self._known[job.key] = await self._made(job)
+                self._known[job.key] = await self._run_new(job)
             return self._known[job.key]
 
-    async def _made(self, job: Job) -> Rollout:
+    async def _run_new(self, job: RolloutJob) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
-        noted = await self._journal.recall(self._step, f"unmeasured/{job.key}")
+        noted = await self._decision_log.get(self._step, f"unmeasured/{job.key}")
         if noted is not None:
             return blank.model_copy(update={"error": str(noted)})
         session = self._target.session(job.skill, rollout=job.key)
-        done = await _run(job.item, blank, session, environment=self._environment, feedback=self._feedback)
+        done = await _run_rollout(
+            job.item, blank, session, environment=self._environment, feedback=self._feedback
+        )
         if done.score is not None:
-            await self._store.keep_rollout(done)
+            await self._store.store_rollout(done)
         return done
 
 
-def _final(first: Sequence[Rollout], lost: Sequence[int], retried: Sequence[Rollout]) -> tuple[Pair, ...]:
+def _finalize_pairs(
+    first: Sequence[Rollout], lost: Sequence[int], retried: Sequence[Rollout]
+) -> tuple[RolloutPair, ...]:
     """Return the pairs up to the next lost side, after as many lost ones as there are were tried again."""
     sides = list(first)
     for place, side in zip(lost, retried, strict=False):
         sides[place] = side
-    return _paired(sides[: (*lost, len(sides))[len(retried)]])
+    return _pair_sides(sides[: (*lost, len(sides))[len(retried)]])
 
 
-def _shortest(
-    pairs: Sequence[Pair], least: int, until: Callable[[Sequence[Pair]], bool] | None
+def _find_shortest_prefix(
+    pairs: Sequence[RolloutPair], least: int, stop_when: Callable[[Sequence[RolloutPair]], bool] | None
 ) -> int | None:
     lengths = range(least, len(pairs) + 1)
-    return next((n for n in lengths if until is not None and until(pairs[:n])), None)
+    return next((n for n in lengths if stop_when is not None and stop_when(pairs[:n])), None)
 
 
-def _paired(sides: Sequence[Rollout]) -> tuple[Pair, ...]:
+def _pair_sides(sides: Sequence[Rollout]) -> tuple[RolloutPair, ...]:
     return tuple(zip(sides[::2], sides[1::2], strict=False))
 
 
-async def _run(
+async def _run_rollout(
     item: Item, blank: Rollout, session: Session, *, environment: Environment, feedback: bool
 ) -> Rollout:
     try:
-        graded = await environment.run(item, session, seed=rollout_seed(item, blank.trial))
+        graded = await environment.run(item, session, seed=derive_rollout_seed(item, blank.trial))
     except (AccessDenied, BudgetSpent, CassetteError, StoreError):
         raise
     except (ContextOverflow, ReplyError) as error:
-        graded = Graded(score=Score.of(0), answer="", feedback=str(error))
+        graded = Grade(score=Score.of(0), answer="", feedback=str(error))
     except ModelError as error:
         if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
             raise

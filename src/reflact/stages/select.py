@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from pydantic import Field, create_model
 
-from reflact.calls import ReplyModel, Sample
-from reflact.ports import LLM, Journal
+from reflact.calls import CallId, ReplyModel
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook
 from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import rank_check, ranking
-from reflact.stages.settled import Refusal, ask_or_refusal
-from reflact.types import Chosen, Edit, Fallback, Merged, Patch, Skill, StepSize
+from reflact.stages.replies import make_rank_check, rank_reply_type
+from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize
 
 
 class StepSizeReply(ReplyModel):
@@ -28,7 +28,7 @@ class StepSizeReply(ReplyModel):
 
 
 @lru_cache(maxsize=64)
-def sizing(*, offered: int) -> type[StepSizeReply]:
+def step_size_reply_type(*, offered: int) -> type[StepSizeReply]:
     """Return the reply type of a decision over so many proposals; the bound stands in the schema."""
     about = StepSizeReply.model_fields["count"].description
     return create_model(
@@ -39,16 +39,16 @@ def sizing(*, offered: int) -> type[StepSizeReply]:
     )
 
 
-async def step_size(
-    merged: Merged,
+async def choose_step_size(
+    merged: AggregateResult,
     skill: Skill,
     *,
     notes: str,
     llm: LLM,
     prompts: PromptBook,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
-    otherwise: int,
+    default: int,
 ) -> StepSize | Fallback:
     """Let the optimizer decide how many of the pooled edits a step applies.
 
@@ -68,25 +68,27 @@ async def step_size(
             "count": str(len(pool)),
         },
     )
-    sample = Sample(role="optimizer", purpose="step_size", step=step)
-    reply = await ask_or_refusal(llm, prompt, sizing(offered=len(pool)), sample=sample, journal=journal)
-    if isinstance(reply, Refusal):
-        return Fallback(label="step_size", reason=reply.reason, instead=f"at most {otherwise} edits")
+    call_id = CallId(role="optimizer", purpose="step_size", step=step)
+    reply = await ask_or_fallback(
+        llm, prompt, step_size_reply_type(offered=len(pool)), call_id=call_id, decision_log=decision_log
+    )
+    if isinstance(reply, NoReply):
+        return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
     said = reply.value
     return StepSize(count=said.count, reasoning=said.reasoning, confidence=said.confidence, risks=said.risks)
 
 
 async def select(
-    merged: Merged,
+    merged: AggregateResult,
     skill: Skill,
     *,
     budget: int | None,
     notes: str,
     llm: LLM,
     prompts: PromptBook,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
-) -> Chosen:
+) -> SelectResult:
     """Choose at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
     A larger pool is ranked by the optimizer. Where no valid ranking can be had, the edits with the
@@ -96,7 +98,7 @@ async def select(
         ProviderError: The endpoint refused, failed or could not be reached.
     """
     pool = merged.patch.edits
-    outcome = Chosen(patch=merged.patch, pool_size=len(pool), budget=budget)
+    outcome = SelectResult(patch=merged.patch, pool_size=len(pool), budget=budget)
     if budget is None or len(pool) <= budget:
         return outcome
     if budget == 0:
@@ -111,20 +113,20 @@ async def select(
             "budget": str(budget),
         },
     )
-    sample = Sample(role="optimizer", purpose="ranking", step=step)
-    check = rank_check(proposals=len(pool), budget=budget)
-    wanted = ranking(proposals=len(pool), budget=budget)
-    reply = await ask_or_refusal(llm, prompt, wanted, sample=sample, check=check, journal=journal)
-    if isinstance(reply, Refusal):
+    call_id = CallId(role="optimizer", purpose="ranking", step=step)
+    check = make_rank_check(proposals=len(pool), budget=budget)
+    wanted = rank_reply_type(proposals=len(pool), budget=budget)
+    reply = await ask_or_fallback(llm, prompt, wanted, call_id=call_id, check=check, decision_log=decision_log)
+    if isinstance(reply, NoReply):
         fallback = Fallback(
-            label="ranking", reason=reply.reason, instead="the edits with the highest support"
+            label="ranking", reason=reply.reason, replacement="the edits with the highest support"
         )
-        patch = Patch(reasoning=merged.patch.reasoning, edits=by_support(pool)[:budget])
+        patch = Patch(reasoning=merged.patch.reasoning, edits=sort_by_support(pool)[:budget])
         return outcome.model_copy(update={"patch": patch, "fallbacks": (fallback,)})
     patch = Patch(reasoning=reply.value.reasoning, edits=tuple(pool[n - 1] for n in reply.value.selected))
     return outcome.model_copy(update={"patch": patch, "ranked": True})
 
 
-def by_support(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+def sort_by_support(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     """Return the edits by falling support; equal ones keep their order."""
     return tuple(sorted(edits, key=lambda e: -e.support_count))

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reflact.calls import ReplyModel, Sample
-from reflact.ports import LLM, Journal
+from reflact.calls import CallId, ReplyModel
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook, fence
 from reflact.stages.material import show_skill
-from reflact.stages.settled import Refusal, ask_or_refusal
-from reflact.tail import check_tail_text
+from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.tail import check_region_text
 from reflact.types import Skill
 
 
@@ -40,10 +40,10 @@ async def slow_update(
     guidance: str,
     llm: LLM,
     prompts: PromptBook,
-    journal: Journal,
+    decision_log: DecisionLog,
     step: int,
     epoch: int,
-) -> GuidanceReply | Refusal:
+) -> GuidanceReply | NoReply:
     """Return new guidance from the comparison of two epochs' skills, or why there is none.
 
     Args:
@@ -53,7 +53,7 @@ async def slow_update(
         guidance: The guidance in force; empty where there is none.
         llm: The optimizer.
         prompts: The prompts.
-        journal: Where a refusal is noted.
+        decision_log: Where a refusal is noted.
         step: The epoch's last step.
         epoch: The epoch that ends.
 
@@ -69,10 +69,12 @@ async def slow_update(
             "comparison": comparison,
         },
     )
-    sample = Sample(role="optimizer", purpose="slow_update", step=step, part=f"epoch-{epoch}")
+    call_id = CallId(role="optimizer", purpose="slow_update", step=step, part=f"epoch-{epoch}")
 
     def check(reply: GuidanceReply) -> None:
-        check_tail_text(reply.guidance)
+        check_region_text(reply.guidance)
 
-    reply = await ask_or_refusal(llm, prompt, GuidanceReply, sample=sample, check=check, journal=journal)
-    return reply if isinstance(reply, Refusal) else reply.value
+    reply = await ask_or_fallback(
+        llm, prompt, GuidanceReply, call_id=call_id, check=check, decision_log=decision_log
+    )
+    return reply if isinstance(reply, NoReply) else reply.value

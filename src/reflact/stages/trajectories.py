@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from reflact.types import Frozen, Turn
+from reflact.types import FrozenModel, Turn
 
 BYTES_PER_TOKEN = 3
 
-_LEAST = 400
-_GAP = 64
+_MIN_TURN_BYTES = 400
+_MARK_BYTES = 64
 _TROUBLE = re.compile(
     r"error|exception|traceback|\bfail|\binvalid|\billegal|\bunexpected|\bunknown|\bdenied|\brefused"
     r"|\bforbidden|\btimed?[ -]?out|\bnot found|\bno such|\bcannot|\bcould not|\bunable|\bnothing happens"
@@ -30,7 +30,7 @@ _TURNABOUT = re.compile(
 )
 
 
-class Passage(Frozen):
+class Passage(FrozenModel):
     """A labelled piece of a case: a text, or the turns of a conversation."""
 
     label: str = ""
@@ -38,24 +38,26 @@ class Passage(Frozen):
     turns: tuple[Turn, ...] = ()
 
     @property
-    def whole(self) -> str:
+    def full_text(self) -> str:
         """The piece without cuts."""
-        return self.label + ("\n".join(_turn(turn) for turn in self.turns) if self.turns else self.text)
+        return self.label + (
+            "\n".join(_format_turn(turn) for turn in self.turns) if self.turns else self.text
+        )
 
-    def within(self, room: int) -> str:
+    def fit(self, room: int) -> str:
         """Return the piece in at most ``room`` bytes; however small the room, what is missing is marked."""
-        if size(self.whole) <= room:
-            return self.whole
-        left = room - size(self.label)
-        return self.label + (talk(self.turns, left) if self.turns else cut(self.text, left))
+        if count_bytes(self.full_text) <= room:
+            return self.full_text
+        left = room - count_bytes(self.label)
+        return self.label + (fit_conversation(self.turns, left) if self.turns else truncate(self.text, left))
 
 
-def size(text: str) -> int:
+def count_bytes(text: str) -> int:
     """Return a text's length in bytes of UTF-8."""
     return len(text.encode("utf-8"))
 
 
-def shares(sizes: Sequence[int], room: int) -> tuple[int, ...]:
+def share_bytes(sizes: Sequence[int], room: int) -> tuple[int, ...]:
     """Divide room among texts so that the short ones get all they need and the long ones equal parts.
 
     What a short text leaves of its equal part goes to the longer ones. The sum is at most ``room``, and
@@ -69,24 +71,24 @@ def shares(sizes: Sequence[int], room: int) -> tuple[int, ...]:
     return tuple(granted)
 
 
-def cut(text: str, room: int) -> str:
+def truncate(text: str, room: int) -> str:
     """Return a text in at most ``room`` bytes: two thirds from its beginning, one from its end.
 
     Between them stands a mark with the gap's size. Where the room does not even hold the mark, the mark
     stands alone, unless the text is no longer than it.
     """
-    if size(text) <= room:
+    if count_bytes(text) <= room:
         return text
     space = room - len(_cut_mark(len(text))) - 2
     if space <= 0:
-        return min(text, _cut_mark(len(text)), key=size)
+        return min(text, _cut_mark(len(text)), key=count_bytes)
     encoded = text.encode("utf-8")
     head = encoded[: space * 2 // 3].decode("utf-8", "ignore")
     tail = encoded[len(encoded) - (space - space * 2 // 3) :].decode("utf-8", "ignore")
     return f"{head}\n{_cut_mark(len(text) - len(head) - len(tail))}\n{tail}"
 
 
-def talk(turns: Sequence[Turn], room: int) -> str:
+def fit_conversation(turns: Sequence[Turn], room: int) -> str:
     """Return a conversation in at most ``room`` bytes: its key turns, then as many others as fit, last first.
 
     The key turns are the first one and the first of the user; the last one, the last answer and what it
@@ -95,36 +97,36 @@ def talk(turns: Sequence[Turn], room: int) -> str:
     the earlier in this list come in first where it is short. What is missing of a turn is marked in it;
     turns that are left out are counted where they stood.
     """
-    texts = [_turn(turn) for turn in turns]
-    sizes = [size(text) for text in texts]
-    left = room - _GAP
+    texts = [_format_turn(turn) for turn in turns]
+    sizes = [count_bytes(text) for text in texts]
+    left = room - _MARK_BYTES
     keys: list[int] = []
     for place in _key_turns(turns):
-        least = min(sizes[place], _LEAST) + _GAP
+        least = min(sizes[place], _MIN_TURN_BYTES) + _MARK_BYTES
         if not keys or least <= left:
             keys.append(place)
             left -= least
-    space = room - _GAP * (len(keys) + 1)
-    rooms = dict(zip(keys, shares([sizes[place] for place in keys], space), strict=True))
+    space = room - _MARK_BYTES * (len(keys) + 1)
+    rooms = dict(zip(keys, share_bytes([sizes[place] for place in keys], space), strict=True))
     left = space - sum(rooms.values())
     for place in reversed(range(len(turns))):
-        around = 1 if place + 1 in rooms else _GAP
+        around = 1 if place + 1 in rooms else _MARK_BYTES
         granted = min(sizes[place], left - around)
-        if place not in rooms and granted >= min(sizes[place], _LEAST):
+        if place not in rooms and granted >= min(sizes[place], _MIN_TURN_BYTES):
             rooms[place] = granted
             left -= granted + around
-    return "\n".join(_with_gaps(texts, rooms))
+    return "\n".join(_join_with_gaps(texts, rooms))
 
 
 def _key_turns(turns: Sequence[Turn]) -> list[int]:
     last = len(turns) - 1
     user = next((i for i, turn in enumerate(turns) if turn.role == "user"), 0)
     answer = next((i for i in range(last, -1, -1) if turns[i].role == "assistant"), last)
-    decisive = [i for i in range(last, -1, -1) if _decisive(turns, i)]
+    decisive = [i for i in range(last, -1, -1) if _is_decisive(turns, i)]
     return list(dict.fromkeys((0, user, last, answer, max(0, answer - 1), *decisive)))
 
 
-def _decisive(turns: Sequence[Turn], place: int) -> bool:
+def _is_decisive(turns: Sequence[Turn], place: int) -> bool:
     if turns[place].role not in {"user", "tool"}:
         return False
     following = turns[place + 1] if place + 1 < len(turns) else None
@@ -134,7 +136,7 @@ def _decisive(turns: Sequence[Turn], place: int) -> bool:
     return bool(turnabout or _TROUBLE.search(turns[place].content))
 
 
-def _with_gaps(texts: Sequence[str], rooms: Mapping[int, int]) -> Iterator[str]:
+def _join_with_gaps(texts: Sequence[str], rooms: Mapping[int, int]) -> Iterator[str]:
     skipped: list[str] = []
     for place, text in enumerate(texts):
         if place not in rooms:
@@ -143,12 +145,12 @@ def _with_gaps(texts: Sequence[str], rooms: Mapping[int, int]) -> Iterator[str]:
         if skipped:
             yield _gap_mark(skipped)
             skipped = []
-        yield cut(text, rooms[place])
+        yield truncate(text, rooms[place])
     if skipped:
         yield _gap_mark(skipped)
 
 
-def _turn(turn: Turn) -> str:
+def _format_turn(turn: Turn) -> str:
     return f"{turn.role}: {turn.content}"
 
 

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reflact.calls import ReplyModel, Sample
-from reflact.ports import LLM, Journal
+from reflact.calls import CallId, ReplyModel
+from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook
-from reflact.skill import apply
+from reflact.skill import apply_edits
 from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import whole_document
-from reflact.stages.settled import Refusal, ask_or_refusal
-from reflact.types import Candidate, Chosen, Edit, EditResult, Fallback, Skill
+from reflact.stages.replies import check_whole_document
+from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.types import Candidate, Edit, EditResult, Fallback, SelectResult, Skill
 
 
 class RewriteReply(ReplyModel):
@@ -27,7 +27,7 @@ class RewriteReply(ReplyModel):
 
 
 async def update(
-    skill: Skill, chosen: Chosen, *, llm: LLM, prompts: PromptBook, journal: Journal, step: int
+    skill: Skill, chosen: SelectResult, *, llm: LLM, prompts: PromptBook, decision_log: DecisionLog, step: int
 ) -> Candidate:
     """Return the candidate: edits and whole drafts are applied, suggestions are written in by one call.
 
@@ -39,17 +39,19 @@ async def update(
     """
     edits = chosen.patch.edits
     if not edits or edits[0].op != "suggest":
-        return apply(skill, edits)
+        return apply_edits(skill, edits)
     prompt = prompts.render("rewrite", {"document": show_skill(skill), "proposals": show_edits(edits)})
-    sample = Sample(role="optimizer", purpose="rewrite", step=step)
+    call_id = CallId(role="optimizer", purpose="rewrite", step=step)
 
     def check(reply: RewriteReply) -> None:
-        whole_document(skill, reply.document)
+        check_whole_document(skill, reply.document)
 
-    reply = await ask_or_refusal(llm, prompt, RewriteReply, sample=sample, check=check, journal=journal)
-    if isinstance(reply, Refusal):
-        fallback = Fallback(label="rewrite", reason=reply.reason, instead="the document stays as it is")
+    reply = await ask_or_fallback(
+        llm, prompt, RewriteReply, call_id=call_id, check=check, decision_log=decision_log
+    )
+    if isinstance(reply, NoReply):
+        fallback = Fallback(label="rewrite", reason=reply.reason, replacement="the document stays as it is")
         return Candidate(skill=skill, fallbacks=(fallback,))
-    written = apply(skill, [Edit(op="rewrite", content=reply.value.document)])
+    written = apply_edits(skill, [Edit(op="rewrite", content=reply.value.document)])
     taken_up = tuple(EditResult(edit=edit, status="applied") for edit in edits)
     return written.model_copy(update={"results": taken_up + written.results})

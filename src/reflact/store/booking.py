@@ -15,7 +15,7 @@ from reflact.store import changing, origins, units
 from reflact.store.database import Tables
 from reflact.store.encoding import read, stamp, time_of, written
 from reflact.store.units import Row
-from reflact.types import canonical
+from reflact.types import canonical_json
 
 HELD_BY_TEST = "measured harm"
 """The reason of a unit that a later measurement took back."""
@@ -66,10 +66,10 @@ def open_test(
             "number": test.number,
             "held_out": held_out,
             "before": test.before,
-            "unit_ids": canonical(list(unit_ids)),
+            "unit_ids": canonical_json(list(unit_ids)),
             "use": use,
-            "traces": canonical(list(test.traces)),
-            "names": canonical(list(test.names)),
+            "traces": canonical_json(list(test.traces)),
+            "names": canonical_json(list(test.names)),
             "since": since,
             "at": stamp(now),
         }
@@ -87,7 +87,7 @@ def close_test(tables: Tables, number: int, evidence: Promotion, *, now: datetim
     tables.table("memory_tests").update(number, {"evidence": written(evidence)})
     tables.execute(
         "UPDATE memory_units SET utility = ? WHERE id IN (SELECT value FROM json_each(?))",
-        (utility_of(evidence), canonical(list(test.unit_ids))),
+        (utility_of(evidence), canonical_json(list(test.unit_ids))),
     )
     for row in _untouched(tables, test):
         if test.use == "promote" and evidence.promoted:
@@ -122,7 +122,7 @@ def _untouched(tables: Tables, test: BatchTest) -> list[Row]:
         "id IN (SELECT value FROM json_each(?)) AND number NOT IN (SELECT unit FROM memory_history "
         "WHERE sequence > (SELECT since FROM memory_tests WHERE number = ?)) ORDER BY id"
     )
-    return units.rows(tables, where, (canonical(list(test.unit_ids)), test.number))
+    return units.rows(tables, where, (canonical_json(list(test.unit_ids)), test.number))
 
 
 def stored_tests(tables: Tables) -> list[BatchTest]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
 
-from reflact.aside import aside
+from reflact.aside import run_in_thread
 from reflact.errors import DataError
 from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion, Scope
 from reflact.memory_cards import Finding, Recording, Scan, content_id, visible_to
@@ -57,7 +57,7 @@ class SQLiteCards:
         The same pair twice is one; made of another step, it has that origin as well.
         """
         return await self._submit(
-            *await aside(partial(self._looked_at, pair, created_by), *pair.transition.states)
+            *await run_in_thread(partial(self._looked_at, pair, created_by), *pair.transition.states)
         )
 
     async def submit_card(self, card: MemoryCard) -> Submission:
@@ -73,7 +73,7 @@ class SQLiteCards:
         if card.id != content_id(card) or card.version != 1:
             raise DataError(f"card {card.id}: its id does not follow from its content; make it with new_card")
         unit = Unit(card.id, (card,), None)
-        return await self._submit(unit, await aside(partial(self._scan, unit.texts), *unit.texts))
+        return await self._submit(unit, await run_in_thread(partial(self._scan, unit.texts), *unit.texts))
 
     def _looked_at(self, pair: ContrastPair, created_by: str) -> tuple[Unit, Finding | None]:
         return Unit.of(pair, created_by), self._scan(texts_in(pair))
@@ -306,7 +306,7 @@ class SQLiteCards:
                 whatever trace; they would have to be asked anew.
         """
         gone = await self._database.write(lambda tables: changing.forget(tables, trace_id, calls=calls))
-        return gone.model_copy(update={"logged": not await self._database.empty_log()})
+        return gone.model_copy(update={"logged": not await self._database.checkpoint()})
 
 
 PROMOTED = """

@@ -34,19 +34,19 @@ __all__ = ["Database", "Tables"]
 
 T = TypeVar("T")
 
-READERS = 2
+MAX_READERS = 2
 
-PATIENCE_SECONDS = 30.0
+LOCK_TIMEOUT_SECONDS = 30.0
 
-EMPTYING_SECONDS = 1.0
+CHECKPOINT_SECONDS = 1.0
 """How long emptying the log waits for those who still read what stands in it."""
 
-SLICE_SECONDS = 0.1
+LOCK_POLL_SECONDS = 0.1
 """How long the writer waits for another process's lock before it looks whether the database is closing."""
 
 
 @dataclass(frozen=True)
-class _Request(Generic[T]):
+class _WriteRequest(Generic[T]):
     work: Callable[[Tables], T]
     future: Future[T] = field(default_factory=Future)
 
@@ -76,7 +76,7 @@ class Database:
         path: Path,
         schema: Migrations,
         *,
-        patience: float = PATIENCE_SECONDS,
+        lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         grace: float = 0.3,
         guard: Callable[[Tables], None] | None = None,
         read_only: bool = False,
@@ -87,15 +87,15 @@ class Database:
         self._read_only = read_only
         self._folder: TemporaryDirectory[str] | None = None
         self._schema = schema
-        self._patience = patience
+        self._lock_timeout = lock_timeout
         self._grace = grace
         self._guard = guard
         self._open = False
         self._leaving = threading.Event()
         self._transactions = 0
-        self._pending: deque[_Request[Any]] = deque()
+        self._pending: deque[_WriteRequest[Any]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="reflact-store-writer")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reflact-store-reader")
+        self._readers = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="reflact-store-reader")
         self._connections: list[Tables] = []
         self._idle: SimpleQueue[Tables] = SimpleQueue()
 
@@ -106,9 +106,9 @@ class Database:
 
     async def __aenter__(self) -> Self:
         try:
-            await _outcome(self._writer.submit(self._set_up))
+            await _await_thread(self._writer.submit(self._set_up))
         except BaseException as error:
-            await self._shut(cancelled=_is_cancellation(type(error)))
+            await self._close(cancelled=_is_cancellation(type(error)))
             raise
         self._open = True
         return self
@@ -117,7 +117,7 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        await self._shut(cancelled=kind is not None and _is_cancellation(kind))
+        await self._close(cancelled=kind is not None and _is_cancellation(kind))
 
     async def check(self) -> None:
         """Read the whole file and make sure that its structure is sound.
@@ -137,23 +137,23 @@ class Database:
         A caller that is cancelled leaves at once; its function still runs and is committed.
         """
         self._require_writable()
-        request = _Request(work)
+        request = _WriteRequest(work)
         self._pending.append(request)
         self._writer.submit(self._commit_pending)
-        return await _outcome(request.future)
+        return await _await_thread(request.future)
 
     async def read(self, work: Callable[[Tables], T]) -> T:
         """Run a function on one read-only snapshot; it must return values, not open cursors."""
         self._require_open()
-        return await _outcome(self._readers.submit(self._look, work))
+        return await _await_thread(self._readers.submit(self._run_read, work))
 
-    async def empty_log(self) -> bool:
+    async def checkpoint(self) -> bool:
         """Bring what was committed into the file and empty the log beside it; says whether that is done.
 
         Another process that reads from the log, or writes, keeps it from being emptied.
         """
         self._require_writable()
-        return await _outcome(self._writer.submit(self._empty_log))
+        return await _await_thread(self._writer.submit(self._checkpoint))
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Write with one statement and return how many rows it changed."""
@@ -172,15 +172,15 @@ class Database:
         if self._read_only:
             raise StoreError(f"database {self.path}: it was opened to be read; open it without read_only")
 
-    async def _shut(self, *, cancelled: bool) -> None:
+    async def _close(self, *, cancelled: bool) -> None:
         self._readers.shutdown(wait=False)
         closing = self._writer.submit(self._tear_down)
         try:
             if not cancelled:
-                await _outcome(closing)
+                await _await_thread(closing)
         finally:
             with anyio.move_on_after(self._grace, shield=True):
-                await _outcome(closing)
+                await _await_thread(closing)
             self._leaving.set()
             self._writer.shutdown(wait=closing.done())
 
@@ -192,8 +192,8 @@ class Database:
                 self._set_up_reading()
             else:
                 self._set_up_writing()
-            for _ in range(READERS):
-                self._idle.put(self._connect(self._reading, self._patience))
+            for _ in range(MAX_READERS):
+                self._idle.put(self._connect(self._reading, self._lock_timeout))
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
 
@@ -204,9 +204,9 @@ class Database:
             reason = error.strerror or error
             raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
         if self._guard is not None:
-            self._guard(self._connect("ro", self._patience))
-        self._tables = self._connect("rwc", min(self._patience, SLICE_SECONDS))
-        self._patiently(self._prepare)
+            self._guard(self._connect("ro", self._lock_timeout))
+        self._tables = self._connect("rwc", min(self._lock_timeout, LOCK_POLL_SECONDS))
+        self._retry_while_locked(self._prepare)
 
     def _set_up_reading(self) -> None:
         """Open the file as it is, or a copy if SQLite cannot read it in its place.
@@ -218,7 +218,7 @@ class Database:
         if not log_of(self.path).exists():
             self._reading = "rw"
         try:
-            self._tables = self._connect(self._reading, self._patience)
+            self._tables = self._connect(self._reading, self._lock_timeout)
             pending = self._pending_steps()
         except sqlite3.OperationalError as error:
             unreachable = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
@@ -227,7 +227,7 @@ class Database:
             self._folder = TemporaryDirectory(prefix="reflact-")
             self._file = Path(self._folder.name, "copy.db")
             copy_files(self.path, self._file)
-            self._tables = self._connect("rwc", self._patience)
+            self._tables = self._connect("rwc", self._lock_timeout)
             pending = self._pending_steps()
         if pending:
             raise StoreError(f"database {self.path}: reflact has stored nothing in it; name another file")
@@ -240,11 +240,11 @@ class Database:
         if self._pending_steps():
             self._transact(lambda: self._schema.apply(self._tables))
 
-    def _connect(self, mode: str, patience: float) -> Tables:
+    def _connect(self, mode: str, lock_timeout: float) -> Tables:
         connection = sqlite3.connect(
             f"{self._file.absolute().as_uri()}?mode={mode}",
             uri=True,
-            timeout=patience,
+            timeout=lock_timeout,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -273,7 +273,7 @@ class Database:
         if not batch:
             return
         try:
-            outcomes = self._patiently(
+            outcomes = self._retry_while_locked(
                 lambda: self._transact(lambda: [self._attempt(request.work) for request in batch])
             )
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
@@ -287,25 +287,25 @@ class Database:
             else:
                 request.future.set_exception(translate(failure, self.path))
 
-    def _empty_log(self) -> bool:
-        end = time.monotonic() + min(self._patience, EMPTYING_SECONDS)
+    def _checkpoint(self) -> bool:
+        end = time.monotonic() + min(self._lock_timeout, CHECKPOINT_SECONDS)
         try:
             while True:
                 (busy, *_) = self._tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if not busy or time.monotonic() >= end or self._leaving.wait(SLICE_SECONDS / 10):
+                if not busy or time.monotonic() >= end or self._leaving.wait(LOCK_POLL_SECONDS / 10):
                     return not busy
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
 
-    def _patiently(self, work: Callable[[], T]) -> T:
+    def _retry_while_locked(self, work: Callable[[], T]) -> T:
         """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + self._lock_timeout
         while True:
             try:
                 return work()
             except sqlite3.OperationalError as error:
                 locked = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-                if not locked or time.monotonic() >= end or self._leaving.wait(SLICE_SECONDS / 10):
+                if not locked or time.monotonic() >= end or self._leaving.wait(LOCK_POLL_SECONDS / 10):
                     raise
 
     def _transact(self, work: Callable[[], T]) -> T:
@@ -336,7 +336,7 @@ class Database:
 
     # ------------------------------------------------------------------ on any thread
 
-    def _look(self, work: Callable[[Tables], T]) -> T:
+    def _run_read(self, work: Callable[[Tables], T]) -> T:
         tables = self._idle.get()
         try:
             with tables.atomic():
@@ -351,7 +351,7 @@ def _is_cancellation(kind: type[BaseException]) -> bool:
     return issubclass(kind, anyio.get_cancelled_exc_class())
 
 
-async def _outcome(future: Future[T]) -> T:
+async def _await_thread(future: Future[T]) -> T:
     """Wait for a thread's result; a cancelled caller leaves the thread's work as it is."""
     loop = asyncio.get_running_loop()
     done = anyio.Event()

@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from reflact.calls import Intent, StoredReply
+from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import StoreError
 from reflact.results import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.store.encoding import read_back
-from reflact.types import Rollout, canonical
+from reflact.types import Rollout, canonical_json
 
 JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
-NEWEST_OPEN = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
+NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
-SUMS = """
+SPEND_QUERY = """
 SELECT
     role, purpose, sum(state <> 'settled'),
     sum(calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(uncounted),
@@ -33,14 +33,14 @@ SELECT
     sum(iif(state <> 'settled' OR uncounted > 0, worst_output_tokens, 0))
 FROM calls WHERE run_id = ? GROUP BY role, purpose ORDER BY role, purpose
 """
-PAID = "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL"
-RISKED = """
+PAID_QUERY = "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL"
+UNSETTLED_QUERY = """
 SELECT role, purpose, worst_usd FROM calls
 WHERE run_id = ? AND worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)
 """
 
 
-class SQLiteEffects:
+class SQLiteResponseStore:
     """Implements ``ports.EffectStore`` and ``ports.RolloutStore`` on a database."""
 
     def __init__(self, database: Database) -> None:
@@ -48,21 +48,21 @@ class SQLiteEffects:
         self._reused = Reuse()
 
     @property
-    def reused(self) -> Reuse:
+    def reuse(self) -> Reuse:
         """What was found in the store since it was opened."""
         return self._reused
 
-    async def find_reply(self, key: str) -> StoredReply | None:
+    async def find_response(self, key: str) -> StoredResponse | None:
         """Return what was stored under a key; None also where it can no longer be read."""
-        found = await self._database.read(lambda tables: _find_reply(tables, key))
-        self._reused = self._reused.plus(replies=found is not None)
+        found = await self._database.read(lambda tables: _find_response(tables, key))
+        self._reused = self._reused.add(replies=found is not None)
         return found
 
-    async def intend(self, intent: Intent) -> None:
+    async def reserve(self, reservation: CallReservation) -> None:
         """Book a call before it is sent; on disk when this returns."""
-        await self._database.write(lambda tables: _book(tables, intent))
+        await self._database.write(lambda tables: _insert_call(tables, reservation))
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer and settle its intent in one transaction; on disk when this returns.
 
         The first readable answer under a key stands; what a later one consumed is booked all the same.
@@ -70,23 +70,23 @@ class SQLiteEffects:
         text = reply.model_dump_json()
 
         def keep(tables: Tables) -> None:
-            _settle(tables, intent, reply.usage)
-            if _find_reply(tables, reply.key) is None:
+            _settle(tables, reservation, reply.usage)
+            if _find_response(tables, reply.key) is None:
                 tables.table("replies").insert(
-                    {"key": reply.key, "run_id": intent.run_id, "reply": text}, replace=True
+                    {"key": reply.key, "run_id": reservation.run_id, "reply": text}, replace=True
                 )
 
         await self._database.write(keep)
 
-    async def settle(self, intent: Intent, usage: Usage) -> None:
+    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle an intent that has no answer to be stored."""
-        await self._database.write(lambda tables: _settle(tables, intent, usage))
+        await self._database.write(lambda tables: _settle(tables, reservation, usage))
 
-    async def drop_intent(self, intent: Intent) -> None:
+    async def release(self, reservation: CallReservation) -> None:
         """Close an intent whose call is known to have given nothing that is charged."""
         await self._database.execute(
-            f"DELETE FROM calls WHERE id = {NEWEST_OPEN}",  # noqa: S608 - a constant
-            (intent.run_id, intent.key),
+            f"DELETE FROM calls WHERE id = {NEWEST_OPEN_CALL}",  # noqa: S608 - a constant
+            (reservation.run_id, reservation.key),
         )
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
@@ -115,14 +115,14 @@ class SQLiteEffects:
             (json.dumps(list(keys)),),
         )
         found: dict[str, str] = dict(rows)
-        self._reused = self._reused.plus(rollouts=len(found))
+        self._reused = self._reused.add(rollouts=len(found))
         return {
             key: read_back(Rollout.model_validate_json, found[key], f"rollout {key}")
             for key in keys
             if key in found
         }
 
-    async def keep_rollout(self, rollout: Rollout) -> None:
+    async def store_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout; on disk when this returns. The first under a key stands.
 
         Raises:
@@ -139,64 +139,64 @@ class SQLiteEffects:
         ``unsettled`` counts calls that were cut off, also where the same call succeeded later, and calls
         that are in flight. Sums do not depend on the order in which answers came.
         """
-        return await self._database.read(lambda tables: _spend(tables, run_id))
+        return await self._database.read(lambda tables: _sum_spend(tables, run_id))
 
 
-class SQLiteJournal:
-    """Implements ``ports.Journal`` for one run."""
+class SQLiteDecisionLog:
+    """Implements ``protocols.DecisionLog`` for one run."""
 
     def __init__(self, database: Database, run_id: str) -> None:
         self._database = database
         self._run_id = run_id
 
-    async def recall(self, step: int, label: str) -> JsonValue:
-        """Return what was noted, or None."""
+    async def get(self, step: int, label: str) -> JsonValue:
+        """Return the stored outcome, or None."""
         rows = await self._database.rows(
-            "SELECT value FROM journal WHERE run_id = ? AND step = ? AND label = ?",
+            "SELECT value FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
             (self._run_id, step, label),
         )
         if not rows:
             return None
         return read_back(JSON.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}")
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
-        """Note an outcome before it is used; the first note under a label stands."""
-        record = {"run_id": self._run_id, "step": step, "label": label, "value": canonical(value)}
-        await self._database.write(lambda tables: tables.table("journal").insert(record, ignore=True))
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
+        """Store an outcome before it is used; the first one under a label stays."""
+        record = {"run_id": self._run_id, "step": step, "label": label, "value": canonical_json(value)}
+        await self._database.write(lambda tables: tables.table("decision_log").insert(record, ignore=True))
 
 
-def unsettle(tables: Tables, run_id: str) -> None:
+def mark_unsettled(tables: Tables, run_id: str) -> None:
     """Book the open calls of a run as unsettled; for the start of a process that owns the run."""
     tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
 
 
-def _find_reply(tables: Tables, key: str) -> StoredReply | None:
+def _find_response(tables: Tables, key: str) -> StoredResponse | None:
     row = tables.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
     try:
-        return StoredReply.model_validate_json(row[0])
+        return StoredResponse.model_validate_json(row[0])
     except ValidationError:
         return None
 
 
-def _book(tables: Tables, intent: Intent) -> int:
-    known = intent.worst.model_dump(exclude={"cached_tokens", "uncounted"})
+def _insert_call(tables: Tables, reservation: CallReservation) -> int:
+    known = reservation.worst_case.model_dump(exclude={"cached_tokens", "uncounted"})
     worst = {f"worst_{name}": value for name, value in known.items()}
-    booked = tables.table("calls").insert({**intent.model_dump(exclude={"worst"}), **worst})
+    booked = tables.table("calls").insert({**reservation.model_dump(exclude={"worst_case"}), **worst})
     return int(booked.last_pk or 0)
 
 
-def _settle(tables: Tables, intent: Intent, usage: Usage) -> None:
-    (booked,) = tables.execute(f"SELECT {NEWEST_OPEN}", (intent.run_id, intent.key)).fetchone()
-    booked = _book(tables, intent) if booked is None else booked
+def _settle(tables: Tables, reservation: CallReservation, usage: Usage) -> None:
+    (booked,) = tables.execute(f"SELECT {NEWEST_OPEN_CALL}", (reservation.run_id, reservation.key)).fetchone()
+    booked = _insert_call(tables, reservation) if booked is None else booked
     tables.table("calls").update(booked, {**usage.model_dump(), "state": "settled"})
 
 
-def _spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
-    usd, worst_usd = _prices(tables, PAID, run_id), _prices(tables, RISKED, run_id)
+def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
+    usd, worst_usd = _sum_prices(tables, PAID_QUERY, run_id), _sum_prices(tables, UNSETTLED_QUERY, run_id)
     spend = []
-    for role, purpose, unsettled, *sums in tables.execute(SUMS, (run_id,)).fetchall():
+    for role, purpose, unsettled, *sums in tables.execute(SPEND_QUERY, (run_id,)).fetchall():
         calls, given, cached, written, uncounted, worst_calls, worst_given, worst_written = sums
         usage = Usage(
             calls=calls,
@@ -212,11 +212,11 @@ def _spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
             output_tokens=worst_written,
             usd=worst_usd.get((role, purpose)),
         )
-        spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst=worst))
+        spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst))
     return tuple(spend)
 
 
-def _prices(tables: Tables, query: str, run_id: str) -> dict[tuple[str, str], float]:
+def _sum_prices(tables: Tables, query: str, run_id: str) -> dict[tuple[str, str], float]:
     """Return sums of prices by role and purpose, exact whatever their order."""
     prices: dict[tuple[str, str], list[float]] = {}
     for role, purpose, usd in tables.execute(query, (run_id,)):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from reflact.errors import DataError, StoreError
 from reflact.memory import ContrastPair, ScoreEvent
 from reflact.memory_ports import StoredTrace
-from reflact.types import canonical, canonical_object
+from reflact.types import canonical_json, join_canonical_json
 
 T = TypeVar("T")
 Value = TypeVar("Value", bound=BaseModel)
@@ -36,9 +36,9 @@ def written(value: BaseModel, what: str = "a value") -> str:
     """
     try:
         if not isinstance(value, ContrastPair | ScoreEvent):
-            return canonical(plain(value))
-        texts = {name: canonical(field) for name, field in plain(value).items() if name != "transition"}
-        return canonical_object({**texts, "transition": value.transition.canonical})
+            return canonical_json(plain(value))
+        texts = {name: canonical_json(field) for name, field in plain(value).items() if name != "transition"}
+        return join_canonical_json({**texts, "transition": value.transition.canonical})
     except ValueError as error:
         raise _too_long(what, error) from None
 

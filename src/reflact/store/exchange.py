@@ -25,13 +25,13 @@ from reflact.store.cards import SQLiteCards
 from reflact.store.database import Tables
 from reflact.store.encoding import plain
 from reflact.store.units import Unit
-from reflact.types import Frozen, canonical
+from reflact.types import FrozenModel, canonical_json
 
 PAGE = 200
 """Units that are read at once."""
 
 
-class Imported(Frozen):
+class Imported(FrozenModel):
     """What an import brought; what was there already is not counted and stays as it was.
 
     Args:
@@ -46,21 +46,21 @@ class Imported(Frozen):
     held: int = 0
 
 
-class HeaderLine(Frozen):
+class HeaderLine(FrozenModel):
     """The first line."""
 
     type: Literal["reflact_memory"] = "reflact_memory"
     version: Literal[1] = 1
 
 
-class TraceLine(Frozen):
+class TraceLine(FrozenModel):
     """A trace with its events."""
 
     type: Literal["trace"] = "trace"
     trace: StoredTrace
 
 
-class AnchorLine(Frozen):
+class AnchorLine(FrozenModel):
     """A gold pair that is never learned from."""
 
     type: Literal["anchor"] = "anchor"
@@ -68,7 +68,7 @@ class AnchorLine(Frozen):
     origins: tuple[Origin, ...]
 
 
-class UnitLine(Frozen):
+class UnitLine(FrozenModel):
     """A unit: its cards as they stand where it was exported, and the pair if it is one."""
 
     type: Literal["unit"] = "unit"
@@ -192,7 +192,7 @@ def _text_of(line: Line) -> str:
         shown["trace"] = plain(line.trace)
     if isinstance(line, AnchorLine | UnitLine):
         shown["pair"] = None if line.pair is None else plain(line.pair)
-    return canonical(shown)
+    return canonical_json(shown)
 
 
 def _parse(lines: Iterable[str]) -> list[Line]:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reflact.errors import RunConflict, StoreError
-from reflact.exports import inside
+from reflact.exports import resolve_inside
 
 if sys.platform == "win32":
     import msvcrt
@@ -32,55 +32,55 @@ else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-MOST_BYTES = 4096
-FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+MAX_LOCK_BYTES = 4096
+OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
-class Lease:
+class RunLock:
     """A run's folder while it is held."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         self._holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
-        self._reached = _text(file).partition("\n")[2].strip()
+        self._last_commit = _read_text(file).partition("\n")[2].strip()
         self._write()
 
     @property
-    def reached(self) -> tuple[str, int] | None:
+    def last_commit(self) -> tuple[str, int] | None:
         """The run that was last held here, and how many commits it had; None where that is not known."""
-        run_id, _, commits = self._reached.partition(" ")
+        run_id, _, commits = self._last_commit.partition(" ")
         return (run_id, int(commits)) if commits.isdecimal() else None
 
-    def reach(self, run_id: str, commits: int) -> None:
+    def record_commit(self, run_id: str, commits: int) -> None:
         """Remember how many commits of a run were made."""
-        self._reached = f"{run_id} {commits}"
+        self._last_commit = f"{run_id} {commits}"
         self._write()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remember nothing: the run starts anew."""
-        self._reached = ""
+        self._last_commit = ""
         self._write()
 
     def _write(self) -> None:
         with suppress(OSError):  # a full disk: the text only helps people, the lock holds without it
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
-            os.write(self._file, f"{self._holder}\n{self._reached}\n".encode())
+            os.write(self._file, f"{self._holder}\n{self._last_commit}\n".encode())
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[Lease]:
+def lock_run(folder: Path) -> Iterator[RunLock]:
     """Hold a run's folder, which is made where missing, for as long as the block lasts.
 
     Raises:
         RunConflict: Another process, or another trainer of this one, holds it; says who and since when.
         StoreError: The lock file cannot be made.
     """
-    path = inside(folder, "run.lock")
+    path = resolve_inside(folder, "run.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, FLAGS, 0o644)
+        file = os.open(path, OPEN_FLAGS, 0o644)
     except OSError as error:
         raise StoreError(
             f"cannot make the lock file {path}: {error.strerror or error}; "
@@ -90,23 +90,23 @@ def run_lock(folder: Path) -> Iterator[Lease]:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
-            raise RunConflict(_taken(folder, file)) from None
+            raise RunConflict(_describe_holder(folder, file)) from None
         except OSError as error:
             raise StoreError(
                 f"cannot lock {path}: {error.strerror or error}; choose an out_dir on a disk with file locks"
             ) from error
-        yield Lease(file)
+        yield RunLock(file)
     finally:
         os.close(file)
 
 
-def _taken(folder: Path, file: int) -> str:
-    holder = _text(file).partition("\n")[0].strip() or "another process"
+def _describe_holder(folder: Path, file: int) -> str:
+    holder = _read_text(file).partition("\n")[0].strip() or "another process"
     own = holder.startswith(f"process {os.getpid()} on {socket.gethostname()} ")
     wait = "that is this one: leave its `async with trainer.stream()`" if own else "wait until it has ended"
     return f"{folder} is in use by {holder}; {wait}, or choose another out_dir"
 
 
-def _text(file: int) -> str:
+def _read_text(file: int) -> str:
     os.lseek(file, 0, os.SEEK_SET)
-    return os.read(file, MOST_BYTES).decode("utf-8", "replace")
+    return os.read(file, MAX_LOCK_BYTES).decode("utf-8", "replace")

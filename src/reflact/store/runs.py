@@ -15,25 +15,25 @@ from typing import Any, TypeVar
 from pydantic import JsonValue, TypeAdapter
 
 from reflact.errors import RunConflict, StoreError
-from reflact.events import EVENT, Event
-from reflact.ports import Committed
-from reflact.records import EpochRecord, Promotion, RunState, StepRecord, Version
-from reflact.results import RunSummary, StageTime, Status
-from reflact.store.database import PATIENCE_SECONDS, Database, Tables
-from reflact.store.effects import JSON, SQLiteEffects, SQLiteJournal, unsettle
+from reflact.events import EVENT_ADAPTER, Event
+from reflact.ports import CommitRecord
+from reflact.records import EpochRecord, PromotionRecord, RunState, SkillVersion, StepRecord
+from reflact.results import RunStatus, RunSummary, StageTime
+from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
+from reflact.store.effects import JSON, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.encoding import read_back
-from reflact.store.lock import Lease
+from reflact.store.lock import RunLock
 from reflact.store.schema import SCHEMA
-from reflact.types import Frozen, Skill, canonical
+from reflact.types import FrozenModel, Skill, canonical_json
 
 IDENTITY: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
-VERSIONS: TypeAdapter[list[Version]] = TypeAdapter(list[Version])
-Record = TypeVar("Record", StepRecord, EpochRecord, Promotion)
-KINDS = {StepRecord: "step", EpochRecord: "epoch", Promotion: "promotion"}
+VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
+Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
+KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
 SHOWN = 60
 
 
-class RunRow(Frozen):
+class RunRow(FrozenModel):
     """A run in a list of runs.
 
     ``status`` is None while no process has ended the run in order: it is running, or it was killed.
@@ -41,7 +41,7 @@ class RunRow(Frozen):
     """
 
     run_id: str
-    status: Status | None
+    status: RunStatus | None
     reason: str | None
     steps: int
     created: datetime
@@ -52,38 +52,40 @@ class RunRow(Frozen):
 async def open_store(
     path: Path,
     *,
-    lease: Lease | None = None,
-    patience: float = PATIENCE_SECONDS,
+    run_lock: RunLock | None = None,
+    lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
-) -> AsyncIterator[SQLiteStore]:
+) -> AsyncIterator[SQLiteRunStore]:
     """Open a store for the length of the block; the file is made where missing.
 
     Args:
         path: The database.
-        lease: Remembers what is committed, where the database belongs to one folder.
-        patience: Seconds to wait for another process's lock.
+        run_lock: Remembers what is committed, where the database belongs to one folder.
+        lock_timeout: Seconds to wait for another process's lock.
         read_only: Write nothing to the file, see ``Database``.
 
     Raises:
         StoreError: It cannot be opened: no folder, read-only, not a database, of a newer version, or older
             than what the lease remembers.
     """
-    guard = None if lease is None else _guard(path, lease)
-    async with Database(path, SCHEMA, patience=patience, guard=guard, read_only=read_only) as database:
-        yield SQLiteStore(database, lease)
+    guard = None if run_lock is None else _make_guard(path, run_lock)
+    async with Database(
+        path, SCHEMA, lock_timeout=lock_timeout, guard=guard, read_only=read_only
+    ) as database:
+        yield SQLiteRunStore(database, run_lock)
 
 
-def _guard(path: Path, lease: Lease) -> Callable[[Tables], None] | None:
+def _make_guard(path: Path, run_lock: RunLock) -> Callable[[Tables], None] | None:
     """Return what refuses a database that holds less than was committed; one that is gone starts anew."""
     if not path.exists():
-        lease.forget()
-    if lease.reached is None:
+        run_lock.clear()
+    if run_lock.last_commit is None:
         return None
-    run_id, commits = lease.reached
+    run_id, commits = run_lock.last_commit
     return lambda tables: refuse_older(tables, path, run_id, commits)
 
 
-class SQLiteStore(SQLiteEffects):
+class SQLiteRunStore(SQLiteResponseStore):
     """Implements ``ports.RunStore`` on a database that many runs and processes may share.
 
     Args:
@@ -91,9 +93,9 @@ class SQLiteStore(SQLiteEffects):
         lease: See ``open_store``.
     """
 
-    def __init__(self, database: Database, lease: Lease | None = None) -> None:
+    def __init__(self, database: Database, run_lock: RunLock | None = None) -> None:
         super().__init__(database)
-        self._lease = lease
+        self._run_lock = run_lock
 
     async def check(self) -> None:
         """Make sure that the file is sound: what is done on a damaged one may be lost.
@@ -104,7 +106,7 @@ class SQLiteStore(SQLiteEffects):
         await self._database.check()
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
         """Start or go on with a run: returns its last committed state, None where there is none.
 
@@ -118,18 +120,22 @@ class SQLiteStore(SQLiteEffects):
         def start(tables: Tables) -> RunState | None:
             known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
             if known is None:
-                row = {"run_id": run_id, "identity": canonical(dict(identity)), "config": canonical(config)}
+                row = {
+                    "run_id": run_id,
+                    "identity": canonical_json(dict(identity)),
+                    "config": canonical_json(config),
+                }
                 tables.table("runs").insert(row)
                 return None
             before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
             differences = changes(before, identity)
             if differences:
                 raise conflict(run_id, self._database.path, differences)
-            if goes_on:
+            if resume:
                 tables.table("runs").update(
-                    run_id, {"config": canonical(config), "status": None, "reason": None}
+                    run_id, {"config": canonical_json(config), "status": None, "reason": None}
                 )
-            unsettle(tables, run_id)
+            mark_unsettled(tables, run_id)
             last = tables.execute(
                 "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1", (run_id,)
             ).fetchone()
@@ -137,7 +143,7 @@ class SQLiteStore(SQLiteEffects):
 
         return await self._database.write(start)
 
-    async def refuse_others(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
+    async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Make sure that a run is new in an empty store, or known here.
 
         Raises:
@@ -150,12 +156,12 @@ class SQLiteStore(SQLiteEffects):
         before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
         raise conflict(known, self._database.path, changes(before, identity))
 
-    def journal(self, run_id: str) -> SQLiteJournal:
+    def decision_log(self, run_id: str) -> SQLiteDecisionLog:
         """Return the run's journal."""
-        return SQLiteJournal(self._database, run_id)
+        return SQLiteDecisionLog(self._database, run_id)
 
     async def commit(
-        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         """Write what a step, an epoch's end or a promotion did, the state after it and its skills.
 
@@ -165,36 +171,38 @@ class SQLiteStore(SQLiteEffects):
             StoreError: Something else is committed in its place, or a skill it names is not stored.
         """
         await self._database.write(lambda tables: commit(tables, run_id, record, state, skills))
-        if self._lease is not None:
-            self._lease.reach(run_id, state.commits)
+        if self._run_lock is not None:
+            self._run_lock.record_commit(run_id, state.commits)
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
-        return await self._committed(run_id, "step", StepRecord)
+        return await self._read_commits(run_id, "step", StepRecord)
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
         """Return the records of all committed ends of epochs, in order."""
-        return await self._committed(run_id, "epoch", EpochRecord)
+        return await self._read_commits(run_id, "epoch", EpochRecord)
 
-    async def promotions(self, run_id: str) -> tuple[Promotion, ...]:
+    async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
         """Return the comparisons of the last skill with the best one, in order."""
-        return await self._committed(run_id, "promotion", Promotion)
+        return await self._read_commits(run_id, "promotion", PromotionRecord)
 
-    async def histories(self, environment: str, *, but: str) -> Mapping[str, tuple[StepRecord, ...]]:
+    async def records_of_other_runs(
+        self, environment: str, *, exclude: str
+    ) -> Mapping[str, tuple[StepRecord, ...]]:
         """Return the committed steps of other runs of an environment by run, the oldest run first.
 
         Args:
             environment: The environment's identity.
-            but: The run to leave out.
+            exclude: The run to leave out.
         """
         rows = await self._database.rows(
             "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
             " ORDER BY rowid",
-            (but, environment),
+            (exclude, environment),
         )
         return {run_id: await self.records(run_id) for (run_id,) in rows}
 
-    async def _committed(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
+    async def _read_commits(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
         rows = await self._database.rows(
             "SELECT step, record FROM commits WHERE run_id = ? AND kind = ? ORDER BY number", (run_id, kind)
         )
@@ -216,10 +224,10 @@ class SQLiteStore(SQLiteEffects):
             raise StoreError(f"database {self._database.path}: it holds no skill with the hash {skill_hash}")
         return Skill(text=rows[0][0])
 
-    async def append(self, event: Event) -> bool:
+    async def append_event(self, event: Event) -> bool:
         """Store a durable event; False where this run already has it."""
         sql = "INSERT OR IGNORE INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
-        values = (event.run_id, event.id, event.said, event.at.isoformat())
+        values = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
         return await self._database.execute(sql, values) == 1
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
@@ -228,7 +236,7 @@ class SQLiteStore(SQLiteEffects):
             "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
         )
         return tuple(
-            read_back(EVENT.validate_json, text, f"event {event_id} of run {run_id}").model_copy(
+            read_back(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}").model_copy(
                 update={"at": datetime.fromisoformat(at)}
             )
             for event_id, text, at in rows
@@ -259,7 +267,7 @@ class SQLiteStore(SQLiteEffects):
         )
         return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
 
-    async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
+    async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store how this start of the run ended, with its summary as JSON text."""
 
         def end(tables: Tables) -> None:
@@ -286,17 +294,17 @@ class SQLiteStore(SQLiteEffects):
             for run_id, status, reason, created, config, steps in rows
         )
 
-    async def versions(self, run_id: str) -> tuple[Version, ...]:
+    async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.rows(
             "SELECT json_extract(state, '$.current'), json_extract(record, '$.made') FROM commits"
             " WHERE run_id = ? ORDER BY number",
             (run_id,),
         )
-        latest: dict[int, Version] = {}
+        latest: dict[int, SkillVersion] = {}
         for current, made in rows:
             for text in (made or "[]", f"[{current}]"):
-                for version in read_back(VERSIONS.validate_json, text, f"versions of run {run_id}"):
+                for version in read_back(VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"):
                     latest[version.number] = version
         return tuple(latest[number] for number in sorted(latest))
 
@@ -340,18 +348,18 @@ def changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> 
     def shown(values: Mapping[str, JsonValue], key: str) -> str:
         if key not in values:
             return "absent"
-        text = canonical(values[key])
+        text = canonical_json(values[key])
         return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
     return [
         f"{key} was {shown(before, key)} and is now {shown(after, key)}"
         for key in sorted({*before, *after})
-        if (key in before) != (key in after) or canonical(before[key]) != canonical(after[key])
+        if (key in before) != (key in after) or canonical_json(before[key]) != canonical_json(after[key])
     ]
 
 
 def commit(
-    tables: Tables, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+    tables: Tables, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
 ) -> None:
     """Write a commit; see ``SQLiteStore.commit``."""
     column(tables, "run_id", run_id)

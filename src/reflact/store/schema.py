@@ -34,7 +34,7 @@ CREATE TABLE commits (
     PRIMARY KEY (run_id, number)
 );
 
-CREATE TABLE journal (
+CREATE TABLE decision_log (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     step INTEGER NOT NULL,
     label TEXT NOT NULL,

@@ -11,7 +11,7 @@ from reflact.memory_cards import first_content, next_content
 from reflact.memory_ports import ListedTrace, StoredTrace, TraceSummary
 from reflact.store.database import Database, Tables
 from reflact.store.encoding import plain, read, written
-from reflact.types import canonical, digest
+from reflact.types import canonical_json, digest_json
 
 MATCHES = 10
 """Ids that are returned at most where the beginning of one was asked for."""
@@ -152,9 +152,9 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if known is None:
         tables.table("traces").insert(
-            {"id": trace_id, "purpose": canonical(purpose), "content": first_content(purpose)}
+            {"id": trace_id, "purpose": canonical_json(purpose), "content": first_content(purpose)}
         )
-    elif known[0] != canonical(purpose):
+    elif known[0] != canonical_json(purpose):
         raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
 
 
@@ -224,4 +224,4 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
 
 def _unlabelled(event: ScoreEvent) -> str:
     """Return what makes an event the same: all but who said afterwards what is right."""
-    return digest({name: value for name, value in plain(event).items() if name != "gold"})
+    return digest_json({name: value for name, value in plain(event).items() if name != "gold"})

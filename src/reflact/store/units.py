@@ -28,7 +28,7 @@ from reflact.store import origins
 from reflact.store.database import Tables
 from reflact.store.encoding import id_of, plain, read, time_of
 from reflact.store.words import relevances
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 PAIR = "pair"
 """What stands for the kind of a pair, whose cards are of two kinds."""
@@ -47,7 +47,7 @@ FIELDS = frozenset(
 """The names of a pair's own fields, which are no text of anybody's."""
 
 
-class Text(Frozen):
+class Text(FrozenModel):
     """What a card says."""
 
     content: str

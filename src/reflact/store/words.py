@@ -19,7 +19,7 @@ import regex
 from reflact.memory import CardKind, CardStatus, Scope
 from reflact.memory_cards import NEXT
 from reflact.memory_ports import Query
-from reflact.skill import UNSPACED
+from reflact.skill import UNSPACED_SCRIPTS
 from reflact.store.database import Tables
 
 INDEXED = 20_000
@@ -40,8 +40,10 @@ SELECT rowid, -bm25(memory_units_fts) FROM memory_units_fts WHERE memory_units_f
 AND +rowid IN (SELECT rowid FROM memory_units_fts WHERE memory_units_fts MATCH ?)
 """
 
-_RUN = regex.compile(rf"[{UNSPACED}\p{{M}}]*[{UNSPACED}][{UNSPACED}\p{{M}}]*|[^\W{UNSPACED}][^\W{UNSPACED}]*")
-_UNSPACED = regex.compile(rf"[{UNSPACED}]")
+_RUN = regex.compile(
+    rf"[{UNSPACED_SCRIPTS}\p{{M}}]*[{UNSPACED_SCRIPTS}][{UNSPACED_SCRIPTS}\p{{M}}]*|[^\W{UNSPACED_SCRIPTS}][^\W{UNSPACED_SCRIPTS}]*"
+)
+_UNSPACED = regex.compile(rf"[{UNSPACED_SCRIPTS}]")
 
 
 def words(text: str) -> list[str]:

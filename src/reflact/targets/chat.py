@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reflact.calls import Message, Rendered, Sample, Text
+from reflact.calls import CallId, Message, RenderedPrompt, Text
 from reflact.ports import LLM
-from reflact.types import Skill, Turn, canonical
+from reflact.types import Skill, Turn, canonical_json
 
-VERSION = 1
+CHAT_TARGET_VERSION = 1
 """How a conversation becomes a request. Part of every rollout's key: raised when that changes."""
 
 
@@ -27,10 +27,10 @@ class ChatTarget:
     @property
     def identity(self) -> str:
         """The model's identity, the texts around the skill and ``VERSION``, as canonical JSON."""
-        return canonical(
+        return canonical_json(
             {
                 "target": "chat",
-                "version": VERSION,
+                "version": CHAT_TARGET_VERSION,
                 "llm": self._llm.identity,
                 "preamble": self._preamble,
                 "postamble": self._postamble,
@@ -39,7 +39,9 @@ class ChatTarget:
 
     def session(self, skill: Skill, *, rollout: str) -> ChatSession:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
-        return ChatSession(self._llm, system_message(self._preamble, skill.text, self._postamble), rollout)
+        return ChatSession(
+            self._llm, join_system_message(self._preamble, skill.text, self._postamble), rollout
+        )
 
 
 class ChatSession:
@@ -49,12 +51,12 @@ class ChatSession:
         self._llm = llm
         self._system = (Message(role="system", content=system),) if system else ()
         self._rollout = rollout
-        self._said: tuple[Message, ...] = ()
+        self._text: tuple[Message, ...] = ()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The messages and answers so far, without the skill."""
-        return tuple(Turn(role=message.role, content=message.content) for message in self._said)
+        return tuple(Turn(role=message.role, content=message.content) for message in self._text)
 
     async def reply(self, message: str) -> str:
         """Send a message after all earlier ones and return the answer.
@@ -64,17 +66,17 @@ class ChatSession:
         Raises:
             ModelError: There is no answer.
         """
-        asked = (*self._said, Message(role="user", content=message))
-        answered = len(self._said) // 2
+        asked = (*self._text, Message(role="user", content=message))
+        answered = len(self._text) // 2
         reply = await self._llm.ask(
-            Rendered(name="target", version=VERSION, messages=(*self._system, *asked)),
+            RenderedPrompt(name="target", version=CHAT_TARGET_VERSION, messages=(*self._system, *asked)),
             Text,
-            sample=Sample(role="target", purpose="rollout", rollout=self._rollout, number=answered),
+            call_id=CallId(role="target", purpose="rollout", rollout=self._rollout, number=answered),
         )
-        self._said = (*asked, Message(role="assistant", content=reply.value.text))
+        self._text = (*asked, Message(role="assistant", content=reply.value.text))
         return reply.value.text
 
 
-def system_message(*parts: str) -> str:
+def join_system_message(*parts: str) -> str:
     """Return the parts joined by blank lines; parts of white space alone are left out."""
     return "\n\n".join(part.strip("\n") for part in parts if part.strip())

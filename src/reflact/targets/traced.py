@@ -30,7 +30,7 @@ D = TypeVar("D")
 _NOT_RUN = (CallDeferred, ApprovalRequired, SkipToolExecution)
 
 
-class Recorder(AbstractCapability[D]):
+class ToolRecorder(AbstractCapability[D]):
     """A capability that notes the state before and after each call of a tool; made by ``recording``."""
 
     def __init__(self, state: Callable[[D], JsonValue], step: Callable[[Transition], None] | None) -> None:
@@ -81,9 +81,9 @@ class Recorder(AbstractCapability[D]):
 
 
 @contextmanager
-def recording(
+def record_tools(
     state: Callable[[D], JsonValue], *, step: Callable[[Transition], None] | None = None
-) -> Iterator[Recorder[D]]:
+) -> Iterator[ToolRecorder[D]]:
     """Record runs of an agent that are made within the block and given the recorder as a capability.
 
     Tools are called one at a time within the block: where two run at once nobody can say which of them
@@ -97,4 +97,4 @@ def recording(
         DataError: In the run: what was rendered is neither text nor JSON.
     """
     with Agent.parallel_tool_call_execution_mode("sequential"):
-        yield Recorder(state, step)
+        yield ToolRecorder(state, step)

@@ -15,27 +15,34 @@ Nothing here calls a model or opens a connection, and nothing depends on time or
 
 from __future__ import annotations
 
-from reflact.testing.llm import Call, ScriptedLLM
+from reflact.testing.llm import ScriptedCall, ScriptedLLM
 from reflact.testing.optimizer import toy_optimizer
-from reflact.testing.replies import appending
-from reflact.testing.store import MemoryStore
+from reflact.testing.replies import append_reply
+from reflact.testing.store import InMemoryRunStore
 from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget
-from reflact.testing.transport import CutShort, Fault, FaultyTransport, Refused, TimedOut, Unreachable
+from reflact.testing.transport import (
+    ConnectFault,
+    Fault,
+    FaultyTransport,
+    StatusFault,
+    TimeoutFault,
+    TruncationFault,
+)
 
 __all__ = [
     "TOY_RULES",
-    "Call",
-    "CutShort",
+    "ConnectFault",
     "Fault",
     "FaultyTransport",
-    "MemoryStore",
-    "Refused",
+    "InMemoryRunStore",
+    "ScriptedCall",
     "ScriptedLLM",
-    "TimedOut",
+    "StatusFault",
+    "TimeoutFault",
     "ToyEnvironment",
     "ToyRule",
     "ToyTarget",
-    "Unreachable",
-    "appending",
+    "TruncationFault",
+    "append_reply",
     "toy_optimizer",
 ]

@@ -10,24 +10,26 @@ from typing import NamedTuple, TypeAlias
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue, ValidationError
 
-from reflact.calls import Rendered, Reply, ReplyModel, Sample, Text
+from reflact.calls import CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.errors import ReplyError
 from reflact.ports import R
 from reflact.results import Usage
 
-Answer: TypeAlias = ReplyModel | JsonValue | Exception
+ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
 """What a script may answer; see ``ScriptedLLM``."""
 
-Script: TypeAlias = Callable[[Rendered, type[ReplyModel], Sample], Answer | Awaitable[Answer]]
+Script: TypeAlias = Callable[
+    [RenderedPrompt, type[ReplyModel], CallId], ScriptedAnswer | Awaitable[ScriptedAnswer]
+]
 """Answers a prompt; may be async."""
 
 
-class Call(NamedTuple):
+class ScriptedCall(NamedTuple):
     """One attempt that a ``ScriptedLLM`` was asked for."""
 
-    prompt: Rendered
+    prompt: RenderedPrompt
     reply_type: type[ReplyModel]
-    sample: Sample
+    call_id: CallId
 
 
 class ScriptedLLM:
@@ -52,7 +54,7 @@ class ScriptedLLM:
         self._script = script
         self._identity = identity
         self._reasks = reasks
-        self.calls: list[Call] = []
+        self.calls: list[ScriptedCall] = []
 
     @property
     def identity(self) -> str:
@@ -61,10 +63,10 @@ class ScriptedLLM:
 
     async def ask(
         self,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         reply_type: type[R],
         *,
-        sample: Sample,
+        call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Return the script's answer, validated; every attempt counts as one call without tokens.
@@ -74,8 +76,8 @@ class ScriptedLLM:
         """
         reasons: list[str] = []
         for attempt in range(1 + self._reasks):
-            numbered = sample.model_copy(update={"attempt": sample.attempt + attempt})
-            answer = await self._answer(Call(prompt, reply_type, numbered))
+            numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt})
+            answer = await self._answer(ScriptedCall(prompt, reply_type, numbered))
             try:
                 value = _read(answer, reply_type)
                 if check is not None:
@@ -85,14 +87,14 @@ class ScriptedLLM:
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
         failure = ReplyError(
-            f"{sample.label}: no valid {reply_type.__name__} in {len(reasons)} attempts; the last reason: "
+            f"{call_id.label}: no valid {reply_type.__name__} in {len(reasons)} attempts; the last reason: "
             f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
         failure.usage = Usage(calls=len(reasons))
         raise failure
 
-    async def _answer(self, call: Call) -> ReplyModel | JsonValue:
+    async def _answer(self, call: ScriptedCall) -> ReplyModel | JsonValue:
         self.calls.append(call)
         await checkpoint()
         answer = self._script(*call)

@@ -10,34 +10,34 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from reflact.calls import Intent, StoredReply
+from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import RunConflict, StoreError
 from reflact.events import Event
-from reflact.ports import Committed
-from reflact.records import EpochRecord, Promotion, RunState, StepRecord
-from reflact.results import FaultCount, FaultKind, Reuse, Spend, StageTime, Status, Usage
-from reflact.types import Rollout, Skill, canonical
+from reflact.ports import CommitRecord
+from reflact.records import EpochRecord, PromotionRecord, RunState, StepRecord
+from reflact.results import FaultCount, FaultKind, Reuse, RunStatus, Spend, StageTime, Usage
+from reflact.types import Rollout, Skill, canonical_json
 
 
 @dataclass
-class _Booked:
-    intent: Intent
+class _ReservedCall:
+    reservation: CallReservation
     state: str = "open"
     usage: Usage = field(default_factory=Usage)
 
 
 @dataclass
-class _Run:
+class _StoredRun:
     identity: str
-    commits: dict[int, tuple[Committed | None, RunState]] = field(default_factory=dict)
+    commits: dict[int, tuple[CommitRecord | None, RunState]] = field(default_factory=dict)
     notes: dict[tuple[int, str], str] = field(default_factory=dict)
     events: dict[str, Event] = field(default_factory=dict)
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    end: tuple[Status, str | None, str] | None = None
+    end: tuple[RunStatus, str | None, str] | None = None
 
 
-class MemoryStore:
+class InMemoryRunStore:
     """Implements ``ports.RunStore`` with dictionaries; any number of runs may share one.
 
     It behaves as the database does, but for what only a disk can do: it forgets everything with the
@@ -45,44 +45,44 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._replies: dict[str, StoredReply] = {}
+        self._replies: dict[str, StoredResponse] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._skills: dict[str, Skill] = {}
-        self._calls: list[_Booked] = []
-        self._runs: dict[str, _Run] = {}
+        self._calls: list[_ReservedCall] = []
+        self._runs: dict[str, _StoredRun] = {}
         self._faults: dict[str, Counter[FaultKind]] = defaultdict(Counter)
         self._reused = Reuse()
 
     @property
-    def reused(self) -> Reuse:
+    def reuse(self) -> Reuse:
         """What was found in the store since it was made."""
         return self._reused
 
-    async def find_reply(self, key: str) -> StoredReply | None:
+    async def find_response(self, key: str) -> StoredResponse | None:
         """Return what was stored under a key, or None."""
-        self._reused = self._reused.plus(replies=key in self._replies)
+        self._reused = self._reused.add(replies=key in self._replies)
         return self._replies.get(key)
 
-    async def intend(self, intent: Intent) -> None:
+    async def reserve(self, reservation: CallReservation) -> None:
         """Book a call before it is sent."""
-        self._calls.append(_Booked(intent))
+        self._calls.append(_ReservedCall(reservation))
 
-    async def keep_reply(self, reply: StoredReply, intent: Intent) -> None:
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer, the first under its key, and settle its intent."""
-        await self.settle(intent, reply.usage)
+        await self.settle(reservation, reply.usage)
         self._replies.setdefault(reply.key, reply)
 
-    async def settle(self, intent: Intent, usage: Usage) -> None:
+    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
         """Settle an intent that has no answer to be stored."""
-        booked = self._open_call(intent)
+        booked = self._open_call(reservation)
         if booked is None:
-            booked = _Booked(intent)
+            booked = _ReservedCall(reservation)
             self._calls.append(booked)
         booked.state, booked.usage = "settled", usage
 
-    async def drop_intent(self, intent: Intent) -> None:
+    async def release(self, reservation: CallReservation) -> None:
         """Forget a call that is known to have given nothing that is charged."""
-        booked = self._open_call(intent)
+        booked = self._open_call(reservation)
         if booked is not None:
             self._calls.remove(booked)
 
@@ -98,39 +98,39 @@ class MemoryStore:
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return those of the keys that are stored, in the order of the keys."""
         found = {key: self._rollouts[key] for key in keys if key in self._rollouts}
-        self._reused = self._reused.plus(rollouts=len(found))
+        self._reused = self._reused.add(rollouts=len(found))
         return found
 
-    async def keep_rollout(self, rollout: Rollout) -> None:
+    async def store_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout, the first under its key; StoreError for an unmeasured one."""
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
         self._rollouts.setdefault(rollout.key, rollout)
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, goes_on: bool = True
+        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
         """Start or go on with a run; open calls become unsettled. RunConflict for another identity."""
-        text = canonical(dict(identity))
-        run = self._runs.setdefault(run_id, _Run(text))
+        text = canonical_json(dict(identity))
+        run = self._runs.setdefault(run_id, _StoredRun(text))
         if run.identity != text:
             raise RunConflict(f"run {run_id} was started with other settings; give the changed run a new id")
         for call in self._calls:
-            if call.intent.run_id == run_id and call.state == "open":
+            if call.reservation.run_id == run_id and call.state == "open":
                 call.state = "unsettled"
-        if goes_on:
+        if resume:
             run.end = None
         return run.commits[max(run.commits)][1] if run.commits else None
 
-    def journal(self, run_id: str) -> MemoryJournal:
+    def decision_log(self, run_id: str) -> InMemoryDecisionLog:
         """Return the run's journal."""
-        return MemoryJournal(self._runs, run_id)
+        return InMemoryDecisionLog(self._runs, run_id)
 
     async def commit(
-        self, run_id: str, record: Committed | None, state: RunState, skills: Sequence[Skill]
+        self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         """Store a commit; StoreError where it contradicts what is committed, its state or its skills."""
-        commits = _known(self._runs, run_id).commits
+        commits = _find_run(self._runs, run_id).commits
         if record is not None and record.step != state.step:
             raise StoreError(f"run {run_id}: the record of step {record.step} has a state of {state.step}")
         if commits.get(state.commits, (record, state)) != (record, state):
@@ -144,26 +144,28 @@ class MemoryStore:
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
-        return tuple(r for r in self._committed(run_id) if isinstance(r, StepRecord))
+        return tuple(r for r in self._list_commits(run_id) if isinstance(r, StepRecord))
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
         """Return the records of all committed ends of epochs, in order."""
-        return tuple(r for r in self._committed(run_id) if isinstance(r, EpochRecord))
+        return tuple(r for r in self._list_commits(run_id) if isinstance(r, EpochRecord))
 
-    async def promotions(self, run_id: str) -> tuple[Promotion, ...]:
+    async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
         """Return the comparisons of the last skill with the best one, in order."""
-        return tuple(r for r in self._committed(run_id) if isinstance(r, Promotion))
+        return tuple(r for r in self._list_commits(run_id) if isinstance(r, PromotionRecord))
 
-    async def histories(self, environment: str, *, but: str) -> Mapping[str, tuple[StepRecord, ...]]:
+    async def records_of_other_runs(
+        self, environment: str, *, exclude: str
+    ) -> Mapping[str, tuple[StepRecord, ...]]:
         """Return the committed steps of other runs of an environment by run, the oldest run first."""
         others = [
             run_id
             for run_id, run in self._runs.items()
-            if run_id != but and json.loads(run.identity).get("environment") == environment
+            if run_id != exclude and json.loads(run.identity).get("environment") == environment
         ]
         return {run_id: await self.records(run_id) for run_id in others}
 
-    def _committed(self, run_id: str) -> list[Committed | None]:
+    def _list_commits(self, run_id: str) -> list[CommitRecord | None]:
         commits = self._runs[run_id].commits if run_id in self._runs else {}
         return [record for _, (record, _) in sorted(commits.items())]
 
@@ -173,9 +175,9 @@ class MemoryStore:
             raise StoreError(f"the store holds no skill with the hash {skill_hash}")
         return self._skills[skill_hash]
 
-    async def append(self, event: Event) -> bool:
+    async def append_event(self, event: Event) -> bool:
         """Store a durable event; False where this run already has it."""
-        events = _known(self._runs, event.run_id).events
+        events = _find_run(self._runs, event.run_id).events
         is_new = event.id not in events
         events.setdefault(event.id, event)
         return is_new
@@ -186,10 +188,12 @@ class MemoryStore:
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
         """Return what the run has paid for, by role and purpose, sorted; calls in flight as unsettled."""
-        paid = [call for call in self._calls if call.intent.run_id == run_id]
-        places = sorted({(call.intent.role, call.intent.purpose) for call in paid})
+        paid = [call for call in self._calls if call.reservation.run_id == run_id]
+        places = sorted({(call.reservation.role, call.reservation.purpose) for call in paid})
         return tuple(
-            _spend(place, [call for call in paid if (call.intent.role, call.intent.purpose) == place])
+            _sum_spend(
+                place, [call for call in paid if (call.reservation.role, call.reservation.purpose) == place]
+            )
             for place in places
         )
 
@@ -197,7 +201,7 @@ class MemoryStore:
         self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
     ) -> float:
         """Add active time, in all and by stage, and return the run's total, in seconds."""
-        run = _known(self._runs, run_id)
+        run = _find_run(self._runs, run_id)
         run.seconds += seconds
         for stage, spent in (stages or {}).items():
             run.stages[stage] += spent
@@ -205,55 +209,59 @@ class MemoryStore:
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
-        stages = _known(self._runs, run_id).stages
+        stages = _find_run(self._runs, run_id).stages
         return tuple(StageTime(stage=stage, seconds=stages[stage]) for stage in sorted(stages))
 
-    async def finish(self, run_id: str, status: Status, reason: str | None, summary: str) -> None:
+    async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
         """Store how this start of the run ended, with its summary as JSON text."""
-        _known(self._runs, run_id).end = (status, reason, summary)
+        _find_run(self._runs, run_id).end = (status, reason, summary)
 
-    def _open_call(self, intent: Intent) -> _Booked | None:
-        place = (intent.run_id, intent.key)
-        mine = (c for c in self._calls if (c.intent.run_id, c.intent.key) == place and c.state == "open")
+    def _open_call(self, reservation: CallReservation) -> _ReservedCall | None:
+        place = (reservation.run_id, reservation.key)
+        mine = (
+            c for c in self._calls if (c.reservation.run_id, c.reservation.key) == place and c.state == "open"
+        )
         return next(reversed(list(mine)), None)
 
 
-class MemoryJournal:
+class InMemoryDecisionLog:
     """Implements ``ports.Journal`` for one run of a ``MemoryStore``."""
 
-    def __init__(self, runs: Mapping[str, _Run], run_id: str) -> None:
+    def __init__(self, runs: Mapping[str, _StoredRun], run_id: str) -> None:
         self._runs = runs
         self._run_id = run_id
 
-    async def recall(self, step: int, label: str) -> JsonValue:
+    async def get(self, step: int, label: str) -> JsonValue:
         """Return what was noted, or None."""
         notes = self._runs[self._run_id].notes if self._run_id in self._runs else {}
         value: JsonValue = json.loads(notes.get((step, label), "null"))
         return value
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Note an outcome before it is used; the first note under a label stands."""
-        _known(self._runs, self._run_id).notes.setdefault((step, label), canonical(value))
+        _find_run(self._runs, self._run_id).notes.setdefault((step, label), canonical_json(value))
 
 
-def _known(runs: Mapping[str, _Run], run_id: str) -> _Run:
+def _find_run(runs: Mapping[str, _StoredRun], run_id: str) -> _StoredRun:
     if run_id not in runs:
         raise StoreError(f"the store holds no run {run_id}; open it first")
     return runs[run_id]
 
 
-def _spend(place: tuple[str, str], calls: Sequence[_Booked]) -> Spend:
-    lost = [call.intent.worst for call in calls if call.state != "settled"]
-    silent = [call.intent.worst for call in calls if call.state == "settled" and call.usage.uncounted]
+def _sum_spend(place: tuple[str, str], calls: Sequence[_ReservedCall]) -> Spend:
+    lost = [call.reservation.worst_case for call in calls if call.state != "settled"]
+    silent = [
+        call.reservation.worst_case for call in calls if call.state == "settled" and call.usage.uncounted
+    ]
     return Spend(
         role=place[0],
         purpose=place[1],
-        usage=_sum([call.usage for call in calls]),
+        usage=_sum_usage([call.usage for call in calls]),
         unsettled=len(lost),
-        worst=_sum([*lost, *(worst.model_copy(update={"calls": 0}) for worst in silent)]),
+        worst_case=_sum_usage([*lost, *(worst.model_copy(update={"calls": 0}) for worst in silent)]),
     )
 
 
-def _sum(usages: Sequence[Usage]) -> Usage:
+def _sum_usage(usages: Sequence[Usage]) -> Usage:
     prices = [usage.usd for usage in usages if usage.usd is not None]
     return sum(usages, Usage()).model_copy(update={"usd": math.fsum(prices) if prices else None})

@@ -16,9 +16,9 @@ from anyio.lowlevel import checkpoint
 
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
-from reflact.types import Graded, Item, Score, Skill, Turn, canonical, digest
+from reflact.types import Grade, Item, Score, Skill, Turn, canonical_json, digest_json
 
-UNKNOWN = "unknown"
+UNKNOWN_ANSWER = "unknown"
 
 
 class ToyRule(NamedTuple):
@@ -67,10 +67,10 @@ class ToyEnvironment(DatasetEnvironment):
         super().__init__(data, grade=grade_toy, name="toy")
 
 
-def grade_toy(item: Item, answer: str) -> Graded:
+def grade_toy(item: Item, answer: str) -> Grade:
     """Compare with the reference; the feedback on a wrong answer names the rule."""
     right = answer == item.reference
-    return Graded(
+    return Grade(
         score=Score.of(right), answer=answer, feedback=None if right else f"missing rule: {item.task_type}"
     )
 
@@ -91,11 +91,11 @@ class ToyTarget:
     @property
     def identity(self) -> str:
         """Noise and seed, as canonical JSON."""
-        return canonical({"target": "toy", "noise": self._noise, "seed": self._seed})
+        return canonical_json({"target": "toy", "noise": self._noise, "seed": self._seed})
 
     def session(self, skill: Skill, *, rollout: str) -> ToySession:
         """Start a conversation under a skill."""
-        drawn = int(digest([self._seed, rollout])[:13], 16) / 16**13
+        drawn = int(digest_json([self._seed, rollout])[:13], 16) / 16**13
         return ToySession(skill, slips=drawn < self._noise)
 
 
@@ -117,7 +117,7 @@ class ToySession:
         await checkpoint()
         name, _, number = message.partition(" ")
         rule = TOY_RULES.get(name)
-        answer = UNKNOWN
+        answer = UNKNOWN_ANSWER
         if rule is not None and (rule.line in self._lines) is not self._slips:
             answer = rule.answer(int(number))
         self._turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))

@@ -9,10 +9,10 @@ import httpx
 from anyio.lowlevel import checkpoint
 from pydantic import Field
 
-from reflact.types import Frozen
+from reflact.types import FrozenModel
 
 
-class Refused(Frozen):
+class StatusFault(FrozenModel):
     """The server answers with an error status and does no work.
 
     Args:
@@ -27,19 +27,19 @@ class Refused(Frozen):
     body: str = '{"error": {"message": "injected"}}'
 
 
-class Unreachable(Frozen):
+class ConnectFault(FrozenModel):
     """No connection can be made; the server never sees the request."""
 
     kind: Literal["unreachable"] = "unreachable"
 
 
-class TimedOut(Frozen):
+class TimeoutFault(FrozenModel):
     """The server gets the request and does the work, but its answer does not come in time."""
 
     kind: Literal["timed_out"] = "timed_out"
 
 
-class CutShort(Frozen):
+class TruncationFault(FrozenModel):
     """The answer begins and breaks off.
 
     Args:
@@ -52,7 +52,7 @@ class CutShort(Frozen):
     silent: bool = False
 
 
-Fault: TypeAlias = Refused | Unreachable | TimedOut | CutShort
+Fault: TypeAlias = StatusFault | ConnectFault | TimeoutFault | TruncationFault
 """What can go wrong with a request."""
 
 
@@ -83,16 +83,16 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         number = self._arrived
         self._arrived += 1
         fault = self._faults(request, number)
-        if isinstance(fault, Unreachable):
+        if isinstance(fault, ConnectFault):
             raise httpx.ConnectError("injected: no connection", request=request)
-        if isinstance(fault, Refused):
+        if isinstance(fault, StatusFault):
             return httpx.Response(fault.status, headers=list(fault.headers), text=fault.body, request=request)
         response = await self._inner.handle_async_request(request)
-        if isinstance(fault, TimedOut):
+        if isinstance(fault, TimeoutFault):
             await response.aclose()
             raise httpx.ReadTimeout("injected: no answer in time", request=request)
-        if isinstance(fault, CutShort):
-            return _cut(response, fault, request)
+        if isinstance(fault, TruncationFault):
+            return _truncate_response(response, fault, request)
         return response
 
     async def aclose(self) -> None:
@@ -100,15 +100,17 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _cut(response: httpx.Response, fault: CutShort, request: httpx.Request) -> httpx.Response:
+def _truncate_response(
+    response: httpx.Response, fault: TruncationFault, request: httpx.Request
+) -> httpx.Response:
     headers = [(name, value) for name, value in response.headers.raw if name.lower() != b"content-length"]
     assert isinstance(response.stream, httpx.AsyncByteStream)
-    stream = _CutStream(response.stream, fault, request)
+    stream = _TruncatedStream(response.stream, fault, request)
     return httpx.Response(response.status_code, headers=headers, stream=stream)
 
 
-class _CutStream(httpx.AsyncByteStream):
-    def __init__(self, whole: httpx.AsyncByteStream, fault: CutShort, request: httpx.Request) -> None:
+class _TruncatedStream(httpx.AsyncByteStream):
+    def __init__(self, whole: httpx.AsyncByteStream, fault: TruncationFault, request: httpx.Request) -> None:
         self._whole = whole
         self._fault = fault
         self._request = request

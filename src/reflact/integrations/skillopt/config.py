@@ -13,8 +13,8 @@ from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
 from reflact.integrations.skillopt.files import SECRET_TEXT, OlderConfig
 from reflact.integrations.skillopt.models import Conversion, convert_roles
-from reflact.loading import keys, load
-from reflact.types import Frozen
+from reflact.loading import list_config_keys, load_config
+from reflact.types import FrozenModel
 
 PRESET = "skillopt"
 """The preset that the converted settings differ from."""
@@ -118,7 +118,7 @@ GONE = (
 )
 
 
-class ConvertedConfig(Frozen):
+class ConvertedConfig(FrozenModel):
     """A configuration in the terms of this library.
 
     Args:
@@ -136,7 +136,7 @@ class ConvertedConfig(Frozen):
     @property
     def config(self) -> TrainerConfig:
         """The complete configuration."""
-        return load(_nest(self.settings))
+        return load_config(_nest(self.settings))
 
     def to_yaml(self, source: str) -> str:
         """Return the configuration as a YAML file that names its source."""
@@ -233,8 +233,8 @@ def _convert_update_mode(conversion: Conversion) -> None:
 
 
 def _select_valid(conversion: Conversion) -> tuple[dict[str, JsonValue], dict[str, list[str]]]:
-    types = {key: kind for key, kind, *_ in keys()}
-    config = load({"preset": PRESET})
+    types = {key: kind for key, kind, *_ in list_config_keys()}
+    config = load_config({"preset": PRESET})
     settings: dict[str, JsonValue] = {}
     misfits: dict[str, list[str]] = {}
     for new, value in conversion.settings.items():
@@ -245,7 +245,7 @@ def _select_valid(conversion: Conversion) -> tuple[dict[str, JsonValue], dict[st
             )
             continue
         try:
-            tried = load(_nest({"preset": PRESET, **settings, new: value}))
+            tried = load_config(_nest({"preset": PRESET, **settings, new: value}))
         except ConfigError:
             misfits.setdefault(f"its value does not fit {new}, which takes {types[new]}", []).append(shown)
             continue

@@ -18,8 +18,8 @@ import yaml
 from pydantic import JsonValue
 
 from reflact.errors import ConfigError, SkillError, UsageError
-from reflact.skill import check_document, regions
-from reflact.types import Frozen, Skill
+from reflact.skill import check_document, find_regions
+from reflact.types import FrozenModel, Skill
 
 BASE = "_base_"
 LARGEST = 64 * 1024 * 1024
@@ -54,7 +54,7 @@ FLAT = {
 """Other names of keys, by which a section or ``config.json`` spells them."""
 
 
-class OlderKey(Frozen):
+class OlderKey(FrozenModel):
     """One key of a SkillOpt configuration.
 
     Args:
@@ -68,7 +68,7 @@ class OlderKey(Frozen):
     value: JsonValue
 
 
-class OlderConfig(Frozen):
+class OlderConfig(FrozenModel):
     """A SkillOpt configuration.
 
     Args:
@@ -82,7 +82,7 @@ class OlderConfig(Frozen):
     remarks: tuple[str, ...] = ()
 
 
-class OlderDocument(Frozen):
+class OlderDocument(FrozenModel):
     """A skill document of SkillOpt, and what the user should know about it."""
 
     skill: Skill
@@ -114,7 +114,7 @@ def read_document(path: Path) -> OlderDocument:
     except SkillError as error:
         raise SkillError(f"{path}: {error}") from None
     named = {"slow_update": "slow guidance", "appendix": "execution notes"}
-    kept = [named[region.name] for region in regions(text) if region.name in named]
+    kept = [named[region.name] for region in find_regions(text) if region.name in named]
     if kept:
         remarks = (*remarks, f"The protected regions stay as they are: {' and '.join(kept)}.")
     return OlderDocument(skill=Skill(text=text), remarks=remarks)
