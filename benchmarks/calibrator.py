@@ -36,10 +36,10 @@ from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import Mistake
-from reflact.calibration.review import slice_of
+from reflact.calibration.review import assign_fold
 from reflact.calibration.trace import Trace
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, Evaluation, Gold, Transition
+from reflact.memory import Action, Evaluation, Label, Transition
 from reflact.tasks import run_beside
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -79,13 +79,13 @@ def recorded(name: str, number: int, count: int, *, claims: bool) -> Trace:
     """Return a trace that a flattered critic scored."""
     trace = Trace(PURPOSE, id=name)
     for step, gold in steps(name, number, count=count, claims=[claims] * count):
-        trace.record(step, said(gold.phi_before, gold.phi_after + 3 * claims), gold=gold)
+        trace.record(step, said(gold.progress_before, gold.progress_after + 3 * claims), label=gold)
     return trace
 
 
 def said(before: float, after: float) -> Evaluation:
     """Return an evaluation."""
-    return Evaluation(phi_before=before, phi_after=after, reasoning="As it says.", evidence=("filed",))
+    return Evaluation(progress_before=before, progress_after=after, reasoning="As it says.", evidence=("filed",))
 
 
 def flat(name: str) -> Trace:
@@ -93,7 +93,7 @@ def flat(name: str) -> Trace:
     trace = Trace(PURPOSE, id=name)
     for number in range(TRANSITIONS):
         (step, gold), *_ = steps(f"{name}/{number}", number, count=1, claims=[False])
-        trace.record(step, said(gold.phi_before, gold.phi_after), gold=gold)
+        trace.record(step, said(gold.progress_before, gold.progress_after), label=gold)
     return trace
 
 
@@ -116,7 +116,7 @@ def large(name: str, size: int, number: int, state: Callable[[int, int], JsonVal
     trace = Trace(PURPOSE, id=name)
     for n in range(number):
         step = Transition(before=state(size, n), action=Action(name="file"), after=state(size, n + 1))
-        trace.record(step, said(0, 9), gold=Gold(phi_before=n, phi_after=n + 1, source="program"))
+        trace.record(step, said(0, 9), label=Label(progress_before=n, progress_after=n + 1, source="program"))
     trace.finish()
     return trace
 
@@ -124,7 +124,7 @@ def large(name: str, size: int, number: int, state: Callable[[int, int], JsonVal
 def learned_from(turn: int, slices: int) -> Iterator[str]:
     """Yield names of traces that an empty memory does not hold out."""
     names = (f"trace {turn}/{n}" for n in count())
-    return (name for name in names if slice_of(name, slices=slices) == slices - 1)
+    return (name for name in names if assign_fold(name, n_folds=slices) == slices - 1)
 
 
 async def measured(work: Callable[[], Awaitable[object]]) -> Measured:
@@ -148,7 +148,7 @@ async def pairs_of_a_trace(folder: Path) -> Measured:
     The fastest of several counts, since other work on the machine only adds; of the lags the median.
     """
     settings = CalibratorSettings(
-        contrast=PairSettings(judges=0, per_event=1, mistakes=(HURRY,)),
+        contrast=PairSettings(n_judges=0, candidates_per_event=1, mistakes=(HURRY,)),
         curriculum=CurriculumSettings(mistakes=(HURRY.name,)),
     )
     found: list[Measured] = []
@@ -158,7 +158,7 @@ async def pairs_of_a_trace(folder: Path) -> Measured:
             async with Calibrator(llm, store, settings=settings) as calibrator:
 
                 async def work(calibrator: Calibrator = calibrator, trace: Trace = trace) -> None:
-                    count = len([pair async for pair in calibrator.pairs(trace)])
+                    count = len([pair async for pair in calibrator.stream_pairs(trace)])
                     if count != TRANSITIONS:
                         raise SystemExit(f"{count} pairs of {TRANSITIONS} transitions")
 
@@ -175,13 +175,13 @@ async def whole_round(folder: Path) -> Measured:
         learn = [recorded(f"learn {n}", n, 3, claims=n % 2 == 0) for n in range(20)]
         heldout = [recorded(f"held out {n}", n, 3, claims=n % 2 == 0) for n in range(40)]
         settings = CalibratorSettings(
-            contrast=PairSettings(judges=2, per_event=2), curriculum=CurriculumSettings(rounds=1)
+            contrast=PairSettings(n_judges=2, candidates_per_event=2), curriculum=CurriculumSettings(max_rounds=1)
         )
         calibrator = Calibrator(slow(), store, settings=settings)
 
         async def work() -> None:
             report = await calibrator.calibrate(learn, heldout=heldout)
-            if report.promoted == 0:
+            if report.n_promoted == 0:
                 raise SystemExit("the round promoted nothing")
 
         return await measured(work)
@@ -196,10 +196,10 @@ async def beside_states(
     """
     busy: list[Measured] = []
     alone: list[Measured] = []
-    settings = CalibratorSettings(contrast=PairSettings(judges=0))
+    settings = CalibratorSettings(contrast=PairSettings(n_judges=0))
     for turn in range(times):
         each = min(5, steps)
-        names = islice(learned_from(turn, settings.slices), steps // each)
+        names = islice(learned_from(turn, settings.holdout_folds), steps // each)
         traces = [large(name, size, each, state) for name in names]
         async with (
             MemoryStore(folder / f"{state.__name__} {size} {turn}.db") as store,
@@ -209,7 +209,7 @@ async def beside_states(
             async def work(calibrator: Calibrator = calibrator, traces: Sequence[Trace] = traces) -> None:
                 for trace in traces:
                     calibrator.submit(trace)
-                await calibrator.idle()
+                await calibrator.wait_until_idle()
 
             busy.append(await measured(work))
             if not await store.pairs():

@@ -34,13 +34,13 @@ from reflact.memory import (
     Action,
     ContrastPair,
     Evaluation,
-    Promotion,
+    PromotionEvidence,
     Provenance,
     Scope,
     Transition,
 )
-from reflact.memory_cards import Recording, cards_of, level
-from reflact.memory_ports import Query
+from reflact.memory_cards import TraceIdentity, build_cards, compute_alpha
+from reflact.memory_ports import CardQuery
 from reflact.memory_store import MemoryStore
 from reflact.tasks import fan_out
 
@@ -125,13 +125,13 @@ class Texts:
             purpose=self.phrase(8),
             transition=Transition(before=state, action=Action(name=self.phrase(1)), after=after),
             right=Evaluation(
-                phi_before=2, phi_after=3, reasoning=self.phrase(15), evidence=(self.phrase(3),)
+                progress_before=2, progress_after=3, reasoning=self.phrase(15), evidence=(self.phrase(3),)
             ),
-            wrong=Evaluation(phi_before=2, phi_after=9, reasoning=self.phrase(15)),
-            why=self.phrase(8),
+            wrong=Evaluation(progress_before=2, progress_after=9, reasoning=self.phrase(15)),
+            reason=self.phrase(8),
             mistake="inflated_score",
             construction="asked",
-            label="program",
+            label_source="program",
             provenance=Provenance(trace_id=f"trace-{number // 40}"),
         )
 
@@ -153,27 +153,27 @@ async def timed(call: Callable[[T], Awaitable[object]], arguments: Sequence[T]) 
 
 async def load(path: Path, texts: Texts, pairs: int) -> None:
     """Store pairs in batches and promote every other batch on evidence."""
-    held_out = [Recording(f"held out {n}", (f"held out {n}",)) for n in range(60)]
-    async with MemoryStore(path, active_cards=10**9) as memory:
+    held_out = [TraceIdentity(f"held out {n}", (f"held out {n}",)) for n in range(60)]
+    async with MemoryStore(path, max_active_cards=10**9) as memory:
         for start in range(0, pairs, BATCH):
             batch = [texts.pair(number) for number in range(start, min(start + BATCH, pairs))]
             await fan_out(memory.submit, batch)
             if start // BATCH % 2:
                 continue
-            test = await memory.open_test([pair.id for pair in batch], held_out="benchmark", traces=held_out)
+            test = await memory.open_test([pair.id for pair in batch], holdout_id="benchmark", traces=held_out)
             await memory.close_test(
                 test.number,
-                Promotion(
+                PromotionEvidence(
                     pair_ids=test.unit_ids,
-                    promoted=True,
-                    traces=60,
-                    transitions=120,
-                    batches_before=test.before,
+                    passed_test=True,
+                    n_traces=60,
+                    n_transitions=120,
+                    n_earlier_tests=test.n_earlier_tests,
                     effect=1.0,
                     low=0.5,
                     high=1.5,
                     p_value=0.5**60,
-                    alpha=level(test.before),
+                    alpha=compute_alpha(test.n_earlier_tests),
                     critic="critic",
                     prompt="critic@1",
                 ),
@@ -191,16 +191,16 @@ async def lag(late: list[float], done: anyio.Event) -> None:
 async def measure(path: Path, texts: Texts, stored: int) -> dict[str, float]:
     """Seconds of handing in, finding and opening, with everything stored."""
     started = time.perf_counter()
-    async with MemoryStore(path, active_cards=10**9) as memory:
+    async with MemoryStore(path, max_active_cards=10**9) as memory:
         opened = time.perf_counter() - started
         fresh = [texts.pair(stored + number) for number in range(TRIALS)]
         done, late = anyio.Event(), list[float]()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lag, late, done)
             submitted = await timed(memory.submit, fresh)
-            queries = [Query(text=text, scope=CRITIC, limit=10) for text in questions(texts)]
+            queries = [CardQuery(text=text, scope=CRITIC, limit=10) for text in questions(texts)]
             found = await timed(memory.find_pairs, queries)
-            first, *later = await timed(memory.promoted, [CRITIC] * TRIALS)
+            first, *later = await timed(memory.promoted_pairs, [CRITIC] * TRIALS)
             done.set()
     return {
         "submit p95": p95(submitted),
@@ -235,7 +235,7 @@ def measure_older(python: str, texts: Texts, cards: int, folder: Path) -> dict[s
     """The same for purpose-agent, in a process of its own interpreter."""
 
     def both(number: int) -> list[str]:
-        return [card.content for card in cards_of(texts.pair(number))]
+        return [card.content for card in build_cards(texts.pair(number))]
 
     given = {
         "path": str(folder / "older.json"),

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from memory_pairs import promote
 from reflact import Critic, MemoryStore
-from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Transition
+from reflact.memory import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition
 from reflact.tasks import run_beside
 from reflact.testing import ScriptedLLM
 
@@ -87,12 +87,12 @@ def pair(number: int) -> ContrastPair:
     return ContrastPair(
         purpose=phrase(10),
         transition=Transition(before=before, action=Action(name=phrase(1)), after=after),
-        right=Evaluation(phi_before=1, phi_after=chance.choice((1, 3)), reasoning=phrase(30)),
-        wrong=Evaluation(phi_before=1, phi_after=9, reasoning=phrase(30)),
-        why=phrase(20),
-        mistake=chance.choice(MISTAKES),
+        right=Evaluation(progress_before=1, progress_after=chance.choice((1, 3)), reasoning=phrase(30)),
+        wrong=Evaluation(progress_before=1, progress_after=9, reasoning=phrase(30)),
+        reason=phrase(20),
+        mistake=chance.choice(MISTAKE_KINDS),
         construction="observed",
-        label="program",
+        label_source="program",
     )
 
 
@@ -138,7 +138,7 @@ async def many_pairs(count: int) -> bool:
         Transition(before="start", action=Action(name="do"), after=f"step {n} of word{n}") for n in range(99)
     )
     with tempfile.TemporaryDirectory() as folder:
-        async with MemoryStore(Path(folder) / "memory.db", active_cards=10**9) as memory:
+        async with MemoryStore(Path(folder) / "memory.db", max_active_cards=10**9) as memory:
             for start in range(0, count, BATCH):
                 await promote(memory, [pair(n) for n in range(start, min(start + BATCH, count))])
         async with MemoryStore(Path(folder) / "memory.db") as memory:

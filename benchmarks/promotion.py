@@ -31,17 +31,17 @@ from typing import NamedTuple
 
 from gate import at_least, at_most
 
-from reflact.calibration.metrics import Scored
+from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.review import (
-    Replay,
-    Silent,
-    replayed,
-    silent_effect,
-    trace_effects,
-    traces_needed,
+    ReplayTestResult,
+    UnscoredStep,
+    bound_unscored_effect,
+    compute_trace_effects,
+    count_needed_traces,
+    decide_replay_test,
 )
-from reflact.memory import Evaluation, Gold
-from reflact.memory_cards import level
+from reflact.memory import Evaluation, Label
+from reflact.memory_cards import compute_alpha
 
 SEED, SEEDS, QUICK, STEPS, FAMILY = 11, 1000, 4, 4, 5
 SHARE_OF_CLAIMS, FLATTERY, TRACE_NOISE, STEP_NOISE = 0.4, 3.0, 0.7, 0.6
@@ -79,9 +79,9 @@ HELPFUL_UNREAD = Kind("helpful, unread", 0.5, 0.0, unread=0.03)
 class Sides(NamedTuple):
     """A held-out set, scored without a batch and with it, and the steps without a valid score on a side."""
 
-    without: list[Scored]
-    with_: list[Scored]
-    silent: list[Silent]
+    without: list[ScoredStep]
+    with_: list[ScoredStep]
+    silent: list[UnscoredStep]
 
 
 class Outcome(NamedTuple):
@@ -109,21 +109,21 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
             old_extra = FLATTERY * claims
             kept = claims and chance.random() < kind.left
             new_extra = FLATTERY * (kept or (not claims and chance.random() < kind.flattered))
-            place, gold = f"t{trace:04}", Gold(phi_before=before, phi_after=phi, source="program")
-            scores: list[Scored | None] = []
+            place, gold = f"t{trace:04}", Label(progress_before=before, progress_after=phi, source="program")
+            scores: list[ScoredStep | None] = []
             for shift, extra in ((old_shift, old_extra), (new_shift, new_extra)):
                 said = [clipped(true + shift + chance.gauss(0, STEP_NOISE)) for true in (before, phi)]
                 evaluation = Evaluation(
-                    phi_before=said[0], phi_after=clipped(said[1] + extra), reasoning="scripted"
+                    progress_before=said[0], progress_after=clipped(said[1] + extra), reasoning="scripted"
                 )
                 unread = kind.unread > 0 and chance.random() < kind.unread
-                score = Scored(trace_id=place, step=step, gold=gold, evaluation=evaluation)
+                score = ScoredStep(trace_id=place, step=step, label=gold, evaluation=evaluation)
                 scores.append(None if unread else score)
             old, new = scores
             if claims and kind.silent > 0 and chance.random() < kind.silent:
                 new = None
             if old is None or new is None:
-                found.silent.append(Silent(place, silent_effect(gold, old, new)))
+                found.silent.append(UnscoredStep(place, bound_unscored_effect(gold, old, new)))
             else:
                 found.without.append(old)
                 found.with_.append(new)
@@ -132,20 +132,20 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
 
 def planned(kind: Kind, traces: int) -> tuple[float, float]:
     """Return a kind's mean effect and its ratio to the deviation between traces."""
-    effects = trace_effects(*sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned")))
+    effects = compute_trace_effects(*sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned")))
     return fmean(effects), fmean(effects) / stdev(effects)
 
 
 def outcome(kind: Kind, traces: int, seed: str, *, before: int = 0) -> Outcome:
     """Test one batch."""
     without, with_, silent = sides(kind, traces, random.Random(f"{SEED}/{kind.name}/{seed}"))
-    found = replayed(without, with_, before=before, silent=silent)
-    if not isinstance(found, Replay):
-        raise SystemExit(found.words)
+    found = decide_replay_test(without, with_, n_earlier_tests=before, unscored=silent)
+    if not isinstance(found, ReplayTestResult):
+        raise SystemExit(found.explanation)
     gains = [abs(old.error) - abs(new.error) for old, new in zip(without, with_, strict=True)]
     gains += [step.effect for step in silent]
-    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - level(before)) * stdev(gains)
-    return Outcome(found.passed, by_steps, found.outcome == "accuracy_fell")
+    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - compute_alpha(before)) * stdev(gains)
+    return Outcome(found.has_passed, by_steps, found.outcome == "accuracy_fell")
 
 
 def outcomes(kind: Kind, traces: int, seeds: range) -> list[Outcome]:
@@ -199,7 +199,7 @@ def main() -> int:
     options = parser.parse_args()
     started, seeds = time.perf_counter(), QUICK if options.quick else SEEDS
     parts = [range(start, min(start + 50, seeds)) for start in range(0, seeds, 50)]
-    print(f"{seeds} seeds; the first batch on a held-out set has level {level(0):.4f}; bounds are at 95%")
+    print(f"{seeds} seeds; the first batch on a held-out set has level {compute_alpha(0):.4f}; bounds are at 95%")
     print("| batch            | traces | effect |      d | promoted |  bound | by steps | blocked |")
     print("| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |")
     misses: list[str] = []
@@ -209,7 +209,7 @@ def main() -> int:
             QUICK_PLANNED if options.quick else PLANNED,
         )
         plans = dict(zip(kinds, pool.map(planned, kinds, [looked_at] * len(kinds)), strict=True))
-        sizes = {kind: math.ceil(1.25 * traces_needed(plans[kind][1])) for kind in (*HELPFUL, HELPFUL_UNREAD)}
+        sizes = {kind: math.ceil(1.25 * count_needed_traces(plans[kind][1])) for kind in (*HELPFUL, HELPFUL_UNREAD)}
         most = max(sizes[kind] for kind in HELPFUL)
         rows = [(kind, traces) for traces in (25, most) for kind in (HARMFUL, PLACEBO)]
         rows += [(SILENCING, most), (UNREAD, 25), *sizes.items()]

@@ -20,7 +20,7 @@ from reflact import (
     CalibratorSettings,
     CallId,
     Critic,
-    Gold,
+    Label,
     MemoryStore,
     RenderedPrompt,
     ReplyModel,
@@ -93,9 +93,9 @@ def filed(state: JsonValue) -> int:
     return int(str(state["filed"]))
 
 
-def checked(step: Transition) -> Gold:
+def checked(step: Transition) -> Label:
     """Count the letters: here a program knows how far the agent has come."""
-    return Gold(phi_before=filed(step.before), phi_after=filed(step.after), source="program")
+    return Label(progress_before=filed(step.before), progress_after=filed(step.after), source="program")
 
 
 async def run(number: int, critic: Critic) -> Trace:
@@ -104,7 +104,7 @@ async def run(number: int, critic: Critic) -> Trace:
     with record_tools(Desk.state) as recorder:
         await agent.run(PURPOSE, deps=desk, capabilities=[recorder])
     for step in recorder.transitions:
-        trace.record(step, await critic.score(step, purpose=PURPOSE), gold=checked(step))
+        trace.record(step, await critic.score(step, purpose=PURPOSE), label=checked(step))
     trace.finish()
     return trace
 
@@ -113,13 +113,13 @@ def show(trace: Trace) -> None:
     """Print what the critic said of a run's last step."""
     said = trace.events[-1].evaluation
     assert said is not None
-    print(f"{trace.id}: 2 of 10 letters are filed; the critic says {said.phi_after:g}")
+    print(f"{trace.id}: 2 of 10 letters are filed; the critic says {said.progress_after:g}")
 
 
 async def main() -> None:
     """Work on ninety desks, and on one more; print what the critic said of the first and of the last one."""
     # One run in three is held out: the calibrator tests on these, and learns from the others.
-    settings, llm = CalibratorSettings(slices=3), ScriptedLLM(flattered)
+    settings, llm = CalibratorSettings(holdout_folds=3), ScriptedLLM(flattered)
     async with (
         MemoryStore("memory.db") as store,
         Calibrator(llm, store, judges=0, settings=settings) as calibrator,
@@ -129,10 +129,10 @@ async def main() -> None:
         for number in range(1, RUNS):
             calibrator.submit(await run(number, calibrator.critic))
             await asyncio.sleep(0)
-        await calibrator.idle()
+        await calibrator.wait_until_idle()
         show(await run(RUNS, calibrator.critic))
         promoted = await store.pairs(status="promoted")
-        print(f"{calibrator.counts.taken} traces were taken, {len(promoted)} pairs help the critic now")
+        print(f"{calibrator.counts.n_accepted} traces were taken, {len(promoted)} pairs help the critic now")
 
 
 if __name__ == "__main__":

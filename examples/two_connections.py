@@ -19,14 +19,14 @@ from reflact import (
     Calibrator,
     CalibratorSettings,
     Critic,
-    Gold,
+    Label,
     MemoryStore,
     ModelConfig,
     Trace,
     Transition,
     connect,
 )
-from reflact.calibration.events import BatchTested, CalibrationEvent, Stopped
+from reflact.calibration.events import CalibrationEvent, CalibratorStopped, PairBatchTested
 
 PURPOSE, CLAIM = "Sort all ten letters.", "All letters are sorted!"
 RUNS, CALLS = 80, 1200
@@ -85,7 +85,7 @@ async def run(number: int, critic: Critic) -> Trace:
             after=f"Desk {number}: {done + 1} of 10 letters are sorted.",
         )
         score = await critic.score(step, purpose=PURPOSE)
-        trace.record(step, score, gold=Gold(phi_before=done, phi_after=done + 1, source="program"))
+        trace.record(step, score, label=Label(progress_before=done, progress_after=done + 1, source="program"))
         done += 1
     trace.finish()
     return trace
@@ -93,20 +93,20 @@ async def run(number: int, critic: Critic) -> Trace:
 
 def tell(event: CalibrationEvent) -> None:
     """Say what the calibrator found out, and why it stopped if it did."""
-    if isinstance(event, BatchTested):
+    if isinstance(event, PairBatchTested):
         found = event.evidence
-        print(f"a batch on {found.traces} held-out runs: error falls by {found.effect:.2f}, {found.outcome}")
-    elif isinstance(event, Stopped):
+        print(f"a batch on {found.n_traces} held-out runs: error falls by {found.effect:.2f}, {found.outcome}")
+    elif isinstance(event, CalibratorStopped):
         print(f"the calibrator stopped: {event.reason}")
 
 
 def show(trace: Trace) -> Trace:
     """Print what the critic said of the first run and of the last one, where the agent claims to be done."""
-    said, right = trace.events[-1].evaluation, trace.events[-1].gold
+    said, right = trace.events[-1].evaluation, trace.events[-1].label
     assert said is not None
     assert right is not None
     if trace.id in {"desk 0", f"desk {RUNS}"}:
-        print(f"{trace.id}: {right.phi_after:g} of 10 are sorted; the critic says {said.phi_after:g}")
+        print(f"{trace.id}: {right.progress_after:g} of 10 are sorted; the critic says {said.progress_after:g}")
     return trace
 
 
@@ -121,14 +121,14 @@ async def main(url: str) -> None:
             for_calibrator,
             memory,
             judges=0,
-            settings=CalibratorSettings(concurrency=2, slices=3),
-            tell=tell,
+            settings=CalibratorSettings(concurrency=2, holdout_folds=3),
+            on_event=tell,
         ) as calibrator,
     ):
         critic = Critic(for_agent, memory=memory)  # of the same model and settings as the one that is tested
         for number in range(RUNS):
             calibrator.submit(show(await run(number, critic)))
-        await calibrator.idle()  # no agent has to wait; here it does, to show what was learned
+        await calibrator.wait_until_idle()  # no agent has to wait; here it does, to show what was learned
         show(await run(RUNS, critic))
         print(f"replies: {2 * RUNS + 2} for the agent, {calibrator.usage.calls} for the calibrator")
 

@@ -35,15 +35,21 @@ import textworld
 from pydantic import Field, create_model
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
-from reflact.calibration.config import CalibrateConfig, anchored
-from reflact.calibration.constructions import Band, Built, Label, built, label_of
+from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.constructions import (
+    DistanceBand,
+    PairCandidate,
+    ReferenceEvaluation,
+    build_candidates,
+    find_reference,
+)
 from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.connection_pool import PooledTransport
 from reflact.loading import load_section
-from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, ScoreEvent, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Label, Provenance, ScoreEvent, Transition
 from reflact.ports import LLM
 from reflact.tasks import fan_out
 from reflact.testing import InMemoryRunStore as Effects
@@ -166,8 +172,8 @@ class Player:
             state = env.step(action.name)[0]
             words = said(state.feedback)
             transition = Transition(before=before, action=action, after=shown(state, words))
-            gold = Gold(phi_before=had, phi_after=phi(state), source="program")
-            trace.record(transition, await self._scored(transition, trace.purpose), gold=gold)
+            gold = Label(progress_before=had, progress_after=phi(state), source="program")
+            trace.record(transition, await self._scored(transition, trace.purpose), label=gold)
         trace.finish()
         return trace
 
@@ -203,7 +209,7 @@ class Player:
             return (await self._critic.score(transition, purpose=aim)).evaluation
         except ReplyError as error:
             reason = f"The critic gave no valid reply: {error.reasons[-1] if error.reasons else ''}"[:300]
-            return Evaluation(phi_before=0, phi_after=0, reasoning=reason, confidence=0)
+            return Evaluation(progress_before=0, progress_after=0, reasoning=reason, confidence=0)
 
 
 def _told(state: dict[str, str]) -> list[str]:
@@ -239,7 +245,7 @@ async def main(arguments: argparse.Namespace) -> None:
     for game in sorted({run.game for run in runs}):
         if not (arguments.games / f"{game}.z8").exists():
             make(arguments.games / f"{game}.z8", game)
-    settings = anchored(load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=()), FOLDER)
+    settings = resolve_paths(load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=()), FOLDER)
     assert settings.replay.cassette is not None
     effects = Effects()
     async with (
@@ -283,7 +289,7 @@ async def calibrate(
     """Ask all that a round of calibration asks."""
     with TemporaryDirectory() as folder:
         async with MemoryStore(Path(folder) / "memory.db") as memory:
-            await memory.keep_anchors(anchors)
+            await memory.add_anchors(anchors)
             critic = Critic(llm, memory=memory, settings=settings.critic)
             calibrator = Calibrator(llm, memory, critic=critic, settings=settings.calibrator)
             parts = {
@@ -298,12 +304,12 @@ def gold_pairs(trace: Trace) -> list[ContrastPair]:
     """Return two gold pairs for each step: of the step itself, and of a perturbed one, by turns."""
     pairs = []
     for event in trace.events:
-        assert event.gold is not None
-        label = label_of(event, event.gold)
+        assert event.label is not None
+        label = find_reference(event, event.label)
         assert label is not None
         perturbed = [
             one
-            for one in built(event, label, purpose=trace.purpose, band=Band(1, 10))
+            for one in build_candidates(event, label, purpose=trace.purpose, band=DistanceBand(1, 10))
             if one.construction != "observed"
         ]
         found = [written(event, label, trace.purpose)]
@@ -316,18 +322,18 @@ def gold_pairs(trace: Trace) -> list[ContrastPair]:
     return pairs
 
 
-def written(event: ScoreEvent, label: Label, aim: str) -> Built:
+def written(event: ScoreEvent, label: ReferenceEvaluation, aim: str) -> PairCandidate:
     """Return a pair of a step as it was: its gold, and no credit for progress, or credit for none."""
-    right = label.right
+    right = label.evaluation
     gained = right.delta > 0
     wrong = right.model_copy(
         update={
-            "phi_after": right.phi_before if gained else min(10.0, right.phi_before + 3),
+            "progress_after": right.progress_before if gained else min(10.0, right.progress_before + 3),
             "reasoning": "Nothing has changed." if gained else "The agent does what it wants to do.",
             "evidence": (),
         }
     )
-    return Built(
+    return PairCandidate(
         construction="written",
         mistake="ignored_evidence" if gained else "credit_for_intention",
         purpose=aim,
@@ -342,10 +348,10 @@ def written(event: ScoreEvent, label: Label, aim: str) -> Built:
 def tell(trace: Trace) -> None:
     """Print a trace: each action with gold before and after, and what the critic said."""
     steps = "  ".join(
-        f"{e.transition.action.name} [{e.gold.phi_before:g} {e.gold.phi_after:g}; "
-        f"{e.evaluation.phi_before:g} {e.evaluation.phi_after:g}]"
+        f"{e.transition.action.name} [{e.label.progress_before:g} {e.label.progress_after:g}; "
+        f"{e.evaluation.progress_before:g} {e.evaluation.progress_after:g}]"
         for e in trace.events
-        if e.gold is not None
+        if e.label is not None
     )
     print(f"{trace.id}: {steps}", flush=True)
 

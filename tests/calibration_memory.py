@@ -6,17 +6,17 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
-from reflact.calibration.holding import known
+from reflact.calibration.holding import list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import StoredCalibration
-from reflact.memory import CardStatus, ContrastPair, Promotion, Scope, ScoreEvent
-from reflact.memory_cards import Recording
+from reflact.memory import CardStatus, ContrastPair, PromotionEvidence, Scope, ScoreEvent
+from reflact.memory_cards import TraceIdentity
 from reflact.memory_ports import (
     BatchTest,
-    ListedTrace,
     StoredPair,
     StoredTrace,
     Submission,
+    TestableTrace,
     count_tests,
 )
 
@@ -36,13 +36,13 @@ class ListMemory:
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
         new = pair.id not in self.stored
         if new:
-            self.stored[pair.id] = StoredPair(pair=pair, status="quarantined", created=NOW, changed=NOW)
+            self.stored[pair.id] = StoredPair(pair=pair, status="quarantined", created_at=NOW, changed_at=NOW)
         origins = sorted(
-            {*self.stored[pair.id].origins, *pair.provenance.origins},
+            {*self.stored[pair.id].origins, *pair.provenance.as_origins},
             key=lambda one: (one.trace_id, one.step),
         )
         self.stored[pair.id] = self.stored[pair.id].model_copy(update={"origins": tuple(origins)})
-        return Submission(unit_id=pair.id, new=new, status=self.stored[pair.id].status)
+        return Submission(unit_id=pair.id, is_new=new, status=self.stored[pair.id].status)
 
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
         return tuple(one.pair for one in self.stored.values() if one.status == "promoted")
@@ -60,24 +60,24 @@ class ListMemory:
         unit_ids: Sequence[str],
         *,
         held_out: str,
-        traces: Collection[Recording],
+        traces: Collection[TraceIdentity],
         use: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         test = BatchTest(
             number=len(self.booked) + 1,
-            held_out=held_out,
-            before=count_tests(self.booked, traces),
+            holdout_id=held_out,
+            n_earlier_tests=count_tests(self.booked, traces),
             unit_ids=tuple(unit_ids),
-            traces=tuple(sorted({trace.mark for trace in traces})),
-            use=use,
+            content_fingerprints=tuple(sorted({trace.fingerprint for trace in traces})),
+            kind=use,
             at=NOW,
         )
         self.booked.append(test)
         return test
 
-    async def close_test(self, number: int, evidence: Promotion) -> None:
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         test = self.booked[number - 1] = self.booked[number - 1].model_copy(update={"evidence": evidence})
-        after = "promoted" if evidence.promoted else "quarantined"
+        after = "promoted" if evidence.passed_test else "quarantined"
         for unit in test.unit_ids:
             self.stored[unit] = self.stored[unit].model_copy(update={"status": after})
 
@@ -112,12 +112,12 @@ class ListMemory:
             if one.number == number and one.result is None:
                 self.begun[identity] = one.model_copy(update={"result": result})
 
-    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+    async def testable(self, *, before: int | None, most: int) -> tuple[TestableTrace, ...]:
         taught = {origin.trace_id for one in self.stored.values() for origin in one.origins}
         listed = [
-            ListedTrace(number, one.id, one.purpose, Trace.of(one).recording.contents[-1], one.id in taught)
+            TestableTrace(number, one.id, one.purpose, Trace.from_stored(one).recording.content_hashes[-1], one.id in taught)
             for number, one in enumerate(self.traces.values())
-            if known(Trace.of(one))
+            if list_labeled_events(Trace.from_stored(one))
         ]
         return tuple(one for one in reversed(listed) if before is None or one.number < before)[:most]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reflact.calibration.metrics import Measures, Scored, measure
-from reflact.calibration.results import CalibrationReport, Change, Consumed, DropCount, PairCount
-from reflact.memory import Evaluation, Gold, Promotion
+from reflact.calibration.metrics import CriticMetrics, ScoredStep, compute_metrics
+from reflact.calibration.results import CalibrationReport, DropCount, MetricsChange, PairCount, PurposeUsage
+from reflact.memory import Evaluation, Label, PromotionEvidence
 from reflact.results import IntervalEstimate, Usage
 
 CRITIC = (
@@ -15,32 +15,32 @@ CRITIC = (
 NOTHING = CalibrationReport(
     critic=CRITIC,
     prompt="critic@1",
-    rounds=0,
-    learned_from=0,
+    n_rounds=0,
+    n_training_traces=0,
     held_out_name="given",
-    candidates=0,
+    n_candidates=0,
     pairs=(),
-    drops=(),
-    held=0,
+    dropped=(),
+    n_quarantined=0,
     tests=(),
-    not_tested=None,
-    held_out=Change(before=None, after=None, gain=None),
-    anchors=Change(before=None, after=None, gain=None),
-    outlook="no held-out trace shows anything",
+    not_tested_reason=None,
+    held_out=MetricsChange(before=None, after=None, gain=None),
+    anchors=MetricsChange(before=None, after=None, gain=None),
+    power_summary="no held-out trace shows anything",
     usage=Usage(),
 )
 
 
-def measures(error: float, *, traces: int = 24, mistakes: tuple[str, ...] = ("inflated_score",)) -> Measures:
+def measures(error: float, *, traces: int = 24, mistakes: tuple[str, ...] = ("inflated_score",)) -> CriticMetrics:
     """Return measures of a critic whose scores are too high by about so much, on traces of three steps."""
     scored = [
-        Scored(
+        ScoredStep(
             trace_id=f"t{trace}",
             step=step,
-            gold=Gold(phi_before=step, phi_after=step + 1, source="program"),
+            label=Label(progress_before=step, progress_after=step + 1, source="program"),
             evaluation=Evaluation(
-                phi_before=step,
-                phi_after=min(10.0, step + 1 + error * (trace % 3)),
+                progress_before=step,
+                progress_after=min(10.0, step + 1 + error * (trace % 3)),
                 reasoning="r",
                 confidence=0.15 * (1 + (trace + step) % 6),
             ),
@@ -50,21 +50,21 @@ def measures(error: float, *, traces: int = 24, mistakes: tuple[str, ...] = ("in
         for trace in range(traces)
         for step in range(3)
     ]
-    found = measure(scored)
+    found = compute_metrics(scored)
     assert found is not None
     return found
 
 
 def evidence(
     number: int, effect: float, *, promoted: bool, outcome: str, accuracy: float | None = 0.05
-) -> Promotion:
+) -> PromotionEvidence:
     """Return the evidence of a batch of four pairs, the so-many-th on its traces, from 1."""
-    return Promotion(
+    return PromotionEvidence(
         pair_ids=tuple(f"{number}{n}" * 16 for n in range(4)),
-        promoted=promoted,
-        traces=24,
-        transitions=72,
-        batches_before=number - 1,
+        passed_test=promoted,
+        n_traces=24,
+        n_transitions=72,
+        n_earlier_tests=number - 1,
         effect=effect,
         low=effect - 0.25,
         high=effect + 0.25,
@@ -83,38 +83,38 @@ def everything() -> CalibrationReport:
     return CalibrationReport(
         critic=CRITIC,
         prompt="critic@1",
-        rounds=3,
-        learned_from=16,
+        n_rounds=3,
+        n_training_traces=16,
         held_out_name="slice 2",
-        candidates=41,
+        n_candidates=41,
         pairs=(
-            PairCount(mistake="credit_for_intention", pairs=20, difficulty=0.25),
-            PairCount(mistake="inflated_score", pairs=12, difficulty=None),
+            PairCount(mistake="credit_for_intention", n_pairs=20, difficulty=0.25),
+            PairCount(mistake="inflated_score", n_pairs=12, difficulty=None),
         ),
-        drops=(DropCount(reason="bad_reply", candidates=6), DropCount(reason="judged_wrong", candidates=3)),
-        held=2,
+        dropped=(DropCount(reason="bad_reply", n_candidates=6), DropCount(reason="judged_wrong", n_candidates=3)),
+        n_quarantined=2,
         tests=(
             evidence(1, 0.61, promoted=True, outcome="better"),
             evidence(2, 0.37, promoted=False, outcome="accuracy_fell", accuracy=-0.07),
             evidence(3, -0.43, promoted=False, outcome="not_shown", accuracy=None),
         ),
-        not_tested="the fourth batch came too late",
-        held_out=Change(
-            before=before, after=after, gain=IntervalEstimate(value=1.41, low=1.02, high=1.83), unscored=4
+        not_tested_reason="the fourth batch came too late",
+        held_out=MetricsChange(
+            before=before, after=after, gain=IntervalEstimate(value=1.41, low=1.02, high=1.83), n_unscored=4
         ),
-        anchors=Change(
+        anchors=MetricsChange(
             before=measures(2.5, traces=5),
             after=measures(1.5, traces=5),
             gain=IntervalEstimate(value=0.83, low=-0.11, high=1.71),
         ),
-        by_round=(before, measures(1.2), measures(0.8), after),
-        outlook="24 held-out traces show with 95% power what lowers the error by 0.78 deviations",
+        metrics_by_round=(before, measures(1.2), measures(0.8), after),
+        power_summary="24 held-out traces show with 95% power what lowers the error by 0.78 deviations",
         usage=Usage(calls=1234, input_tokens=56789, output_tokens=4321, usd=1.2345, uncounted=2),
-        consumed=(
-            Consumed(
-                role="critic", purpose="score", questions=900, unanswered=1, refused=2, usage=Usage(calls=902)
+        usage_by_purpose=(
+            PurposeUsage(
+                role="critic", purpose="score", n_questions=900, n_unanswered=1, n_invalid=2, usage=Usage(calls=902)
             ),
-            Consumed(role="judge", purpose="compare", questions=330, refused=3, usage=Usage(calls=332)),
+            PurposeUsage(role="judge", purpose="compare", n_questions=330, n_invalid=3, usage=Usage(calls=332)),
         ),
     )
 
@@ -124,7 +124,7 @@ def hostile(text: str) -> CalibrationReport:
     full = everything()
     marked = text.encode("utf-8", "surrogatepass").hex()
     tests = tuple(
-        test.model_copy(update={"critic": critic, "prompt": text, "comparison": text, "pair_ids": (text,)})
+        test.model_copy(update={"critic": critic, "prompt": text, "outcome": text, "pair_ids": (text,)})
         for test, critic in zip(full.tests, (text, f'{{"llm":"{{}}","{marked}":1}}', CRITIC), strict=True)
     )
     ill = measures(2.0, mistakes=(text,))
@@ -134,13 +134,13 @@ def hostile(text: str) -> CalibrationReport:
             "prompt": text,
             "held_out_name": text,
             "pairs": tuple(kind.model_copy(update={"mistake": text}) for kind in full.pairs),
-            "drops": tuple(drop.model_copy(update={"reason": text}) for drop in full.drops),
+            "dropped": tuple(drop.model_copy(update={"reason": text}) for drop in full.dropped),
             "tests": tests,
-            "not_tested": text,
-            "held_out": Change(before=ill, after=ill, gain=full.held_out.gain),
-            "estimate_power": text,
-            "consumed": tuple(
-                one.model_copy(update={"role": text, "purpose": text}) for one in full.consumed
+            "not_tested_reason": text,
+            "held_out": MetricsChange(before=ill, after=ill, gain=full.held_out.gain),
+            "outlook": text,
+            "usage_by_purpose": tuple(
+                one.model_copy(update={"role": text, "purpose": text}) for one in full.usage_by_purpose
             ),
         }
     )

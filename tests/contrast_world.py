@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from reflact.calibration.curriculum import KindShare, Round
+from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import make_rng
 from reflact.memory import (
-    MISTAKES,
+    MISTAKE_KINDS,
     Action,
     ContrastPair,
     Evaluation,
-    Gold,
+    Label,
     ScoreEvent,
     StateScore,
     Transition,
@@ -26,7 +26,7 @@ PURPOSE = "Write the three chapters of the report."
 
 def evaluation(before: float, after: float, reasoning: str = "Chapters were written.") -> Evaluation:
     """Return an evaluation that quotes the field of the chapters."""
-    return Evaluation(phi_before=before, phi_after=after, reasoning=reasoning, evidence=("chapters",))
+    return Evaluation(progress_before=before, progress_after=after, reasoning=reasoning, evidence=("chapters",))
 
 
 def event(
@@ -48,15 +48,15 @@ def event(
         step=step,
         transition=Transition(before=states[0], action=Action(name="write"), after=states[1]),
         evaluation=own,
-        gold=Gold(phi_before=before, phi_after=after, source="program") if gold else None,
+        label=Label(progress_before=before, progress_after=after, source="program") if gold else None,
     )
 
 
-def round_of(*kinds: str, number: int = 1, nearest: float = 1, farthest: float = 10) -> Round:
+def round_of(*kinds: str, number: int = 1, nearest: float = 1, farthest: float = 10) -> RoundPlan:
     """Return a round that asks for these kinds equally; for all known ones if none is named."""
-    names = kinds or MISTAKES
-    shares = tuple(KindShare(mistake=name, share=1 / len(names)) for name in names)
-    return Round(number=number, shares=shares, nearest=nearest, farthest=farthest)
+    names = kinds or MISTAKE_KINDS
+    shares = tuple(MistakeShare(mistake=name, share=1 / len(names)) for name in names)
+    return RoundPlan(number=number, shares=shares, nearest=nearest, farthest=farthest)
 
 
 def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
@@ -120,5 +120,5 @@ class PlainCritic:
         raw = evaluation(*self._phis[(trial - 1) % len(self._phis)], f"Sample {trial}.")
         said = raw
         if trial in self._guarded:
-            said = raw.model_copy(update={"phi_after": raw.phi_before})
+            said = raw.model_copy(update={"progress_after": raw.progress_before})
         return StateScore(evaluation=said, raw=raw)

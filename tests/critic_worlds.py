@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
-from reflact.calibration.critic import CRITIC, Critic
+from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.calls import RenderedPrompt
 from reflact.critic_config import CriticSettings
 from reflact.memory import (
-    MISTAKES,
+    MISTAKE_KINDS,
     Action,
     CardStatus,
     ContrastPair,
@@ -28,7 +28,7 @@ from reflact.memory import (
     StateScore,
     Transition,
 )
-from reflact.memory_cards import visible_to
+from reflact.memory_cards import is_visible_to
 from reflact.memory_ports import StoredPair
 from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
@@ -51,7 +51,7 @@ WORDS = (
 )
 STATUSES: tuple[CardStatus, ...] = ("candidate", "quarantined", "promoted", "rejected", "archived")
 SCOPES = (
-    CRITIC,
+    CRITIC_SCOPE,
     Scope(),
     Scope(roles=("critic", "coder")),
     Scope(roles=("coder",)),
@@ -60,7 +60,7 @@ SCOPES = (
     Scope(task_categories=("shop",)),
 )
 ASKING = (
-    CRITIC,
+    CRITIC_SCOPE,
     Scope(roles=("critic",), tools=("browser", "shell")),
     Scope(roles=("critic",), user="alice"),
 )
@@ -78,7 +78,7 @@ class Shelf:
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
         self.asked.append(scope)
         return tuple(
-            one.pair for one in self.stored if one.status == "promoted" and visible_to(one.pair.scope, scope)
+            one.pair for one in self.stored if one.status == "promoted" and is_visible_to(one.pair.scope, scope)
         )
 
 
@@ -88,7 +88,7 @@ def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
-    return StoredPair(pair=pair, status=status, created=TIME, changed=TIME)
+    return StoredPair(pair=pair, status=status, created_at=TIME, changed_at=TIME)
 
 
 def text(random: Random, most: int = 12) -> str:
@@ -115,8 +115,8 @@ def transition(random: Random) -> Transition:
 def pair(random: Random, purpose: str | None = None, of: Transition | None = None) -> ContrastPair:
     right, wrong = (
         Evaluation(
-            phi_before=1,
-            phi_after=random.randrange(11),
+            progress_before=1,
+            progress_after=random.randrange(11),
             reasoning=f"{side} {text(random)}",
             evidence=(text(random),),
         )
@@ -127,10 +127,10 @@ def pair(random: Random, purpose: str | None = None, of: Transition | None = Non
         transition=of or transition(random),
         right=right,
         wrong=wrong,
-        why=f"why {text(random)}",
-        mistake=random.choice((*MISTAKES, "my own mistake")),
+        reason=f"why {text(random)}",
+        mistake=random.choice((*MISTAKE_KINDS, "my own mistake")),
         construction="asked",
-        label="human",
+        label_source="human",
         scope=random.choice(SCOPES),
     )
 
@@ -153,7 +153,7 @@ class World:
         ]
         self.settings = CriticSettings(
             example_tokens=random.choice((0, 20, 400, 1500, 4000, 4000, 20_000)),
-            examples=random.choice((0, 1, 3, 8, 8, 100)),
+            max_examples=random.choice((0, 1, 3, 8, 8, 100)),
             example_state_tokens=random.choice((32, 100, 500)),
             state_tokens=random.choice((32, 2000)),
         )

@@ -16,7 +16,7 @@ from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.trace import Trace
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, Gold, Transition
+from reflact.memory import Action, Label, Transition
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -45,7 +45,7 @@ def transition(name: str, before: int, after: int, *, claims: bool) -> Transitio
     )
 
 
-def steps(name: str, number: int, *, count: int, claims: Sequence[bool]) -> list[tuple[Transition, Gold]]:
+def steps(name: str, number: int, *, count: int, claims: Sequence[bool]) -> list[tuple[Transition, Label]]:
     """Return the steps of a trace with what is right; none comes so far that flattery would be cut off."""
     filed, found = 0, []
     for step in range(count):
@@ -53,7 +53,7 @@ def steps(name: str, number: int, *, count: int, claims: Sequence[bool]) -> list
         found.append(
             (
                 transition(f"{name}-{step}", filed, filed + more, claims=claims[step]),
-                Gold(phi_before=phi(filed), phi_after=phi(filed + more), source="program"),
+                Label(progress_before=phi(filed), progress_after=phi(filed + more), source="program"),
             )
         )
         filed += more
@@ -64,7 +64,7 @@ async def trace_of(critic: Critic, name: str, number: int, *, count: int, claims
     """Return a trace that the critic scored, with gold."""
     trace = Trace(PURPOSE, id=name)
     for step, gold in steps(name, number, count=count, claims=claims):
-        trace.record(step, await critic.score(step, purpose=PURPOSE), gold=gold)
+        trace.record(step, await critic.score(step, purpose=PURPOSE), label=gold)
     trace.finish()
     return trace
 

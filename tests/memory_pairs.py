@@ -10,12 +10,12 @@ from reflact.memory import (
     Action,
     ContrastPair,
     Evaluation,
-    Promotion,
+    PromotionEvidence,
     Provenance,
     Scope,
     Transition,
 )
-from reflact.memory_cards import Recording, first_content, level
+from reflact.memory_cards import TraceIdentity, compute_alpha, hash_purpose
 from reflact.memory_ports import BatchTest, CardStore
 from reflact.ports import ResponseStore
 from reflact.types import digest_json
@@ -23,9 +23,9 @@ from reflact.types import digest_json
 CRITIC = Scope(roles=("critic",))
 
 
-def recorded(name: str) -> Recording:
+def recorded(name: str) -> TraceIdentity:
     """Return a trace as a test knows it; each name holds something else."""
-    return Recording(name, (first_content(name),))
+    return TraceIdentity(name, (hash_purpose(name),))
 
 
 HELD_OUT = tuple(recorded(f"held out {number}") for number in range(60))
@@ -46,12 +46,12 @@ def make_pair(
         transition=Transition(
             before={"files": []}, action=Action(name="write"), after={"files": [number], "note": note}
         ),
-        right=Evaluation(phi_before=2, phi_after=3, reasoning="One file more.", evidence=("files",)),
-        wrong=Evaluation(phi_before=2, phi_after=9, reasoning="It says that it is done."),
-        why="It credits what the agent announced.",
+        right=Evaluation(progress_before=2, progress_after=3, reasoning="One file more.", evidence=("files",)),
+        wrong=Evaluation(progress_before=2, progress_after=9, reasoning="It says that it is done."),
+        reason="It credits what the agent announced.",
         mistake="credit_for_intention",
         construction="asked",
-        label="program",
+        label_source="program",
         agreement=agreement,
         scope=scope,
         provenance=Provenance(trace_id=trace, step=number, prompt="contrast@1", model="m"),
@@ -72,21 +72,21 @@ async def keep_reply(effects: ResponseStore, asked: str, said: str) -> str:
     return key
 
 
-def evidence_for(test: BatchTest, *, promoted: bool = True) -> Promotion:
+def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence:
     """Return what a test found: that its batch is promoted or may stay, or that it is not or goes."""
-    shown = promoted is (test.use == "promote")
-    outcomes = ("better", "not_shown") if test.use == "promote" else ("no_harm_shown", "worse")
-    return Promotion(
+    shown = promoted is (test.kind == "promote")
+    outcomes = ("better", "not_shown") if test.kind == "promote" else ("no_harm_shown", "worse")
+    return PromotionEvidence(
         pair_ids=test.unit_ids,
-        promoted=promoted,
-        traces=60,
-        transitions=135,
-        batches_before=test.before,
+        passed_test=promoted,
+        n_traces=60,
+        n_transitions=135,
+        n_earlier_tests=test.n_earlier_tests,
         effect=1.5 if promoted else -0.5,
         low=0.75 if promoted else -0.75,
         high=2.25 if promoted else -0.25,
         p_value=0.5**60 if shown else 0.875,
-        alpha=level(test.before),
+        alpha=compute_alpha(test.n_earlier_tests),
         critic="m",
         prompt="critic@1",
         outcome=outcomes[not promoted],
@@ -97,7 +97,7 @@ async def promote(memory: CardStore, pairs: Sequence[ContrastPair]) -> None:
     """Store pairs and promote them as one batch."""
     for pair in pairs:
         await memory.submit(pair)
-    test = await memory.open_test([pair.id for pair in pairs], held_out="h", traces=HELD_OUT)
+    test = await memory.open_test([pair.id for pair in pairs], holdout_id="h", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test))
 
 

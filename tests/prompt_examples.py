@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 from pydantic import JsonValue
 
-from reflact.calibration.contrast import ContrastSettings, contrast
+from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import KindShare, Round
-from reflact.calibration.meta_judge import MetaSettings, meta_judge
+from reflact.calibration.curriculum import MistakeShare, RoundPlan
+from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
 from reflact.calls import CallId, RenderedPrompt, Reply, ReplyModel
 from reflact.config import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
-from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.ports import R
 from reflact.prompts import load_prompts
 from reflact.records import StepBufferEntry
@@ -136,18 +136,18 @@ CLAIMED = ContrastPair(
         after={"backup": None, "checked": False, "said": "The backup is done and checked."},
     ),
     right=Evaluation(
-        phi_before=0,
-        phi_after=0,
+        progress_before=0,
+        progress_after=0,
         reasoning="The agent says that the backup is done, but there is none.",
         evidence=('"backup": null',),
     ),
     wrong=Evaluation(
-        phi_before=0, phi_after=9, reasoning="The agent reports success.", evidence=("done and checked",)
+        progress_before=0, progress_after=9, reasoning="The agent reports success.", evidence=("done and checked",)
     ),
-    why="What the agent says is no backup.",
+    reason="What the agent says is no backup.",
     mistake="credit_for_intention",
     construction="claim_for_effect",
-    label="program",
+    label_source="program",
 )
 
 
@@ -301,30 +301,30 @@ async def _judge(listener: Listener) -> None:
 async def _contrast(listener: Listener) -> None:
     """Ask for two mistakes, which a look under another purpose precedes, compare a pair and judge a judge."""
     said = Evaluation(
-        phi_before=4,
-        phi_after=7,
+        progress_before=4,
+        progress_after=7,
         reasoning="The desk was shipped, and nothing is open. The customer has no mail yet.",
         evidence=('"desk"', '"mails": 0'),
         confidence=0.8,
     )
-    gold = Gold(phi_before=4, phi_after=7, source="program")
-    event = ScoreEvent(step=0, transition=SHIPPED, evaluation=said, gold=gold)
+    gold = Label(progress_before=4, progress_after=7, source="program")
+    event = ScoreEvent(step=0, transition=SHIPPED, evaluation=said, label=gold)
     shares = (
-        KindShare(mistake="inflated_score", share=0.75),
-        KindShare(mistake="ignored_evidence", share=0.25),
+        MistakeShare(mistake="inflated_score", share=0.75),
+        MistakeShare(mistake="ignored_evidence", share=0.25),
     )
-    await contrast(
+    await generate_contrast_pairs(
         [event],
         purpose=PURPOSE,
         trace_id="t",
-        plan=Round(number=1, shares=shares, nearest=1, farthest=10),
+        round_plan=RoundPlan(number=1, shares=shares, nearest=1, farthest=10),
         llm=listener,
         judge=listener,
         critic=Critic(listener),
-        settings=ContrastSettings(judges=2),
+        settings=ContrastSettings(n_judges=2),
     )
-    same = MetaSettings(same_model=True)
-    await meta_judge([event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same)
+    same = MetaJudgeSettings(allow_same_model=True)
+    await judge_evaluations([event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same)
 
 
 async def _unread(batch: Minibatch) -> AnalystReport:

@@ -23,7 +23,7 @@ ANCHORS = (
 async def fill(path: Path, anchors: tuple[ContrastPair, ...]) -> None:
     async with MemoryStore(path) as memory:
         await memory.submit(make_pair(20))
-        await memory.keep_anchors(anchors)
+        await memory.add_anchors(anchors)
 
 
 @pytest.fixture

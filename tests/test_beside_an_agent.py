@@ -8,35 +8,35 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.config import CalibratorSettings, PairSettings, SlicesBy
-from reflact.calibration.events import CalibrationEvent, NotTested, TraceTaken
-from reflact.calibration.holding import Slices
-from reflact.calibration.review import used_up
+from reflact.calibration.config import CalibratorSettings, HoldoutBy, PairSettings
+from reflact.calibration.events import CalibrationEvent, TestPostponed, TraceAccepted
+from reflact.calibration.holding import HoldoutRule
+from reflact.calibration.review import is_level_used_up
 from reflact.calibration.trace import Trace
 from reflact.memory import Evaluation
-from reflact.memory_ports import ListedTrace, StoredTrace
+from reflact.memory_ports import StoredTrace, TestableTrace
 
-BY_TRACE = Slices(4, "trace")
+BY_TRACE = HoldoutRule(4, "trace")
 
 
 def names(letter: str, *, held_out: bool) -> list[str]:
     """Return names of traces that are held out, or not."""
     wanted = (f"{letter}{n}" for n in range(400))
-    return [name for name in wanted if BY_TRACE.holds(name, PURPOSE) is held_out]
+    return [name for name in wanted if BY_TRACE.is_held_out(name, PURPOSE) is held_out]
 
 
-def settings(batch: int = 4, *, by: SlicesBy | None = None, most: int = 100) -> CalibratorSettings:
+def settings(batch: int = 4, *, by: HoldoutBy | None = None, most: int = 100) -> CalibratorSettings:
     """Return settings without judges, with a pair for each step."""
-    contrast = PairSettings(judges=0, per_event=1)
-    return CalibratorSettings(contrast=contrast, batch=batch, slices_by=by, most_held_out=most)
+    contrast = PairSettings(n_judges=0, candidates_per_event=1)
+    return CalibratorSettings(contrast=contrast, batch_size=batch, holdout_by=by, max_held_out_traces=most)
 
 
 def recorded(name: str, purpose: str = PURPOSE, content: str | None = None) -> Trace:
     """Return a trace of a step that claims success; it holds what its name says, unless told otherwise."""
     trace = Trace(purpose, id=name)
     for step, gold in steps(content or name, 0, count=1, claims=[True]):
-        said = Evaluation(phi_before=0, phi_after=gold.phi_after + 3, reasoning="Done.", evidence=("filed",))
-        trace.record(step, said, gold=gold)
+        said = Evaluation(progress_before=0, progress_after=gold.progress_after + 3, reasoning="Done.", evidence=("filed",))
+        trace.record(step, said, label=gold)
     return trace
 
 
@@ -52,7 +52,7 @@ class Counting(ListMemory):
         self.loaded.append(trace_id)
         return await super().trace(trace_id)
 
-    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+    async def testable(self, *, before: int | None, most: int) -> tuple[TestableTrace, ...]:
         found = await super().testable(before=before, most=most)
         self.pages.append(len(found))
         return found
@@ -66,10 +66,10 @@ def worked_on(
     memory = memory or ListMemory()
 
     async def main() -> None:
-        async with Calibrator(flattered(), memory, settings=chosen, tell=told.append) as calibrator:
+        async with Calibrator(flattered(), memory, settings=chosen, on_event=told.append) as calibrator:
             for trace in traces:
                 calibrator.submit(trace)
-                await calibrator.idle()
+                await calibrator.wait_until_idle()
 
     anyio.run(main)
     return memory, told
@@ -83,12 +83,12 @@ def learned(memory: ListMemory) -> set[str]:
 def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
     """One slice is held out, all tests are made on its traces, and the other slices are learned from."""
     memory, told = worked_on([recorded(f"t{n}") for n in range(200)], settings())
-    held = {t.trace_id for t in told if isinstance(t, TraceTaken) and t.use == "hold_out"}
-    assert held == {f"t{n}" for n in range(200) if BY_TRACE.holds(f"t{n}", PURPOSE)}
+    held = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"}
+    assert held == {f"t{n}" for n in range(200) if BY_TRACE.is_held_out(f"t{n}", PURPOSE)}
     assert not held & learned(memory)
     assert memory.booked
-    marks = {recorded(name).recording.mark for name in held}
-    assert {mark for test in memory.booked for mark in test.traces or ()} <= marks
+    marks = {recorded(name).recording.fingerprint for name in held}
+    assert {mark for test in memory.booked for mark in test.content_fingerprints or ()} <= marks
 
 
 def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> None:
@@ -98,23 +98,23 @@ def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> 
     learn = [recorded(name) for name in names("l", held_out=False)[:30]]
 
     async def wear_out() -> None:
-        while not used_up(20, len(memory.booked)):
+        while not is_level_used_up(20, len(memory.booked)):
             await memory.open_test([], held_out="given", traces=[one.recording for one in held])
 
     anyio.run(wear_out)
     made = len(memory.booked)
     _, told = worked_on([*held, *learn[:10]], chosen, memory)
-    waits = [one.words for one in told if isinstance(one, NotTested)]
+    waits = [one.explanation for one in told if isinstance(one, TestPostponed)]
     assert len(waits) == 1
     assert "record at least 20 fresh traces" in waits[0]
     for trace in held:
         ((step, gold),) = steps(f"{trace.id} later", 1, count=1, claims=[True])
-        trace.record(step, gold=gold)
+        trace.record(step, label=gold)
     worked_on([*held, *learn[10:20]], chosen, memory)
     assert len(memory.booked) == made
     worked_on([*(recorded(name) for name in names("u", held_out=True)[:20]), *learn[20:]], chosen, memory)
     assert len(memory.booked) > made
-    assert memory.booked[made].before == 0
+    assert memory.booked[made].n_earlier_tests == 0
 
 
 def test_the_newest_held_out_traces_test() -> None:
@@ -123,7 +123,7 @@ def test_the_newest_held_out_traces_test() -> None:
     order = sorted(names("t", held_out=True)[:60], reverse=True)
     memory, _ = worked_on([recorded(name) for name in (*order, *first)], settings(most=25))
     (test,) = memory.booked
-    assert set(test.traces or ()) == {recorded(name).recording.mark for name in order[-25:]}
+    assert set(test.content_fingerprints or ()) == {recorded(name).recording.fingerprint for name in order[-25:]}
 
 
 def test_copies_beside_an_agent_are_one_trace() -> None:
@@ -132,7 +132,7 @@ def test_copies_beside_an_agent_are_one_trace() -> None:
     traces = [*(recorded(name, content="one run") for name in held), *map(recorded, others)]
     memory, told = worked_on(traces, settings())
     assert memory.booked == []
-    assert [one.traces for one in told if isinstance(one, NotTested)] == [1]
+    assert [one.n_traces for one in told if isinstance(one, TestPostponed)] == [1]
 
 
 @pytest.mark.slow
@@ -143,14 +143,14 @@ def test_purposes_stay_on_their_side_beside_an_agent() -> None:
         memory, told = worked_on([recorded(*run) for run in runs], settings(by=by))
         purposes = dict(runs)
         taught = {purposes[name] for name in learned(memory)}
-        late = {t.trace_id for t in told if isinstance(t, TraceTaken) and t.use == "hold_out"} - {
+        late = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"} - {
             f"t{n}" for n in range(8)
         }
-        tested = {test.held_out for test in memory.booked}
+        tested = {test.holdout_id for test in memory.booked}
         assert tested
         assert all(name.endswith(", by purpose") for name in tested)
-        marks = {mark for test in memory.booked for mark in test.traces or ()}
-        testing = {purposes[n] for n, p in runs if recorded(n, p).recording.mark in marks}
+        marks = {mark for test in memory.booked for mark in test.content_fingerprints or ()}
+        testing = {purposes[n] for n, p in runs if recorded(n, p).recording.fingerprint in marks}
         assert not testing & taught
         assert late
 
@@ -161,7 +161,7 @@ def test_a_large_store_is_not_loaded_to_begin() -> None:
 
     async def fill() -> None:
         for number in range(3000):
-            await recorded(f"old {number}").keep(memory)
+            await recorded(f"old {number}").save_to(memory)
 
     anyio.run(fill)
     worked_on([recorded("new")], settings(100), memory)

@@ -14,11 +14,11 @@ from calibration_memory import NOW
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from profiles import cases
 from reflact import MemoryStore
-from reflact.calibration.holding import Slices
+from reflact.calibration.holding import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
-from reflact.memory import Action, Evaluation, Gold, Transition
-from reflact.memory_cards import LEVEL, level
+from reflact.memory import Action, Evaluation, Label, Transition
+from reflact.memory_cards import TOTAL_ALPHA, compute_alpha
 from reflact.memory_ports import BatchTest, count_tests
 
 pytestmark = pytest.mark.anyio
@@ -35,17 +35,17 @@ async def before(memory: MemoryStore, traces: Collection[str], *, name: str = "g
     pair = make_pair(len(await memory.pairs()), trace="learned")
     await memory.submit(pair)
     held = [recorded(trace) for trace in traces]
-    return (await memory.open_test([pair.id], held_out=name, traces=held)).before
+    return (await memory.open_test([pair.id], holdout_id=name, traces=held)).n_earlier_tests
 
 
 async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory: MemoryStore) -> None:
     """The same traces in a slice of four, in one of three, or given by a folder: each test counts."""
     ids = [f"trace {number}" for number in range(120)]
     for already, slices in enumerate((4, 3, 5)):
-        cut = Slices(slices, "trace")
-        here = [one for one in ids if cut.holds(one, "p")]
-        assert await before(memory, here, name=cut.name) == already
-    shared = [one for one in ids if all(Slices(n, "trace").holds(one, "p") for n in (4, 3, 5))]
+        cut = HoldoutRule(slices, "trace")
+        here = [one for one in ids if cut.is_held_out(one, "p")]
+        assert await before(memory, here, name=cut.held_out_name) == already
+    shared = [one for one in ids if all(HoldoutRule(n, "trace").is_held_out(one, "p") for n in (4, 3, 5))]
     assert await before(memory, shared) == 3
     assert count_tests(await memory.tests(), map(recorded, ids)) == 4
 
@@ -68,8 +68,8 @@ async def test_on_no_trace_is_more_than_the_level_spent(
         counted = [await before(memory, traces) for traces in sets]
         tests = await memory.tests()
     for trace in "abcdef":
-        levels = [level(n) for n, traces in zip(counted, sets, strict=True) if trace in traces]
-        assert sum(levels) <= LEVEL
+        levels = [compute_alpha(n) for n, traces in zip(counted, sets, strict=True) if trace in traces]
+        assert sum(levels) <= TOTAL_ALPHA
     for n, traces in enumerate(sets):
         known = count_tests(tests[:n], map(recorded, traces))
         assert counted[n] == known == sum(not traces.isdisjoint(s) for s in sets[:n])
@@ -82,9 +82,9 @@ async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore)
     await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
     for trace in ("first", "second"):
         with pytest.raises(DataError, match=f"was made of trace {trace}"):
-            await memory.open_test([pair.id], held_out="h", traces=[*HELD_OUT, recorded(trace)])
+            await memory.open_test([pair.id], holdout_id="h", traces=[*HELD_OUT, recorded(trace)])
     with pytest.raises(DataError, match="tested on held-out traces; name them"):
-        await memory.open_test([pair.id], held_out="h", traces=[])
+        await memory.open_test([pair.id], holdout_id="h", traces=[])
     assert await memory.tests() == ()
 
 
@@ -92,7 +92,7 @@ async def test_evidence_compares_no_more_traces_than_were_held_out(memory: Memor
     """Sixty traces are none of a test that was opened on thirty."""
     pair = make_pair(1)
     await memory.submit(pair)
-    test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT[:30])
+    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT[:30])
     with pytest.raises(DataError, match="compares 60 traces, and 30 were held out"):
         await memory.close_test(test.number, evidence_for(test))
 
@@ -104,7 +104,7 @@ async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path)
         await memory.open_trace(name, "p")
         assert await before(memory, [name]) == 0
         await memory.forget(name)
-        assert [test.traces for test in await memory.tests()] == [(recorded(name).mark,)]
+        assert [test.content_fingerprints for test in await memory.tests()] == [(recorded(name).fingerprint,)]
         assert await before(memory, [name]) == 1
     assert b"Ottilie" not in await anyio.Path(path).read_bytes()
 
@@ -115,7 +115,7 @@ def played(name: str, *states: int) -> Trace:
     for state in states:
         trace.record(
             Transition(before=state, action=Action(name="add"), after=state + 1),
-            gold=Gold(phi_before=0, phi_after=1, source="program"),
+            label=Label(progress_before=0, progress_after=1, source="program"),
         )
     return trace
 
@@ -126,16 +126,16 @@ async def test_another_name_begins_no_new_error_probability(memory: MemoryStore)
         pair = make_pair(already, trace="learned")
         await memory.submit(pair)
         copies = [played(f"copy {already} of {n}", n, n + 1).recording for n in range(20)]
-        test = await memory.open_test([pair.id], held_out="given", traces=copies)
-        assert test.before == already
-        assert len(test.traces) == 20
+        test = await memory.open_test([pair.id], holdout_id="given", traces=copies)
+        assert test.n_earlier_tests == already
+        assert len(test.content_fingerprints) == 20
 
 
 def test_a_recording_is_known_once_it_has_grown() -> None:
     """A step more makes no new trace, whatever it is called; what only begins alike is another one."""
     short, other = played("short", 1, 2), played("other", 1, 7)
     test = BatchTest(
-        number=1, held_out="h", before=0, unit_ids=("u",), traces=(short.recording.mark,), at=NOW
+        number=1, holdout_id="h", n_earlier_tests=0, unit_ids=("u",), content_fingerprints=(short.recording.fingerprint,), at=NOW
     )
     short.record(Transition(before=3, action=Action(name="add"), after=4))
     assert count_tests([test], [short.recording]) == 1
@@ -149,8 +149,8 @@ def test_scores_and_gold_make_no_other_recording() -> None:
     said = Trace("Count.", id="said")
     said.record(
         Transition(before=1, action=Action(name="add"), after=2),
-        Evaluation(phi_before=0, phi_after=9, reasoning="r"),
+        Evaluation(progress_before=0, progress_after=9, reasoning="r"),
     )
-    assert said.recording.contents == played("gold", 1).recording.contents
-    assert said.recording.mark != played("longer", 1, 2).recording.mark
-    assert said.recording.contents != Trace("Wait.", id="said").recording.contents
+    assert said.recording.content_hashes == played("gold", 1).recording.content_hashes
+    assert said.recording.fingerprint != played("longer", 1, 2).recording.fingerprint
+    assert said.recording.content_hashes != Trace("Wait.", id="said").recording.content_hashes

@@ -8,13 +8,13 @@ from pydantic import BaseModel
 from calibration_reports import everything, evidence
 from reflact.brief import ShortReprModel
 from reflact.calibration.events import (
-    BatchTested,
-    Calibrated,
+    CalibrationFinished,
+    CalibratorStopped,
     CriticMeasured,
-    Failed,
-    Figures,
-    PairsMade,
-    Stopped,
+    PairBatchTested,
+    PairsGenerated,
+    ScoreSummary,
+    TraceFailed,
 )
 from reflact.calibration.results import DropCount
 from reflact.results import Usage
@@ -62,12 +62,12 @@ def test_a_promotion_is_one_line() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        BatchTested(evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)),
-        Calibrated(report=everything()),
-        CriticMeasured(when="before", held_out=Figures(steps=20, error=1.5), anchors=Figures(steps=0)),
-        Failed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
-        PairsMade(
-            trace_id="t", candidates=9, kept=2, held=0, drops=(DropCount(reason="bad_reply", candidates=7),)
+        PairBatchTested(evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)),
+        CalibrationFinished(report=everything()),
+        CriticMeasured(when="before", held_out=ScoreSummary(n_steps=20, error=1.5), anchors=ScoreSummary(n_steps=0)),
+        TraceFailed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
+        PairsGenerated(
+            trace_id="t", n_candidates=9, n_pairs=2, n_quarantined=0, dropped=(DropCount(reason="bad_reply", n_candidates=7),)
         ),
     ],
     ids=lambda event: event.kind,
@@ -81,7 +81,7 @@ def test_an_event_is_one_line(event: ShortReprModel) -> None:
 def test_why_a_calibrator_stopped_can_be_read() -> None:
     """An error of usual length is whole: the key to set stands at its end."""
     reason = "budget.max_calls is 100: 100 are taken, and the next call may take 1; set a larger one to go on"
-    assert reason in str(Stopped(reason=reason))
+    assert reason in str(CalibratorStopped(reason=reason))
 
 
 def test_a_report_names_its_outcome() -> None:

@@ -18,9 +18,14 @@ from typer.testing import CliRunner, Result
 from flattered_world import PURPOSE, answer, steps
 from reflact import MemoryStore, Trace
 from reflact.calibration.comparing import JudgeReply
-from reflact.calibration.cost_estimate import CostEstimate
+from reflact.calibration.cost_estimate import CalibrationCostEstimate
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.events import CALIBRATION_EVENT, Began, Calibrated, PairsMade
+from reflact.calibration.events import (
+    CALIBRATION_EVENT_ADAPTER,
+    CalibrationFinished,
+    CalibrationStarted,
+    PairsGenerated,
+)
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.results import CalibrationReport
 from reflact.calls import Message, RenderedPrompt
@@ -104,10 +109,10 @@ def record(folder: Path, number: int) -> None:
     for n in range(number):
         trace = Trace(PURPOSE, id=f"{folder.name} {n}", path=folder / f"{n:03}.jsonl")
         ((step, gold),) = steps(trace.id, n, count=1, claims=[n % 2 == 0])
-        said = gold.phi_after + 3 * (n % 2 == 0)
+        said = gold.progress_after + 3 * (n % 2 == 0)
         reasoning = "The agent says that all is finished."
-        evaluation = Evaluation(phi_before=0, phi_after=said, reasoning=reasoning, evidence=("filed",))
-        trace.record(step, evaluation, gold=gold)
+        evaluation = Evaluation(progress_before=0, progress_after=said, reasoning=reasoning, evidence=("filed",))
+        trace.record(step, evaluation, label=gold)
         trace.finish()
 
 
@@ -166,15 +171,15 @@ def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -
     async def keep() -> None:
         async with MemoryStore(folder / "memory.db") as store:
             for path in sorted((folder / "held out").glob("*.jsonl")):
-                await Trace.load(path).keep(store)
+                await Trace.load(path).save_to(store)
 
     anyio.run(keep)
     with flattering() as (url, _):
         settings = ("--set", "traces=null", "--set", "heldout=null", "--json", "--anyway")
         report = CalibrationReport.model_validate_json(reflact(configured(folder, url), *settings).stdout)
     assert report.held_out_name == "1 slice of 4"
-    assert 0 < report.learned_from < 24
-    assert report.not_tested is not None
+    assert 0 < report.n_training_traces < 24
+    assert report.not_tested_reason is not None
 
 
 @pytest.mark.parametrize(
@@ -226,9 +231,9 @@ def test_a_dry_run_asks_and_writes_nothing(folder: Path) -> None:
     shown = one_line(result.stdout)
     assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
     assert "24 held-out traces show with 95% power" in shown
-    estimate = CostEstimate.model_validate_json(as_json.stdout)
-    assert f"It takes {estimate.calls_low:,} to {estimate.calls_high:,} calls" in shown
-    assert estimate.calls_low <= len(asked) <= estimate.calls_high
+    estimate = CalibrationCostEstimate.model_validate_json(as_json.stdout)
+    assert f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls" in shown
+    assert estimate.min_calls <= len(asked) <= estimate.max_calls
 
 
 def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
@@ -273,11 +278,11 @@ def test_events_are_lines_of_json(folder: Path) -> None:
     """With --show json each line of standard output is an event, and the last one holds the report."""
     with flattering() as (url, _):
         result = reflact(configured(folder, url), "--show", "json")
-    told = [CALIBRATION_EVENT.validate_json(line) for line in result.stdout.splitlines()]
-    assert isinstance(told[0], Began)
-    assert isinstance(told[-1], Calibrated)
-    made = [event for event in told if isinstance(event, PairsMade)]
-    assert sum(event.candidates for event in made) == told[-1].report.candidates
+    told = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
+    assert isinstance(told[0], CalibrationStarted)
+    assert isinstance(told[-1], CalibrationFinished)
+    made = [event for event in told if isinstance(event, PairsGenerated)]
+    assert sum(event.n_candidates for event in made) == told[-1].report.n_candidates
     assert result.stderr == ""
 
 
@@ -315,5 +320,5 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
         assert f"the answers of the {len(asked)} calls that were paid for are in the store" in errors
         assert out == ""
         report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
-    assert report.promoted > 0
+    assert report.n_promoted > 0
     assert len(set(asked)) == len(asked)

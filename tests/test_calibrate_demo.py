@@ -75,10 +75,10 @@ def test_no_endpoint_is_asked(tmp_path: Path) -> None:
 def test_every_candidate_is_a_pair_or_a_drop_with_a_reason() -> None:
     """The recorded report adds up; a batch was tested on enough traces, or it is said why it was not."""
     report = recorded()
-    kept, dropped = sum(k.pairs for k in report.pairs), sum(d.candidates for d in report.drops)
-    assert report.candidates == kept + dropped > 0
-    assert bool(report.tests) != bool(report.not_tested)
-    assert all(test.traces >= 20 for test in report.tests)
+    kept, dropped = sum(k.n_pairs for k in report.pairs), sum(d.n_candidates for d in report.dropped)
+    assert report.n_candidates == kept + dropped > 0
+    assert bool(report.tests) != bool(report.not_tested_reason)
+    assert all(test.n_traces >= 20 for test in report.tests)
 
 
 def test_a_changed_prompt_is_a_miss_that_names_it(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_memory_that_is_there_is_left_alone(tmp_path: Path) -> None:
 def test_traces_are_whole_and_graded_by_the_game(part: str) -> None:
     """Each trace is finished, and a program's gold stands beside each evaluation."""
     traces = [Trace.load(path) for path in PARTS[part]]
-    assert all(trace.finished and trace.events for trace in traces)
-    assert {event.gold.source for trace in traces for event in trace.events if event.gold} == {"program"}
-    assert all(event.gold is not None for trace in traces for event in trace.events)
+    assert all(trace.is_finished and trace.events for trace in traces)
+    assert {event.label.source for trace in traces for event in trace.events if event.label} == {"program"}
+    assert all(event.label is not None for trace in traces for event in trace.events)
 
 
 def test_no_game_is_in_two_parts() -> None:
@@ -140,5 +140,5 @@ def test_anchors_are_gold_pairs_of_their_own_traces() -> None:
     lines = (FOLDER / "anchors.jsonl").read_text(encoding="utf-8").splitlines()
     pairs = [ContrastPair.model_validate_json(line) for line in lines]
     assert pairs
-    assert {pair.label for pair in pairs} == {"program"}
+    assert {pair.label_source for pair in pairs} == {"program"}
     assert {pair.provenance.trace_id for pair in pairs} <= {path.stem for path in PARTS["anchors"]}

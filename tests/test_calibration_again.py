@@ -10,13 +10,13 @@ from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.memory_cards import level
+from reflact.memory_cards import compute_alpha
 from test_calibrate_cli import configured, flattering, one_line, record, reflact
 from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = CalibratorSettings(contrast=PairSettings(judges=0, per_event=1))
+SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1))
 
 
 async def test_nothing_is_asked_made_or_tested_while_nothing_has_changed() -> None:
@@ -24,14 +24,14 @@ async def test_nothing_is_asked_made_or_tested_while_nothing_has_changed() -> No
     llm, memory = flattered(), ListMemory()
     learn, held_out = traces("learn", 4), traces("held out", 20)
     first = await Calibrator(llm, memory, settings=SETTINGS).calibrate(learn, heldout=held_out)
-    assert first.tests_so_far is not None
+    assert first.n_tests is not None
     calls, pairs = len(llm.calls), len(memory.stored)
     calibrator = Calibrator(llm, memory, settings=SETTINGS)
     estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     second = await calibrator.calibrate(learn, heldout=held_out)
-    assert (estimate.over, estimate.tests_before) == (True, first.tests_so_far)
+    assert (estimate.is_finished, estimate.n_earlier_tests) == (True, first.n_tests)
     assert second == first.model_copy(update={"earlier": True})
-    assert (len(llm.calls), len(memory.stored), len(memory.booked)) == (calls, pairs, first.tests_so_far)
+    assert (len(llm.calls), len(memory.stored), len(memory.booked)) == (calls, pairs, first.n_tests)
 
 
 async def test_again_opens_another_test_at_the_level_that_is_left() -> None:
@@ -40,11 +40,11 @@ async def test_again_opens_another_test_at_the_level_that_is_left() -> None:
     learn, held_out = traces("learn", 4), traces("held out", 20)
     calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
     first = await calibrator.calibrate(learn, heldout=held_out)
-    second = await calibrator.calibrate(learn, heldout=held_out, again=True)
-    assert first.tests_so_far is not None
-    assert not second.earlier
-    assert second.tests[0].batches_before == first.tests_so_far
-    assert second.tests[0].alpha == pytest.approx(level(first.tests_so_far))
+    second = await calibrator.calibrate(learn, heldout=held_out, ignore_finished=True)
+    assert first.n_tests is not None
+    assert not second.is_earlier_result
+    assert second.tests[0].n_earlier_tests == first.n_tests
+    assert second.tests[0].alpha == pytest.approx(compute_alpha(first.n_tests))
     assert (await calibrator.calibrate(learn, heldout=held_out)).tests == second.tests
 
 
@@ -60,13 +60,13 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     elif change == "held out":
         held_out = traces("held out", 21)
     elif change == "settings":
-        settings = settings.model_copy(update={"contrast": PairSettings(judges=0, per_event=2)})
+        settings = settings.model_copy(update={"contrast": PairSettings(n_judges=0, candidates_per_event=2)})
     else:
         name, one = next((name, one) for name, one in memory.stored.items() if one.status == "promoted")
         memory.stored[name] = one.model_copy(update={"status": "quarantined", "reason": "measured harm"})
     report = await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
-    assert not report.earlier
-    assert report.candidates > 0
+    assert not report.is_earlier_result
+    assert report.n_candidates > 0
 
 
 def test_the_command_says_so_before_and_after(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_command_says_so_before_and_after(tmp_path: Path) -> None:
         estimate = one_line(reflact(path, "--dry-run").stdout)
         second = reflact(path)
         assert len(asked) == paid
-    left = f"1 batch was tested on these held-out traces: another one passes at p of at most {level(1):.2g}"
+    left = f"1 batch was tested on these held-out traces: another one passes at p of at most {compute_alpha(1):.2g}"
     assert left not in fresh
     assert left in first
     assert left in estimate

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflact.cli.progress import PausePrinter, choose_pause_printer
-from reflact.cli.showing import Shown
+from reflact.cli.showing import ShowMode
 from reflact.llm.rate_limit import LimitChange
 from test_calibrate_cli import configured, record, reflact
 
@@ -43,7 +43,7 @@ def test_beside_the_report_as_json_a_terminal_is_told() -> None:
     """Whoever looks on sees why nothing comes; who asked for quiet does not."""
     assert isinstance(choose_pause_printer(None, as_json=True, terminal=True), PausePrinter)
     assert choose_pause_printer(None, as_json=True, terminal=False) is None
-    assert choose_pause_printer(Shown.quiet, as_json=True, terminal=True) is None
+    assert choose_pause_printer(ShowMode.quiet, as_json=True, terminal=True) is None
 
 
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

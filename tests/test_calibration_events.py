@@ -13,18 +13,18 @@ from flattered_world import PURPOSE, flattered, steps
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.events import (
-    CALIBRATION_EVENT,
-    BatchTested,
-    Began,
-    Calibrated,
+    CALIBRATION_EVENT_ADAPTER,
     CalibrationEvent,
+    CalibrationFinished,
+    CalibrationStarted,
     CriticMeasured,
-    PairsMade,
-    RoundBegan,
-    figures_of,
+    PairBatchTested,
+    PairsGenerated,
+    RoundStarted,
+    summarize_scores,
 )
-from reflact.calibration.metrics import Scored
-from reflact.memory import Evaluation, Gold
+from reflact.calibration.metrics import ScoredStep
+from reflact.memory import Evaluation, Label
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +36,8 @@ def trace(name: str, number: int) -> Trace:
     made = Trace(PURPOSE, id=f"{name} {number}")
     ((step, gold),) = steps(made.id, number, count=1, claims=[True])
     reasoning = "The agent says that all is finished."
-    said = Evaluation(phi_before=0, phi_after=gold.phi_after + 3, reasoning=reasoning, evidence=("filed",))
-    made.record(step, said, gold=gold)
+    said = Evaluation(progress_before=0, progress_after=gold.progress_after + 3, reasoning=reasoning, evidence=("filed",))
+    made.record(step, said, label=gold)
     return made
 
 
@@ -52,40 +52,40 @@ def test_the_page_names_every_event() -> None:
 async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     """Its events come in order, each with what was consumed until then, and survive JSON."""
     told: list[CalibrationEvent] = []
-    settings = CalibratorSettings(contrast=PairSettings(judges=0, per_event=2, near_misses=False))
-    calibrator = Calibrator(flattered(), ListMemory(), settings=settings, tell=told.append)
+    settings = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False))
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings, on_event=told.append)
     learn, held_out = [trace("t", n) for n in range(3)], [trace("h", n) for n in range(20)]
     report = await calibrator.calibrate(learn, heldout=held_out)
     first, before, began, *made, tested = told[:7]
-    assert first == Began(learn=3, held_out=20, steps=20, anchors=0)
+    assert first == CalibrationStarted(n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0)
     assert isinstance(before, CriticMeasured)
     assert report.held_out.before is not None
-    assert (before.when, before.held_out.steps, before.usage.calls) == ("before", 20, 20)
+    assert (before.when, before.held_out.n_steps, before.usage.calls) == ("before", 20, 20)
     assert before.held_out.error == pytest.approx(report.held_out.before.error.value)
-    assert isinstance(began, RoundBegan)
-    assert (began.number, began.traces) == (1, 3)
-    assert all(isinstance(event, PairsMade) for event in made)
+    assert isinstance(began, RoundStarted)
+    assert (began.number, began.n_traces) == (1, 3)
+    assert all(isinstance(event, PairsGenerated) for event in made)
     for event in made:
-        assert isinstance(event, PairsMade)
-        assert event.candidates == event.kept + sum(drop.candidates for drop in event.drops) == 2
-    assert isinstance(tested, BatchTested)
+        assert isinstance(event, PairsGenerated)
+        assert event.n_candidates == event.n_pairs + sum(drop.n_candidates for drop in event.dropped) == 2
+    assert isinstance(tested, PairBatchTested)
     assert tested.evidence == report.tests[0]
     after, last = told[-2:]
     assert isinstance(after, CriticMeasured)
     assert report.held_out.after is not None
     assert (after.when, after.usage) == ("after", report.usage)
     assert after.held_out.error == pytest.approx(report.held_out.after.error.value)
-    assert last == Calibrated(report=report)
-    spent = [event.usage.calls for event in told if isinstance(event, PairsMade | BatchTested | RoundBegan)]
+    assert last == CalibrationFinished(report=report)
+    spent = [event.usage.calls for event in told if isinstance(event, PairsGenerated | PairBatchTested | RoundStarted)]
     assert spent == sorted(spent)
-    assert [CALIBRATION_EVENT.validate_json(event.model_dump_json()) for event in told] == told
+    assert [CALIBRATION_EVENT_ADAPTER.validate_json(event.model_dump_json()) for event in told] == told
 
 
 def test_figures_leave_out_what_was_not_scored() -> None:
     """Steps without a valid score are counted apart; without any there is neither error nor accuracy."""
-    said = Evaluation(phi_before=2, phi_after=7, reasoning="Chapters.")
-    one = Scored(trace_id="t", step=0, gold=Gold(phi_before=2, phi_after=4, source="human"), evaluation=said)
-    figures = figures_of([one, None])
-    assert (figures.steps, figures.unscored, figures.error, figures.accuracy) == (1, 1, 3, 1)
-    nothing = figures_of([None])
-    assert (nothing.steps, nothing.unscored, nothing.error, nothing.accuracy) == (0, 1, None, None)
+    said = Evaluation(progress_before=2, progress_after=7, reasoning="Chapters.")
+    one = ScoredStep(trace_id="t", step=0, label=Label(progress_before=2, progress_after=4, source="human"), evaluation=said)
+    figures = summarize_scores([one, None])
+    assert (figures.n_steps, figures.n_unscored, figures.error, figures.accuracy) == (1, 1, 3, 1)
+    nothing = summarize_scores([None])
+    assert (nothing.n_steps, nothing.n_unscored, nothing.error, nothing.accuracy) == (0, 1, None, None)

@@ -12,8 +12,8 @@ from flattered_world import PURPOSE, answer, transition
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.events import CalibrationEvent, Stopped
-from reflact.calibration.limited import FIRST
+from reflact.calibration.events import CalibrationEvent, CalibratorStopped
+from reflact.calibration.limited import FAIL_FAST_CALLS
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError, RunFailed
 from reflact.testing import ScriptedLLM
@@ -25,7 +25,7 @@ from test_cost_estimate import traces
 pytestmark = pytest.mark.anyio
 
 PLACES = 2
-SETTINGS = CalibratorSettings(contrast=PairSettings(judges=0, per_event=1), concurrency=PLACES)
+SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1), concurrency=PLACES)
 
 
 def silent(until: int | None = None) -> ScriptedLLM:
@@ -47,27 +47,27 @@ async def test_it_ends_with_the_last_reason() -> None:
         await Calibrator(llm, ListMemory(), settings=SETTINGS).calibrate(
             traces("learn", 4), heldout=traces("held out", 20)
         )
-    assert FIRST <= len(llm.calls) <= FIRST + PLACES
+    assert FAIL_FAST_CALLS <= len(llm.calls) <= FAIL_FAST_CALLS + PLACES
 
 
 async def test_one_valid_score_is_enough_to_go_on() -> None:
     """A critic that is often silent is no wrong model: its silence is counted instead."""
-    report = await Calibrator(silent(FIRST - 1), ListMemory(), settings=SETTINGS).calibrate(
+    report = await Calibrator(silent(FAIL_FAST_CALLS - 1), ListMemory(), settings=SETTINGS).calibrate(
         traces("learn", 4), heldout=traces("held out", 20)
     )
-    assert report.held_out.unscored == FIRST - 1
+    assert report.held_out.n_unscored == FAIL_FAST_CALLS - 1
 
 
 async def test_beside_an_agent_it_stops() -> None:
     """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
     told: list[CalibrationEvent] = []
-    async with Calibrator(silent(), ListMemory(), settings=SETTINGS, tell=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 2 * FIRST)):
+    async with Calibrator(silent(), ListMemory(), settings=SETTINGS, on_event=told.append) as calibrator:
+        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
             trace = Trace(PURPOSE, id=name)
             trace.record(transition(name, number, number + 1, claims=True))
             calibrator.submit(trace)
-        await calibrator.idle()
-    (stopped,) = [event for event in told if isinstance(event, Stopped)]
+        await calibrator.wait_until_idle()
+    (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
     assert "no valid score" in stopped.reason
 
 
@@ -82,4 +82,4 @@ def test_the_command_ends_with_code_1(tmp_path: Path) -> None:
     kept, error = result.stderr.splitlines()
     assert kept.startswith("stopped before the first round")
     assert error.startswith("error: the critic gave no valid score of any of the first 10 questions")
-    assert len(asked) <= FIRST + 8
+    assert len(asked) <= FAIL_FAST_CALLS + 8

@@ -14,13 +14,13 @@ from flattered_world import answer
 from reflact import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calibration.events import CalibrationEvent, Stopped
-from reflact.calibration.limited import FIRST
+from reflact.calibration.events import CalibrationEvent, CalibratorStopped
+from reflact.calibration.limited import FAIL_FAST_CALLS
 from reflact.calibration.results import CalibrationReport
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.cli.calibrated import print_calibration
 from reflact.errors import ProviderDown, ReplyError, RunFailed
-from reflact.pages.calibration import calibration_page
+from reflact.pages.calibration import render_calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from test_calibrator import names, recorded
@@ -34,8 +34,8 @@ Mute = Callable[[CallId], bool]
 def settings(*, judges: int = 0, places: int = 2, rounds: int = 1) -> CalibratorSettings:
     """Return settings of a calibration that needs a judge, or a writer for some of its pairs."""
     return CalibratorSettings(
-        contrast=PairSettings(judges=judges, per_event=8),
-        curriculum=CurriculumSettings(rounds=rounds, patience=rounds),
+        contrast=PairSettings(n_judges=judges, candidates_per_event=8),
+        curriculum=CurriculumSettings(max_rounds=rounds, patience=rounds),
         concurrency=places,
     )
 
@@ -82,28 +82,28 @@ async def test_a_mute_judge_ends_it_with_the_last_reason() -> None:
     """Ten comparisons without a valid reply are enough; but for what waits already no more is asked."""
     llm = muted(judging)
     with pytest.raises(RunFailed, match=r"any of the first 10 comparisons.*neither.*contrast\.judges: 0"):
-        await calibrated(llm, settings(judges=3), learn=2 * FIRST)
-    assert FIRST <= len(asked(llm, judging)) < 4 * FIRST
+        await calibrated(llm, settings(judges=3), learn=2 * FAIL_FAST_CALLS)
+    assert FAIL_FAST_CALLS <= len(asked(llm, judging)) < 4 * FAIL_FAST_CALLS
 
 
 async def test_one_valid_comparison_is_enough_to_go_on() -> None:
     """A judge that is often silent loses pairs, and ends nothing."""
     numbers = count(1)
-    llm = muted(lambda call_id: judging(call_id) and next(numbers) != FIRST)
+    llm = muted(lambda call_id: judging(call_id) and next(numbers) != FAIL_FAST_CALLS)
     report = await calibrated(llm, settings(judges=3))
-    assert len(asked(llm, judging)) > FIRST
-    assert {drop.reason for drop in report.drops} >= {"judged_wrong"}
+    assert len(asked(llm, judging)) > FAIL_FAST_CALLS
+    assert {drop.reason for drop in report.dropped} >= {"judged_wrong"}
 
 
 async def test_beside_an_agent_a_mute_judge_stops_it() -> None:
     """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
     told: list[CalibrationEvent] = []
     how = settings(judges=3)
-    async with Calibrator(muted(judging), ListMemory(), settings=how, tell=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 2 * FIRST)):
+    async with Calibrator(muted(judging), ListMemory(), settings=how, on_event=told.append) as calibrator:
+        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
             calibrator.submit(recorded(name, number))
-        await calibrator.idle()
-    (stopped,) = [event for event in told if isinstance(event, Stopped)]
+        await calibrator.wait_until_idle()
+    (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
     assert "no valid reply to any of the first 10 comparisons" in stopped.reason
 
 
@@ -113,36 +113,36 @@ async def test_beside_an_agent_a_mute_judge_stops_it() -> None:
 async def test_a_mute_writer_is_asked_no_more() -> None:
     """It is asked of the first ten traces, and in no later round; what needs no writer is made and tested."""
     few, many = muted(writing), muted(writing)
-    await calibrated(few, settings(), learn=FIRST)
-    report = await calibrated(many, settings(rounds=3), learn=3 * FIRST)
-    assert len(asked(many, writing)) >= FIRST
+    await calibrated(few, settings(), learn=FAIL_FAST_CALLS)
+    report = await calibrated(many, settings(rounds=3), learn=3 * FAIL_FAST_CALLS)
+    assert len(asked(many, writing)) >= FAIL_FAST_CALLS
     assert asked(many, writing) == asked(few, writing)
-    assert report.rounds > 1
-    assert report.promoted > 0
-    lost = {drop.reason: drop.candidates for drop in report.drops}
+    assert report.n_rounds > 1
+    assert report.n_promoted > 0
+    lost = {drop.reason: drop.n_candidates for drop in report.dropped}
     assert lost["bad_reply"] > len(asked(many, writing))
 
 
 async def test_the_report_says_that_it_was_given_up() -> None:
     """With the last reason, letter by letter, and with nothing else about its questions."""
-    report = await calibrated(muted(writing), settings(), learn=FIRST)
+    report = await calibrated(muted(writing), settings(), learn=FAIL_FAST_CALLS)
     out = StringIO()
     print_calibration(Console(file=out, width=400), report)
     (said,) = [line for line in out.getvalue().splitlines() if "no valid reply to any" in line]
     assert said.startswith("The writer gave no valid reply")
     assert said.endswith("; the last one: better: [b]neither[/b].")
     assert "None of the" not in out.getvalue()
-    assert "<p>The writer gave no valid reply" in calibration_page(report)
+    assert "<p>The writer gave no valid reply" in render_calibration_page(report)
 
 
 async def test_a_writer_that_was_heard_once_is_asked_on() -> None:
     """One valid reply among the first traces is enough."""
     mute = muted(writing)
-    await calibrated(mute, settings(), learn=FIRST)
+    await calibrated(mute, settings(), learn=FAIL_FAST_CALLS)
     valid = min(asked(mute, writing))
     llm = muted(lambda call_id: writing(call_id) and call_id.label != valid)
-    report = await calibrated(llm, settings(), learn=2 * FIRST)
-    assert report.writer_given_up is None
+    report = await calibrated(llm, settings(), learn=2 * FAIL_FAST_CALLS)
+    assert report.writer_stop_reason is None
     assert len(asked(llm, writing)) > len(asked(mute, writing))
 
 
@@ -151,8 +151,8 @@ async def test_a_writer_that_was_heard_once_is_asked_on() -> None:
 async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> None:
     """That a writer is given up follows from what was said, not from when."""
     one, several = muted(writing), muted(writing)
-    alone = await calibrated(one, settings(rounds=2), learn=2 * FIRST)
-    together = await calibrated(several, settings(rounds=2, places=places), learn=2 * FIRST)
+    alone = await calibrated(one, settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
+    together = await calibrated(several, settings(rounds=2, places=places), learn=2 * FAIL_FAST_CALLS)
     assert asked(several, writing) == asked(one, writing)
     assert together == alone
 
@@ -161,20 +161,20 @@ async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> 
 @pytest.mark.parametrize("stops", [60, 110, 150])
 async def test_cut_off_it_gives_the_writer_up_at_the_same_place(stops: int) -> None:
     """The report of a calibration that went on is that of one that was never stopped."""
-    whole = await calibrated(muted(writing), settings(rounds=2), learn=2 * FIRST)
+    whole = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
     memory = ListMemory()
     with pytest.raises(ProviderDown):
-        await calibrated(muted(writing, stops=stops), settings(rounds=2), learn=2 * FIRST, memory=memory)
-    again = await calibrated(muted(writing), settings(rounds=2), learn=2 * FIRST, memory=memory)
+        await calibrated(muted(writing, stops=stops), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory)
+    again = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory)
     assert again == whole
 
 
 async def test_beside_an_agent_a_mute_writer_is_asked_no_more() -> None:
     """Once ten questions of finished traces had no valid reply; the calibrator goes on with the rest."""
     llm, told = muted(writing), list[CalibrationEvent]()
-    async with Calibrator(llm, ListMemory(), settings=settings(), tell=told.append) as calibrator:
-        for number, name in enumerate(names("learn", 3 * FIRST)):
+    async with Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append) as calibrator:
+        for number, name in enumerate(names("learn", 3 * FAIL_FAST_CALLS)):
             calibrator.submit(recorded(name, number))
-        await calibrator.idle()
-    assert FIRST <= len(asked(llm, writing)) < FIRST + 4
-    assert not [event for event in told if isinstance(event, Stopped)]
+        await calibrator.wait_until_idle()
+    assert FAIL_FAST_CALLS <= len(asked(llm, writing)) < FAIL_FAST_CALLS + 4
+    assert not [event for event in told if isinstance(event, CalibratorStopped)]

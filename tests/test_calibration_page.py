@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from calibration_reports import NOTHING, everything, evidence, hostile, measures
 from html_page import Node, read, tables
 from reflact.calibration.mistakes import DropReason
-from reflact.calibration.results import CalibrationReport, Change, DropCount, PairCount
-from reflact.calibration.review import Outcome
-from reflact.calibration.words import OUTCOMES
-from reflact.pages.calibration import calibration_page
-from reflact.pages.frame import counted, number
-from reflact.pages.verdict import DROPS, verdict
+from reflact.calibration.results import CalibrationReport, DropCount, MetricsChange, PairCount
+from reflact.calibration.review import ReplayTestOutcome
+from reflact.calibration.words import OUTCOME_TEXTS
+from reflact.pages.calibration import render_calibration_page
+from reflact.pages.frame import format_count, format_number
+from reflact.pages.verdict import DROP_MEANINGS, build_verdict
 from reflact.prompts import find_data_folder
 from reflact.results import IntervalEstimate
 
@@ -39,7 +39,7 @@ REPORTS = {
     "hostile": hostile(MARKUP),
     "recorded": recorded(),
     "one trace": NOTHING.model_copy(
-        update={"held_out": Change(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)}
+        update={"held_out": MetricsChange(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)}
     ),
 }
 each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
@@ -47,7 +47,7 @@ each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
 
 def page_of(report: CalibrationReport) -> Node:
     """Return the elements of a report's page."""
-    return read(calibration_page(report))
+    return read(render_calibration_page(report))
 
 
 def shown(estimate: IntervalEstimate | None) -> str:
@@ -143,7 +143,7 @@ def test_hostile_text_stays_text() -> None:
 
 def test_a_page_can_be_written_whatever_is_in_it() -> None:
     """Half a surrogate pair, which UTF-8 does not have, appears as its escape."""
-    page = calibration_page(hostile("half \ud800 a pair"))
+    page = render_calibration_page(hostile("half \ud800 a pair"))
     assert "half \\ud800 a pair" in page.encode("utf-8").decode("utf-8")
 
 
@@ -154,8 +154,8 @@ def test_no_text_adds_an_element_or_an_attribute(text: str) -> None:
     def bones(report: CalibrationReport) -> list[tuple[str, tuple[str, ...]]]:
         return [(node.name, tuple(node.attributes)) for node in page_of(report).all()]
 
-    said = NOTHING.model_copy(update={"estimate_power": text, "not_tested": text})
-    assert bones(said) == bones(NOTHING.model_copy(update={"not_tested": ""}))
+    said = NOTHING.model_copy(update={"outlook": text, "not_tested_reason": text})
+    assert bones(said) == bones(NOTHING.model_copy(update={"not_tested_reason": ""}))
 
 
 def test_the_figures_are_the_reports() -> None:
@@ -166,7 +166,7 @@ def test_the_figures_are_the_reports() -> None:
         before, after = change.before, change.after
         assert before is not None
         assert after is not None
-        rows = found[f"{heading}: {before.traces} traces, {before.transitions} steps"][1:]
+        rows = found[f"{heading}: {before.n_traces} traces, {before.n_transitions} steps"][1:]
         fields = ("error", "bias", "accuracy", "consistency", "brier", "calibration")
         assert [row[1:3] for row in rows] == [
             [shown(getattr(before, field)), shown(getattr(after, field))] for field in fields
@@ -211,11 +211,11 @@ def test_pairs_that_were_not_compared_do_not_deny_that_there_were_judges() -> No
     """Judges may have compared candidates and dropped them all; only what they did to the pairs is said."""
     report = everything().model_copy(
         update={
-            "pairs": (PairCount(mistake="inflated_score", pairs=12, difficulty=None),),
-            "drops": (DropCount(reason="judged_wrong", candidates=3),),
+            "pairs": (PairCount(mistake="inflated_score", n_pairs=12, difficulty=None),),
+            "dropped": (DropCount(reason="judged_wrong", n_candidates=3),),
         }
     )
-    page = calibration_page(report)
+    page = render_calibration_page(report)
     assert tables(read(page))["Pairs by the mistake that they show"][1:] == [
         ["inflated_score", "12", "not compared"]
     ]
@@ -256,9 +256,9 @@ def test_the_reliability_diagram_shows_the_bins() -> None:
     for look, one in (("before", report.held_out.before), ("after", report.held_out.after)):
         assert one is not None
         chart = drawing(root, f"reliability-held-out-{look}")
-        right = [(46 + 284 * part.confidence, 314 - 284 * part.right) for part in one.reliability]
+        right = [(46 + 284 * part.confidence, 314 - 284 * part.right_share) for part in one.reliability]
         assert [pytest.approx(place, abs=0.06) for place in right] == places(chart, look)
-        counts = [str(part.transitions) for part in one.reliability]
+        counts = [str(part.n_transitions) for part in one.reliability]
         assert [text.text for text in chart.all("text") if text.attributes.get("class") == "value"] == counts
         assert len([*chart.all("rect")]) == len(counts)
 
@@ -268,7 +268,7 @@ def test_the_rounds_are_drawn_in_order_with_their_intervals() -> None:
     report = everything()
     chart = drawing(page_of(report), "rounds-accuracy")
     found = places(chart, "before") + places(chart, "after")
-    accuracies = [one.accuracy for one in report.by_round if one.accuracy is not None]
+    accuracies = [one.accuracy for one in report.metrics_by_round if one.accuracy is not None]
     assert [y for _, y in found] == [pytest.approx(202 - 172 * one.value, abs=0.06) for one in accuracies]
     assert [x for x, _ in found] == sorted({x for x, _ in found})
     labels = [text.text for text in chart.all("text")]
@@ -303,18 +303,18 @@ def test_the_same_report_gives_the_same_page() -> None:
     """A page depends on its report alone, also on one that was saved as JSON and read again."""
     report = everything()
     again = CalibrationReport.model_validate_json(report.model_dump_json())
-    assert calibration_page(again) == calibration_page(report)
+    assert render_calibration_page(again) == render_calibration_page(report)
 
 
 def test_the_verdict_says_what_was_promoted() -> None:
     """One sentence: how many pairs, by how much the error fell, with its interval, on how many traces."""
-    found = verdict(everything())
+    found = build_verdict(everything())
     assert found.headline == (
         "4 pairs were promoted, and on 24 held-out traces the critic's mean absolute error went from "
         "2.00 to 0.50; averaged within each trace it fell by 1.41 points [1.02,\N{NO-BREAK SPACE}1.83]."
     )
     assert found.tone == "better"
-    assert "On 5 anchor traces, which chose nothing, the error fell by 0.83 points" in found.more[2]
+    assert "On 5 anchor traces, which chose nothing, the error fell by 0.83 points" in found.notes[2]
 
 
 @pytest.mark.parametrize(
@@ -329,11 +329,11 @@ def test_the_verdict_says_why_nothing_was_promoted(outcome: str, words: str) -> 
     """A refused batch is named with its reason; a batch that was not tested with what was missing."""
     test = evidence(1, 0.37, promoted=False, outcome=outcome, accuracy=-0.07)
     refused = NOTHING.model_copy(update={"tests": (test,)})
-    assert verdict(refused).headline.startswith(f"Nothing was promoted: {words}")
-    untested = NOTHING.model_copy(update={"not_tested": "19 held-out traces are too few"})
+    assert build_verdict(refused).headline.startswith(f"Nothing was promoted: {words}")
+    untested = NOTHING.model_copy(update={"not_tested_reason": "19 held-out traces are too few"})
     said = "No batch was tested, so nothing was promoted: 19 held-out traces are too few."
-    assert verdict(untested).headline == said
-    assert verdict(NOTHING).headline == "No batch was tested, so nothing was promoted."
+    assert build_verdict(untested).headline == said
+    assert build_verdict(NOTHING).headline == "No batch was tested, so nothing was promoted."
 
 
 def test_a_rising_error_is_said_to_rise() -> None:
@@ -341,31 +341,31 @@ def test_a_rising_error_is_said_to_rise() -> None:
     gain = IntervalEstimate(value=-0.5, low=-0.8, high=-0.2)
     full = everything()
     worse = full.model_copy(update={"held_out": full.held_out.model_copy(update={"gain": gain})})
-    assert "rose by 0.50 points [0.20,\N{NO-BREAK SPACE}0.80]" in verdict(worse).headline
-    assert verdict(worse).tone == "worse"
+    assert "rose by 0.50 points [0.20,\N{NO-BREAK SPACE}0.80]" in build_verdict(worse).headline
+    assert build_verdict(worse).tone == "worse"
 
 
 def test_a_change_without_a_promotion_is_not_claimed() -> None:
     """What others promoted meanwhile is said, and not ascribed to this calibration."""
     full = everything()
     refused = full.model_copy(update={"tests": full.tests[1:]})
-    assert "none of 2 batches passed its test" in verdict(refused).headline
-    assert any("which no batch of this calibration accounts for" in words for words in verdict(refused).more)
+    assert "none of 2 batches passed its test" in build_verdict(refused).headline
+    assert any("which no batch of this calibration accounts for" in words for words in build_verdict(refused).notes)
 
 
 def test_every_reason_and_every_outcome_has_words() -> None:
     """What a candidate can be dropped for and how a test can end is all explained."""
-    assert DropReason.__args__ == tuple(DROPS)
-    assert set(Outcome.__args__) == set(OUTCOMES)
-    drops = tuple(DropCount(reason=reason, candidates=1) for reason in DROPS)
-    rows = tables(page_of(NOTHING.model_copy(update={"drops": drops})))["Candidates that became no pair"]
+    assert DropReason.__args__ == tuple(DROP_MEANINGS)
+    assert set(ReplayTestOutcome.__args__) == set(OUTCOME_TEXTS)
+    drops = tuple(DropCount(reason=reason, n_candidates=1) for reason in DROP_MEANINGS)
+    rows = tables(page_of(NOTHING.model_copy(update={"dropped": drops})))["Candidates that became no pair"]
     assert all(row[2] for row in rows)
 
 
 def test_numbers_are_read_as_written() -> None:
     """Nothing is minus zero, minus is a minus sign, and one is singular."""
-    assert [number(-0.001), number(-1.005), number(2)] == ["0.00", "−1.00", "2.00"]
-    assert [counted(1, "trace"), counted(1200, "trace"), counted(0, "x", "y")] == [
+    assert [format_number(-0.001), format_number(-1.005), format_number(2)] == ["0.00", "−1.00", "2.00"]
+    assert [format_count(1, "trace"), format_count(1200, "trace"), format_count(0, "x", "y")] == [
         "1 trace",
         "1,200 traces",
         "0 y",

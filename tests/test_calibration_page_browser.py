@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from calibration_reports import NOTHING, everything, hostile
 from chromium import asked, needs_chromium, opened
 from reflact.calibration.results import CalibrationReport
-from reflact.pages.calibration import calibration_page
+from reflact.pages.calibration import render_calibration_page
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -94,7 +94,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 def show(browser: Chrome, folder: Path, report: CalibrationReport, *, width: int, dark: bool = False) -> str:
     """Open a report's page and return its address."""
     path = folder / "calibration.html"
-    path.write_text(calibration_page(report), encoding="utf-8")
+    path.write_text(render_calibration_page(report), encoding="utf-8")
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from html_page import read
 from reflact.calibration.results import CalibrationReport
 from reflact.cli.app import app
-from reflact.pages.calibration import calibration_page
+from reflact.pages.calibration import render_calibration_page
 from test_calibrate_cli import configured, flattering, record, reflact
 
 
@@ -31,7 +31,7 @@ def test_the_page_is_written_beside_what_is_printed(folder: Path) -> None:
         assert result.stdout.splitlines()[-1] == f"{page} shows this as a page."
         printed = reflact(configured(folder, url), "--anyway", "--json", "--set", f"memory={folder}/other.db")
     report = CalibrationReport.model_validate_json(printed.stdout)
-    assert page.read_text(encoding="utf-8") == calibration_page(report)
+    assert page.read_text(encoding="utf-8") == render_calibration_page(report)
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
 
 

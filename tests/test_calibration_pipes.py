@@ -45,5 +45,5 @@ def test_a_reader_that_goes_away_loses_nothing_but_lines(
     assert "Traceback" not in said
     assert "Broken" not in said
     assert page.is_file()
-    assert report.earlier
-    assert report.promoted > 0
+    assert report.is_earlier_result
+    assert report.n_promoted > 0

@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from calibration_reports import everything
-from reflact.calibration.results import CalibrationReport, Consumed
-from reflact.cli.calibrated import print_calibration, print_paid
+from reflact.calibration.results import CalibrationReport, PurposeUsage
+from reflact.cli.calibrated import print_calibration, print_calibration_spend
 from reflact.results import Spend, Usage
 from test_calibrate_cli import configured, flattering, record, reflact
 
@@ -17,7 +17,7 @@ from test_calibrate_cli import configured, flattering, record, reflact
 def printed_books(before: Spend, after: Spend) -> list[str]:
     """Return what is printed of two looks at the books."""
     out = StringIO()
-    print_paid(Console(file=out, width=200), [before], [after])
+    print_calibration_spend(Console(file=out, width=200), [before], [after])
     return [line.strip() for line in out.getvalue().splitlines()]
 
 
@@ -54,11 +54,11 @@ def test_what_was_paid_is_written_like_other_figures() -> None:
 def test_who_never_answers_is_named() -> None:
     """Pairs that a mute judge lost look misjudged, so it is said that it gave no valid reply."""
     asked = [
-        Consumed(role="judge", purpose="compare", questions=12, unanswered=12),
-        Consumed(role="contrast", purpose="mistake", questions=12, unanswered=11),
+        PurposeUsage(role="judge", purpose="compare", n_questions=12, n_unanswered=12),
+        PurposeUsage(role="contrast", purpose="mistake", n_questions=12, n_unanswered=11),
     ]
     out = StringIO()
-    report = everything().model_copy(update={"consumed": tuple(asked)})
+    report = everything().model_copy(update={"usage_by_purpose": tuple(asked)})
     print_calibration(Console(file=out, width=200), report)
     said = [line for line in out.getvalue().splitlines() if line.startswith("None of the")]
     assert len(said) == 1

@@ -8,7 +8,7 @@ from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.review import used_up
+from reflact.calibration.review import is_level_used_up
 from reflact.errors import DataError
 from reflact.memory import Action, ContrastPair, Evaluation, Provenance, Transition
 from test_cost_estimate import traces
@@ -48,12 +48,12 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
 ) -> None:
     """The error names the count that is missing and what to do; no call is made and no event is told."""
     llm, told = flattered(), list[object]()
-    calibrator = Calibrator(llm, ListMemory(), settings=settings(**how), tell=told.append)
+    calibrator = Calibrator(llm, ListMemory(), settings=settings(**how), on_event=told.append)
     with pytest.raises(DataError, match=words):
         await calibrator.calibrate(traces("learn", learn), heldout=held_out)
     assert (llm.calls, told) == ([], [])
     estimate = await calibrator.estimate_cost(traces("learn", learn), heldout=held_out)
-    assert estimate.missing is not None
+    assert estimate.missing_reason is not None
 
 
 async def test_it_is_said_how_many_more_traces_the_rule_takes() -> None:
@@ -68,7 +68,7 @@ async def test_it_is_said_how_many_more_traces_the_rule_takes() -> None:
 async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:
     """If 20 traces cannot reach the level of the next test, nothing is asked; fresh ones can."""
     memory, held_out = ListMemory(), traces("h", 20)
-    while not used_up(20, len(memory.booked)):
+    while not is_level_used_up(20, len(memory.booked)):
         await memory.open_test([], held_out="given", traces=[one.recording for one in held_out])
     llm = flattered()
     calibrator = Calibrator(llm, memory, settings=settings())
@@ -76,7 +76,7 @@ async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up(
         await calibrator.calibrate(traces("learn", 4), heldout=held_out)
     assert llm.calls == []
     report = await calibrator.calibrate(traces("learn", 4), heldout=traces("fresh", 20))
-    assert report.tests[0].batches_before == 0
+    assert report.tests[0].n_earlier_tests == 0
 
 
 async def test_steps_that_teach_nothing_are_told() -> None:
@@ -86,17 +86,17 @@ async def test_steps_that_teach_nothing_are_told() -> None:
     with pytest.raises(DataError, match=r"none of 2 steps of 2 traces .* set a smaller contrast.min_delta"):
         await calibrator.calibrate([still("a"), still("b")], heldout=held_out)
     memory, one = ListMemory(), still("a")
-    said = Evaluation(phi_before=0, phi_after=0, reasoning="Nothing happened.")
+    said = Evaluation(progress_before=0, progress_after=0, reasoning="Nothing happened.")
     memory.kept = (
         ContrastPair(
             purpose=one.purpose,
             transition=one.events[0].transition,
             right=said,
-            wrong=said.model_copy(update={"phi_after": 9.0}),
-            why="Nothing happened.",
+            wrong=said.model_copy(update={"progress_after": 9.0}),
+            reason="Nothing happened.",
             mistake="inflated_score",
             construction="written",
-            label="human",
+            label_source="human",
             provenance=Provenance(trace_id="a", step=0),
         ),
     )
@@ -108,7 +108,7 @@ async def test_pairs_that_wait_can_be_tested_without_a_trace_to_learn_from() -> 
     """What was made earlier for want of held-out traces is tested once there are enough of them."""
     memory, learn = ListMemory(), traces("learn", 4)
     calibrator = Calibrator(flattered(), memory, settings=settings())
-    first = await calibrator.calibrate(learn, heldout=traces("h", 19), anyway=True)
-    assert (first.tests, len(memory.stored)) == ((), sum(kind.pairs for kind in first.pairs))
+    first = await calibrator.calibrate(learn, heldout=traces("h", 19), allow_untested=True)
+    assert (first.tests, len(memory.stored)) == ((), sum(kind.n_pairs for kind in first.pairs))
     second = await calibrator.calibrate([], heldout=traces("h", 20))
     assert [test.outcome for test in second.tests] == ["better"]

@@ -12,7 +12,13 @@ import pytest
 
 from flattered_world import PURPOSE, steps
 from reflact import Trace
-from reflact.calibration.events import CALIBRATION_EVENT, BatchTested, Began, Calibrated, CalibrationEvent
+from reflact.calibration.events import (
+    CALIBRATION_EVENT_ADAPTER,
+    CalibrationEvent,
+    CalibrationFinished,
+    CalibrationStarted,
+    PairBatchTested,
+)
 from served import HANGS, reflact_process
 from test_calibrate_cli import flattering, record, reflact
 
@@ -72,7 +78,7 @@ class World:
         """Calibrate to the end and return what was told."""
         result = reflact(path, "--show", "json", *options)
         assert result.exit_code == 0, result.output
-        return [CALIBRATION_EVENT.validate_json(line) for line in result.stdout.splitlines()]
+        return [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
 
 
 def record_bare(folder: Path, number: int) -> None:
@@ -103,9 +109,9 @@ def serving_world(folder: Path) -> Iterator[World]:
         gate.go_on.set()
 
 
-def batches(told: list[CalibrationEvent]) -> list[BatchTested]:
+def batches(told: list[CalibrationEvent]) -> list[PairBatchTested]:
     """Return the tests among events."""
-    return [event for event in told if isinstance(event, BatchTested)]
+    return [event for event in told if isinstance(event, PairBatchTested)]
 
 
 @pytest.mark.parametrize("beyond", [1, 20], ids=["at once", "later"])
@@ -113,7 +119,7 @@ def test_killed_after_a_promotion_it_goes_on_exactly(world: World, beyond: int) 
     """The rerun asks nothing that was answered, and its report is that of a calibration never stopped."""
     whole = world.run(world.configured("whole"))
     first, *further = batches(whole)
-    assert first.evidence.promoted
+    assert first.evidence.passed_test
     assert further
     everything = Counter(world.asked)
     world.asked.clear()
@@ -130,8 +136,8 @@ def test_killed_after_a_promotion_it_goes_on_exactly(world: World, beyond: int) 
     asked = Counter(world.asked)
     assert not answered & asked
     assert answered + asked == everything
-    assert isinstance(again[0], Began)
+    assert isinstance(again[0], CalibrationStarted)
     assert again[0].resumed
-    assert isinstance(again[-1], Calibrated)
+    assert isinstance(again[-1], CalibrationFinished)
     assert again[-1] == whole[-1]
     assert [test.evidence for test in batches(again)] == [test.evidence for test in batches(whole)]

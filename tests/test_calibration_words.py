@@ -9,9 +9,15 @@ from rich.console import Console
 
 from calibration_reports import everything
 from html_page import read
-from reflact.calibration.words import FIGURES, moved, number, outcome_of, spent
+from reflact.calibration.words import (
+    METRIC_DESCRIPTIONS,
+    describe_gain,
+    describe_outcome,
+    describe_tests_left,
+    format_number,
+)
 from reflact.cli.calibrated import print_calibration
-from reflact.pages.calibration import calibration_page
+from reflact.pages.calibration import render_calibration_page
 from reflact.results import IntervalEstimate
 
 
@@ -19,7 +25,7 @@ def shown() -> tuple[str, str]:
     """Return what a terminal and what a page show of one report, each on one line and typeset alike."""
     out = io.StringIO()
     print_calibration(Console(file=out, width=200), everything())
-    page = read(calibration_page(everything())).text
+    page = read(render_calibration_page(everything())).text
     return tuple(
         " ".join(text.replace("−", "-").replace("\N{NO-BREAK SPACE}", " ").split())
         for text in (out.getvalue(), page)
@@ -33,9 +39,9 @@ def test_outcomes_figures_and_changes_have_one_name() -> None:
     assert before is not None
     assert after is not None
     assert gain is not None
-    said = [outcome_of(test) for test in report.tests]
-    said += [name for name, _, _ in FIGURES]
-    said += [f"the error {moved(gain)}", number(before.error.value), number(after.error.value)]
+    said = [describe_outcome(test) for test in report.tests]
+    said += [name for name, _, _ in METRIC_DESCRIPTIONS]
+    said += [f"the error {describe_gain(gain)}", format_number(before.error.value), format_number(after.error.value)]
     assert [(one, [one in text for text in both]) for one in said] == [(one, [True, True]) for one in said]
 
 
@@ -52,7 +58,7 @@ def report_change() -> tuple[str, str]:
     before, after = everything().held_out.before, everything().held_out.after
     assert before is not None
     assert after is not None
-    return number(before.error.value), number(after.error.value)
+    return format_number(before.error.value), format_number(after.error.value)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +73,12 @@ def report_change() -> tuple[str, str]:
 def test_a_change_is_said_by_its_direction(gain: tuple[float, float, float], words: str) -> None:
     """An error falls or rises by a positive number, and nothing is minus zero."""
     value, low, high = gain
-    assert moved(IntervalEstimate(value=value, low=low, high=high)) == words
+    assert describe_gain(IntervalEstimate(value=value, low=low, high=high)) == words
 
 
 def test_what_tests_leave_is_said() -> None:
     """One batch, or several, with the level of the next."""
-    assert spent(1).startswith(
+    assert describe_tests_left(1).startswith(
         "1 batch was tested on these held-out traces: another one passes at p of at most"
     )
-    assert spent(2).startswith("2 batches were tested")
+    assert describe_tests_left(2).startswith("2 batches were tested")

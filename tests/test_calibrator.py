@@ -22,21 +22,21 @@ from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, tr
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.comparing import JudgeReply
-from reflact.calibration.config import CalibratorSettings, PairSettings, WhenFull
+from reflact.calibration.config import CalibratorSettings, FullQueuePolicy, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
-    CALIBRATION_EVENT,
-    BatchTested,
+    CALIBRATION_EVENT_ADAPTER,
     CalibrationEvent,
-    Failed,
-    NotTested,
-    PairsMade,
-    Stopped,
-    TraceLeftOut,
-    TraceTaken,
+    CalibratorStopped,
+    PairBatchTested,
+    PairsGenerated,
+    TestPostponed,
+    TraceAccepted,
+    TraceFailed,
+    TraceSkipped,
 )
-from reflact.calibration.holding import Slices
+from reflact.calibration.holding import HoldoutRule
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.trace import Trace
 from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
@@ -53,25 +53,25 @@ REPLIES: dict[str, type[ReplyModel]] = {
     "MistakenReply": MistakenReply,
     "PurposeReply": PurposeReply,
 }
-PLAIN = PairSettings(judges=0, per_event=2, near_misses=False)
+PLAIN = PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
 STEPS, STEP_SECONDS = 20, 0.1
 
 
-def settings(queue: int = 64, when_full: WhenFull = "drop_oldest", batch: int = 16) -> CalibratorSettings:
+def settings(queue: int = 64, when_full: FullQueuePolicy = "drop_oldest", batch: int = 16) -> CalibratorSettings:
     """Return settings without judges."""
-    return CalibratorSettings(contrast=PLAIN, queue=queue, when_full=when_full, batch=batch)
+    return CalibratorSettings(contrast=PLAIN, queue_size=queue, full_queue_policy=when_full, batch_size=batch)
 
 
 def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1) -> Trace:
     """Return a trace whose critic was flattered wherever it claims success."""
     trace = Trace(PURPOSE, id=name)
     for step, gold in steps(name, number, count=count, claims=[claims] * count):
-        said = gold.phi_after + 3 * claims
+        said = gold.progress_after + 3 * claims
         reasoning = "The agent says that all is finished."
         trace.record(
             step,
-            Evaluation(phi_before=gold.phi_before, phi_after=said, reasoning=reasoning, evidence=("filed",)),
-            gold=gold,
+            Evaluation(progress_before=gold.progress_before, progress_after=said, reasoning=reasoning, evidence=("filed",)),
+            label=gold,
         )
     return trace
 
@@ -79,8 +79,8 @@ def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1)
 def names(use: str, number: int, *, slices: int = 4) -> list[str]:
     """Return names of traces that are all held out, or all learned from, while nothing was tested."""
     wanted = (f"trace {n}" for n in range(10_000))
-    rule, held_out = Slices(slices, "trace"), use == "hold_out"
-    return [name for name in wanted if rule.holds(name, PURPOSE) is held_out][:number]
+    rule, held_out = HoldoutRule(slices, "trace"), use == "hold_out"
+    return [name for name in wanted if rule.is_held_out(name, PURPOSE) is held_out][:number]
 
 
 def slow(seconds: float) -> ScriptedLLM:
@@ -146,7 +146,7 @@ async def alone() -> float:
 )
 @pytest.mark.parametrize("cancel", [False, True], ids=["to the end", "cancelled"])
 def test_the_agent_is_as_fast_as_without_a_calibrator(
-    llm: Callable[[], ScriptedLLM], queue: int, when_full: WhenFull, cancel: bool
+    llm: Callable[[], ScriptedLLM], queue: int, when_full: FullQueuePolicy, cancel: bool
 ) -> None:
     """Slow, full, failing, out of budget or cancelled: the agent takes the same time to the microsecond."""
 
@@ -156,7 +156,7 @@ def test_the_agent_is_as_fast_as_without_a_calibrator(
     took, calibrator = virtual_time.run(partial(beside, make, cancel=cancel))
     assert took == pytest.approx(virtual_time.run(alone), abs=1e-6)
     counts = calibrator.counts
-    assert counts.taken + counts.rejected == STEPS
+    assert counts.n_accepted + counts.n_rejected == STEPS
 
 
 def test_a_score_does_not_wait_for_the_calibrator() -> None:
@@ -193,15 +193,15 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
 
     async def main() -> None:
         async with Calibrator(
-            ScriptedLLM(script), ListMemory(), settings=settings(batch=4), tell=told.append
+            ScriptedLLM(script), ListMemory(), settings=settings(batch=4), on_event=told.append
         ) as calibrator:
             for number, name in enumerate([*held, *learned]):
                 calibrator.submit(recorded(name, number))
-                await calibrator.idle()
+                await calibrator.wait_until_idle()
 
     virtual_time.run(main)
-    made = sum(event.kept for event in told if isinstance(event, PairsMade))
-    tried = [event.pairs for event in told if isinstance(event, NotTested)]
+    made = sum(event.n_pairs for event in told if isinstance(event, PairsGenerated))
+    tried = [event.n_pairs for event in told if isinstance(event, TestPostponed)]
     assert made >= 12
     assert len(tried) >= 2
     assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
@@ -216,11 +216,11 @@ def test_a_store_that_fails_does_not_reach_the_agent() -> None:
 
     told: list[CalibrationEvent] = []
     took, calibrator = virtual_time.run(
-        beside, lambda: Calibrator(flattered(), Broken(), settings=settings(), tell=told.append)
+        beside, lambda: Calibrator(flattered(), Broken(), settings=settings(), on_event=told.append)
     )
     assert took == pytest.approx(STEPS * STEP_SECONDS)
-    assert calibrator.counts.failed >= STEPS - 1
-    assert {(type(one), getattr(one, "error", None)) for one in told} == {(Failed, "StoreError")}
+    assert calibrator.counts.n_failed >= STEPS - 1
+    assert {(type(one), getattr(one, "error", None)) for one in told} == {(TraceFailed, "StoreError")}
 
 
 # ------------------------------------------------------------------------------------------ the queue
@@ -234,20 +234,20 @@ def waiting(calibrator: Calibrator, number: int) -> list[bool]:
 async def test_a_full_queue_drops_the_oldest() -> None:
     """The newest traces stay; each that left is told by name and counted."""
     told: list[CalibrationEvent] = []
-    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2), tell=told.append)
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2), on_event=told.append)
     assert waiting(calibrator, 4) == [True] * 4
-    assert told == [TraceLeftOut(trace_id=name, reason="dropped") for name in ("t0", "t1")]
-    assert (calibrator.counts.taken, calibrator.counts.dropped, calibrator.counts.rejected) == (4, 2, 0)
+    assert told == [TraceSkipped(trace_id=name, reason="dropped") for name in ("t0", "t1")]
+    assert (calibrator.counts.n_accepted, calibrator.counts.n_dropped, calibrator.counts.n_rejected) == (4, 2, 0)
 
 
 @pytest.mark.parametrize("when_full", ["reject", "block"])
-async def test_a_full_queue_rejects_what_is_submitted(when_full: WhenFull) -> None:
+async def test_a_full_queue_rejects_what_is_submitted(when_full: FullQueuePolicy) -> None:
     """The oldest traces stay; a submission cannot wait, so it is refused under either policy."""
     told: list[CalibrationEvent] = []
-    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2, when_full), tell=told.append)
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2, when_full), on_event=told.append)
     assert waiting(calibrator, 4) == [True, True, False, False]
-    assert told == [TraceLeftOut(trace_id=name, reason="full") for name in ("t2", "t3")]
-    assert (calibrator.counts.taken, calibrator.counts.rejected) == (2, 2)
+    assert told == [TraceSkipped(trace_id=name, reason="full") for name in ("t2", "t3")]
+    assert (calibrator.counts.n_accepted, calibrator.counts.n_rejected) == (2, 2)
 
 
 def test_handing_over_waits_for_room_where_it_blocks() -> None:
@@ -256,12 +256,12 @@ def test_handing_over_waits_for_room_where_it_blocks() -> None:
     async def main() -> tuple[Calibrator, int]:
         memory = ListMemory()
         async with Calibrator(slow(1.0), memory, settings=settings(1, "block")) as calibrator:
-            assert all([await calibrator.hand_over(recorded(name)) for name in names("learn", 6)])
-            await calibrator.idle()
+            assert all([await calibrator.submit_and_wait(recorded(name)) for name in names("learn", 6)])
+            await calibrator.wait_until_idle()
         return calibrator, len(memory.traces)
 
     calibrator, kept = virtual_time.run(main)
-    assert (calibrator.counts.taken, calibrator.counts.rejected, kept) == (6, 0, 6)
+    assert (calibrator.counts.n_accepted, calibrator.counts.n_rejected, kept) == (6, 0, 6)
 
 
 def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
@@ -272,13 +272,13 @@ def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
             raising(BudgetSpent("no room for a call")), ListMemory(), settings=settings(1, "block")
         )
         async with calibrator:
-            found = [await calibrator.hand_over(recorded(name, claims=False)) for name in names("learn", 4)]
-            await calibrator.idle()
+            found = [await calibrator.submit_and_wait(recorded(name, claims=False)) for name in names("learn", 4)]
+            await calibrator.wait_until_idle()
             return found, calibrator
 
     found, calibrator = virtual_time.run(main)
     assert found[-1] is False
-    assert calibrator.counts.failed == 1
+    assert calibrator.counts.n_failed == 1
 
 
 # ------------------------------------------------------------------------------------------ its events
@@ -289,26 +289,26 @@ async def test_what_happens_is_told(tmp_path: Path) -> None:
     told: list[CalibrationEvent] = []
     async with (
         MemoryStore(tmp_path / "memory.db") as store,
-        Calibrator(flattered(), store, settings=settings(batch=4), tell=told.append) as calibrator,
+        Calibrator(flattered(), store, settings=settings(batch=4), on_event=told.append) as calibrator,
     ):
         for name in names("learn", 4):
             calibrator.submit(recorded(name))
-        await calibrator.idle()
-        assert [type(one) for one in told][:2] == [TraceTaken, PairsMade]
-        assert [one.traces for one in told if isinstance(one, NotTested)] == [0]
+        await calibrator.wait_until_idle()
+        assert [type(one) for one in told][:2] == [TraceAccepted, PairsGenerated]
+        assert [one.n_traces for one in told if isinstance(one, TestPostponed)] == [0]
         for name in names("hold_out", 20):
             calibrator.submit(recorded(name))
-        await calibrator.idle()
-        tested = [one for one in told if isinstance(one, BatchTested)]
-        assert [one.evidence.promoted for one in tested] == [True]
-        assert tested[0].evidence.traces == 20
+        await calibrator.wait_until_idle()
+        tested = [one for one in told if isinstance(one, PairBatchTested)]
+        assert [one.evidence.passed_test for one in tested] == [True]
+        assert tested[0].evidence.n_traces == 20
         promoted = await store.pairs(status="promoted")
         assert {one.pair.id for one in promoted} == set(tested[0].evidence.pair_ids)
         assert {one.pair.provenance.trace_id for one in promoted} <= set(names("learn", 4))
         score = await trace_of(calibrator.critic, "next", 0, count=1, claims=[True])
-        assert score.events[0].evaluation.phi_after == phi(1)
-    assert Counter(type(one) for one in told)[TraceTaken] == 24
-    assert [CALIBRATION_EVENT.validate_json(one.model_dump_json()) for one in told] == told
+        assert score.events[0].evaluation.progress_after == phi(1)
+    assert Counter(type(one) for one in told)[TraceAccepted] == 24
+    assert [CALIBRATION_EVENT_ADAPTER.validate_json(one.model_dump_json()) for one in told] == told
 
 
 async def test_one_failing_trace_does_not_keep_others() -> None:
@@ -322,23 +322,23 @@ async def test_one_failing_trace_does_not_keep_others() -> None:
             await super().open_trace(trace_id, purpose)
 
     first, second = names("learn", 2)
-    async with Calibrator(flattered(), Choosy(), settings=settings(), tell=told.append) as calibrator:
+    async with Calibrator(flattered(), Choosy(), settings=settings(), on_event=told.append) as calibrator:
         waited = [calibrator.submit(recorded(name)) for name in (first, second)]
-        await calibrator.idle()
+        await calibrator.wait_until_idle()
     assert waited == [True, True]
-    assert told[0] == Failed(trace_id=first, error="StoreError", message="not this one")
-    assert [type(one) for one in told[1:]] == [TraceTaken, PairsMade]
+    assert told[0] == TraceFailed(trace_id=first, error="StoreError", message="not this one")
+    assert [type(one) for one in told[1:]] == [TraceAccepted, PairsGenerated]
 
 
 async def test_a_spent_budget_stops_it() -> None:
     """Where no further call can succeed it stops, says so, and refuses what comes."""
     told: list[CalibrationEvent] = []
     llm = raising(BudgetSpent("no room for a call"))
-    async with Calibrator(llm, ListMemory(), settings=settings(), tell=told.append) as calibrator:
+    async with Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append) as calibrator:
         calibrator.submit(recorded(names("learn", 1)[0], claims=False))
-        await calibrator.idle()
+        await calibrator.wait_until_idle()
         assert calibrator.submit(recorded("later")) is False
-    assert [type(one) for one in told] == [TraceTaken, Failed, Stopped, TraceLeftOut]
+    assert [type(one) for one in told] == [TraceAccepted, TraceFailed, CalibratorStopped, TraceSkipped]
 
 
 async def test_a_listener_that_fails_harms_nobody() -> None:
@@ -348,10 +348,10 @@ async def test_a_listener_that_fails_harms_nobody() -> None:
     def tell(event: CalibrationEvent) -> None:
         raise RuntimeError("listener")
 
-    async with Calibrator(flattered(), memory, settings=settings(1), tell=tell) as calibrator:
+    async with Calibrator(flattered(), memory, settings=settings(1), on_event=tell) as calibrator:
         for name in names("learn", 3):
             calibrator.submit(recorded(name))
-        await calibrator.idle()
+        await calibrator.wait_until_idle()
     assert memory.stored
 
 
@@ -372,7 +372,7 @@ async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
     memory = ListMemory()
     calibrator = Calibrator(flattered(), memory, settings=settings())
     seen = []
-    async with calibrator.pairs(recorded("t", count=3)) as pairs:
+    async with calibrator.stream_pairs(recorded("t", count=3)) as pairs:
         async for pair in pairs:
             assert pair.id in memory.stored
             seen.append(pair.id)
@@ -385,9 +385,9 @@ async def test_awaited_work_raises() -> None:
     """Who waits for a round, or iterates over pairs, gets the error itself."""
     calibrator = Calibrator(raising(ProviderDown("the endpoint is down")), ListMemory(), settings=settings())
     with pytest.raises(ProviderDown, match="down"):
-        await calibrator.calibrate([recorded("t", claims=False)], heldout=[], anyway=True)
+        await calibrator.calibrate([recorded("t", claims=False)], heldout=[], allow_untested=True)
     with pytest.raises(ProviderDown, match="down"):
-        [pair async for pair in calibrator.pairs(recorded("u", claims=False))]
+        [pair async for pair in calibrator.stream_pairs(recorded("u", claims=False))]
 
 
 @pytest.mark.parametrize(
@@ -404,10 +404,10 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
     held_out = traces if same else [recorded("held out", 1)]
     mistaken = settings().model_copy(update={"curriculum": CurriculumSettings(mistakes=("inflated_score",))})
     report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(
-        traces, heldout=held_out, anyway=True
+        traces, heldout=held_out, allow_untested=True
     )
-    assert report.not_tested is not None
-    assert said in report.not_tested
+    assert report.not_tested_reason is not None
+    assert said in report.not_tested_reason
 
 
 def test_one_judge_is_refused() -> None:
@@ -448,12 +448,12 @@ async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, 
     """Cancelled in the middle, the store is whole; the same round again asks only what was not answered."""
     effects, whole = await opened(), Playing()
     traces = [recorded(f"t{n}", n, claims=n % 2 == 0, count=2) for n in range(4)]
-    judged = CalibratorSettings(contrast=PairSettings(judges=2, per_event=3))
+    judged = CalibratorSettings(contrast=PairSettings(n_judges=2, candidates_per_event=3))
 
     async def calibrate(endpoint: Playing, path: Path, store: Any) -> int:
         async with connected(endpoint, store=store) as client, MemoryStore(path) as memory:
             await Calibrator(client, memory, settings=judged).calibrate(
-                traces[:3], heldout=traces[3:], anyway=True
+                traces[:3], heldout=traces[3:], allow_untested=True
             )
             return len(await memory.pairs())
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.changes import NOTHING, changes, show_change, show_state
-from reflact.calibration.showing import cut, estimate
+from reflact.calibration.changes import NO_CHANGE_TEXT, list_changes, show_change, show_state
+from reflact.calibration.showing import estimate_tokens, truncate_to_tokens
 
 VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "b\nc", "\ud800"]),
@@ -40,8 +40,8 @@ VALUES: st.SearchStrategy[JsonValue] = st.recursive(
         ("", "new", ["@@", "+new"]),
         ("a", "a\n", ['"a" -> "a\\n"']),
         ("a\r\nb", "a\nb", ['"a\\r\\nb" -> "a\\nb"']),
-        ({"b": 1, "a": 2}, {"a": 2, "b": 1}, [NOTHING]),
-        ("same", "same", [NOTHING]),
+        ({"b": 1, "a": 2}, {"a": 2, "b": 1}, [NO_CHANGE_TEXT]),
+        ("same", "same", [NO_CHANGE_TEXT]),
     ],
 )
 def test_what_differs_is_shown(before: JsonValue, after: JsonValue, lines: list[str]) -> None:
@@ -52,20 +52,20 @@ def test_what_differs_is_shown(before: JsonValue, after: JsonValue, lines: list[
 @given(before=VALUES, after=VALUES)
 def test_states_differ_where_a_change_is_shown(before: JsonValue, after: JsonValue) -> None:
     """A change is shown exactly where the states differ, long form and short form, and each path once."""
-    found = [*changes(before, after)]
+    found = [*list_changes(before, after)]
     same = not found
     assert len({change.path for change in found}) == len(found)
     assert all(change.before != change.after for change in found)
     for brief in (False, True):
-        text = show_change(before, after, brief=brief)
-        assert (text == NOTHING) is same
+        text = show_change(before, after, shorten=brief)
+        assert (text == NO_CHANGE_TEXT) is same
         text.encode("utf-8")
 
 
 def test_a_short_form_leaves_out_what_long_texts_share() -> None:
     """What is equal at both ends is counted, not shown."""
     before, after = ({"log": "x" * 5000 + side + "y" * 5000, "n": 1} for side in ("open", "paid"))
-    text = show_change(before, after, brief=True)
+    text = show_change(before, after, shorten=True)
     assert len(text) < 600
     assert re.search(r"equal characters \.\.\.\]x+openy+\[", text)
     assert re.search(r"equal characters \.\.\.\]x+paidy+\[", text)
@@ -111,20 +111,20 @@ def test_a_state_is_shown_the_same_whatever_the_order_of_its_fields() -> None:
 )
 def test_tokens_are_estimated_high(text: str, tokens: int) -> None:
     """Letters and spaces count a third each, other ASCII one, the rest its bytes."""
-    assert estimate(text) == tokens
+    assert estimate_tokens(text) == tokens
 
 
 @given(st.text(), st.text())
 def test_longer_texts_take_no_fewer_tokens(some: str, more: str) -> None:
     """Joining texts never counts less than one of them, nor more than both."""
-    assert max(estimate(some), estimate(more)) <= estimate(some + more) <= estimate(some) + estimate(more)
+    assert max(estimate_tokens(some), estimate_tokens(more)) <= estimate_tokens(some + more) <= estimate_tokens(some) + estimate_tokens(more)
 
 
 @given(st.text(alphabet="ab \n\u5b8c\U0001f3891", max_size=400), st.integers(0, 300))
 def test_a_cut_fits_and_says_what_is_missing(text: str, room: int) -> None:
     """A text that fits is whole; else both ends and a mark with the number of characters missing fit."""
-    short = cut(text, room)
-    if estimate(text) <= room:
+    short = truncate_to_tokens(text, room)
+    if estimate_tokens(text) <= room:
         assert short == text
         return
     mark = re.search(r"\n?\[\.\.\. ([\d,]+) characters cut \.\.\.\]\n?", short)
@@ -133,4 +133,4 @@ def test_a_cut_fits_and_says_what_is_missing(text: str, room: int) -> None:
     assert text.startswith(head)
     assert text.endswith(tail)
     assert len(head) + len(tail) + int(mark[1].replace(",", "")) >= len(text) - 2
-    assert estimate(short) <= room or (head, tail) == ("", "")
+    assert estimate_tokens(short) <= room or (head, tail) == ("", "")

@@ -18,8 +18,8 @@ from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.trace import Trace
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, ContrastPair, Evaluation, Gold, Provenance, Transition
-from reflact.memory_cards import Recording
+from reflact.memory import Action, ContrastPair, Evaluation, Label, Provenance, Transition
+from reflact.memory_cards import TraceIdentity
 from reflact.memory_ports import BatchTest
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -30,7 +30,7 @@ CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
 """Of any hundred steps in a row 59 claim success: an inflation by 3 there is a mean error of 1.77."""
 
 SETTINGS = CalibratorSettings(
-    contrast=PairSettings(per_event=2, judges=2), curriculum=CurriculumSettings(rounds=2)
+    contrast=PairSettings(candidates_per_event=2, n_judges=2), curriculum=CurriculumSettings(max_rounds=2)
 )
 
 
@@ -58,16 +58,16 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         assert before.error.value == pytest.approx(1.77)
         assert after.error.value <= 0.3
         assert gain.low > 0
-        assert (before.traces, before.transitions) == (100, 200)
-        assert (report.learned_from, report.candidates) == (40, 160 * report.rounds)
-        assert report.candidates == sum(p.pairs for p in report.pairs) + sum(
-            d.candidates for d in report.drops
+        assert (before.n_traces, before.n_transitions) == (100, 200)
+        assert (report.n_training_traces, report.n_candidates) == (40, 160 * report.n_rounds)
+        assert report.n_candidates == sum(p.n_pairs for p in report.pairs) + sum(
+            d.n_candidates for d in report.dropped
         )
-        assert report.promoted > 0
-        assert len(report.by_round) == 1 + report.rounds
-        assert (report.by_round[0].error, report.by_round[-1].error) == (before.error, after.error)
+        assert report.n_promoted > 0
+        assert len(report.metrics_by_round) == 1 + report.n_rounds
+        assert (report.metrics_by_round[0].error, report.metrics_by_round[-1].error) == (before.error, after.error)
         first = report.tests[0]
-        assert (first.traces, first.transitions, first.batches_before) == (100, 200, 0)
+        assert (first.n_traces, first.n_transitions, first.n_earlier_tests) == (100, 200, 0)
         assert (first.outcome, first.prompt) == ("better", "critic@1")
         assert first.critic == calibrator.critic.identity
         assert report.usage.calls == len(llm.calls) - 2 * (40 + 100)
@@ -86,10 +86,10 @@ async def test_a_round_over_the_same_traces_learns_nothing_twice(tmp_path: Path)
         learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
         await calibrator.calibrate(learn, heldout=heldout)
         pairs = await store.pairs()
-        report = await calibrator.calibrate(learn, heldout=heldout, again=True)
+        report = await calibrator.calibrate(learn, heldout=heldout, ignore_finished=True)
         again = {one.pair.id for one in await store.pairs()}
         assert {one.pair.id for one in pairs} <= again
-        assert len(again) - len(pairs) == sum(kind.pairs for kind in report.pairs)
+        assert len(again) - len(pairs) == sum(kind.n_pairs for kind in report.pairs)
         assert report.held_out.after is not None
         assert report.held_out.after.error.value <= 0.3
 
@@ -101,12 +101,12 @@ async def test_too_few_held_out_traces_promote_nothing(tmp_path: Path) -> None:
         report = await calibrator.calibrate(
             await traces(calibrator, "learn", 4),
             heldout=await traces(calibrator, "held out", 19),
-            anyway=True,
+            allow_untested=True,
         )
-        assert report.promoted == 0
+        assert report.n_promoted == 0
         assert report.tests == ()
-        assert report.not_tested is not None
-        assert "19 held-out traces" in report.not_tested
+        assert report.not_tested_reason is not None
+        assert "19 held-out traces" in report.not_tested_reason
         assert await store.tests() == ()
         assert await store.pairs(status="promoted") == ()
 
@@ -119,11 +119,11 @@ async def test_held_out_traces_are_never_learned_from(tmp_path: Path) -> None:
         assert report.held_out_name == "1 slice of 4"
         held = report.held_out.before
         assert held is not None
-        assert held.traces >= 20
-        assert 65 <= report.learned_from <= 85
+        assert held.n_traces >= 20
+        assert 65 <= report.n_training_traces <= 85
         learned = {one.pair.provenance.trace_id for one in await store.pairs()}
-        assert len(learned) <= report.learned_from
-        assert report.promoted > 0
+        assert len(learned) <= report.n_training_traces
+        assert report.n_promoted > 0
 
 
 def anchor(number: int) -> ContrastPair:
@@ -131,12 +131,12 @@ def anchor(number: int) -> ContrastPair:
     return ContrastPair(
         purpose=PURPOSE,
         transition=transition(f"anchor {number}", 2, 4, claims=True),
-        right=Evaluation(phi_before=1, phi_after=2, reasoning="Four are filed.", evidence=("filed",)),
-        wrong=Evaluation(phi_before=1, phi_after=9, reasoning="It says so."),
-        why="A message is no effect.",
+        right=Evaluation(progress_before=1, progress_after=2, reasoning="Four are filed.", evidence=("filed",)),
+        wrong=Evaluation(progress_before=1, progress_after=9, reasoning="It says so."),
+        reason="A message is no effect.",
         mistake="credit_for_intention",
         construction="asked",
-        label="human",
+        label_source="human",
         provenance=Provenance(trace_id=f"anchor {number}", step=0),
     )
 
@@ -145,7 +145,7 @@ async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> No
     """Gold pairs that are kept as anchors are measured before and after, by mistake, and stay apart."""
     async with MemoryStore(tmp_path / "memory.db") as store:
         anchors = [anchor(number) for number in range(3)]
-        await store.keep_anchors(anchors)
+        await store.add_anchors(anchors)
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
         learn, heldout = await traces(calibrator, "learn", 12), await traces(calibrator, "held out", 24)
         report = await calibrator.calibrate(learn, heldout=heldout)
@@ -165,7 +165,7 @@ async def test_no_pair_is_made_of_a_step_that_is_an_anchor(tmp_path: Path) -> No
         kept = learn[0].events[0]
         made_of = Provenance(trace_id=learn[0].id, step=0)
         update = {"transition": kept.transition, "provenance": made_of}
-        await store.keep_anchors([anchor(0).model_copy(update=update)])
+        await store.add_anchors([anchor(0).model_copy(update=update)])
         await calibrator.calibrate(learn, heldout=heldout)
         sources = {(one.pair.provenance.trace_id, one.pair.provenance.step) for one in await store.pairs()}
         assert not {(learn[0].id, 0), (learn[0].id, 1)} & sources
@@ -183,11 +183,11 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
             unit_ids: Sequence[str],
             *,
             held_out: str,
-            traces: Collection[Recording],
+            traces: Collection[TraceIdentity],
             use: Literal["promote", "demote"] = "promote",
         ) -> BatchTest:
             await faster.calibrate(learn, heldout=heldout)
-            return await super().open_test(unit_ids, held_out=held_out, traces=traces, use=use)
+            return await super().open_test(unit_ids, holdout_id=held_out, traces=traces, kind=use)
 
     async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
         faster = Calibrator(flattered(), other, settings=SETTINGS)
@@ -195,8 +195,8 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
         heldout += await traces(faster, "held out", 24)
         report = await Calibrator(flattered(), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
         assert report.tests == ()
-        assert report.not_tested is not None
-        assert "another process" in report.not_tested
+        assert report.not_tested_reason is not None
+        assert "another process" in report.not_tested_reason
         assert report.held_out.before is not None
         assert report.held_out.after is not None
         assert report.held_out.after.error.value < report.held_out.before.error.value
@@ -214,9 +214,9 @@ async def test_what_turns_out_to_harm_is_taken_back(tmp_path: Path) -> None:
         contrary = Calibrator(flattered(contrary=True), store, settings=SETTINGS)
         later = await traces(contrary, "later", 30)
         found = await contrary.recheck(later)
-        assert [(one.promoted, one.outcome) for one in found] == [(False, "worse")]
+        assert [(one.passed_test, one.outcome) for one in found] == [(False, "worse")]
         assert await store.pairs(status="promoted") == ()
-        assert all(one.held for one in await store.pairs([one.pair.id for one in promoted]))
+        assert all(one.needs_review for one in await store.pairs([one.pair.id for one in promoted]))
 
 
 PROCESS = """
@@ -252,7 +252,7 @@ async def test_a_promoted_pair_is_used_by_the_next_score_of_another_process(tmp_
         promoted = {one.pair.id for one in await store.pairs(status="promoted")}
         assert score.pair_ids
         assert set(score.pair_ids) <= promoted
-        assert score.evaluation.phi_after == 3
+        assert score.evaluation.progress_after == 3
 
 
 async def test_gold_that_only_samples_agree_on_tests_nothing(tmp_path: Path) -> None:
@@ -262,9 +262,9 @@ async def test_gold_that_only_samples_agree_on_tests_nothing(tmp_path: Path) -> 
         agreed = [Trace(PURPOSE, id=f"agreed {n}") for n in range(30)]
         for trace in agreed:
             step = Transition(before="0", action=Action(name="wait"), after="filed 1")
-            evaluation = Evaluation(phi_before=0, phi_after=0, reasoning="r")
-            trace.record(step, evaluation, gold=Gold(phi_before=0, phi_after=5, source="agreement"))
-        report = await calibrator.calibrate([], heldout=agreed, anyway=True)
+            evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="r")
+            trace.record(step, evaluation, label=Label(progress_before=0, progress_after=5, source="agreement"))
+        report = await calibrator.calibrate([], heldout=agreed, allow_untested=True)
         assert report.held_out.before is None
 
 
@@ -288,15 +288,15 @@ async def test_steps_that_cannot_be_scored_are_counted(tmp_path: Path, share: in
         learn, heldout = await traces(scorer, "learn", 12), await traces(scorer, "held out", 36)
         calibrator = Calibrator(unreadable(share), store, settings=SETTINGS)
         report = await calibrator.calibrate(learn, heldout=heldout)
-        assert report.held_out.unscored == 2 * -(-36 // share)
-        assert (report.promoted > 0) is tested
+        assert report.held_out.n_unscored == 2 * -(-36 // share)
+        assert (report.n_promoted > 0) is tested
         if not tested:
-            assert report.not_tested is not None
-            assert "no valid score of 16 of 72 held-out steps, on 36 traces" in report.not_tested
+            assert report.not_tested_reason is not None
+            assert "no valid score of 16 of 72 held-out steps, on 36 traces" in report.not_tested_reason
             assert await store.tests() == ()
         else:
             (test, *_) = report.tests
-            assert (test.traces, test.transitions, test.unscored) == (36, 72, 6)
+            assert (test.n_traces, test.n_transitions, test.n_unscored) == (36, 72, 6)
 
 
 def silenced(least: int) -> ScriptedLLM:
@@ -327,9 +327,9 @@ async def test_silence_neither_blocks_nor_hides(tmp_path: Path, least: int, prom
         ]
         report = await Calibrator(silenced(least), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
         first = report.tests[0]
-        assert (first.traces, first.transitions, first.promoted) == (20, 20, promoted)
-        assert (report.promoted > 0) is promoted
+        assert (first.n_traces, first.n_transitions, first.passed_test) == (20, 20, promoted)
+        assert (report.n_promoted > 0) is promoted
         if promoted:
-            assert first.unscored == 1
+            assert first.n_unscored == 1
         else:
             assert first.effect < 0

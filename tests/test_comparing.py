@@ -11,10 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrast_world import PURPOSE, KnowingJudge, event, round_of
-from reflact.calibration.comparing import compare, needed, outcome, passes, sides
-from reflact.calibration.contrast import ContrastSettings, Made, contrast
+from reflact.calibration.comparing import (
+    compare_sides,
+    count_needed,
+    decide_outcome,
+    keep_probability,
+    plan_sides,
+)
+from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
 from reflact.errors import ReplyError
-from reflact.memory import ContrastPair, Evaluation, Gold
+from reflact.memory import ContrastPair, Evaluation, Label
 from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 
@@ -25,17 +31,17 @@ PAIRS = 200
 
 def clear(step: int) -> ContrastPair:
     """Return a pair that the knowing judge can tell apart."""
-    right = Evaluation(phi_before=2, phi_after=2, reasoning=f"Nothing was achieved in step {step}.")
-    wrong = Evaluation(phi_before=2, phi_after=8, reasoning="It looks like more.")
+    right = Evaluation(progress_before=2, progress_after=2, reasoning=f"Nothing was achieved in step {step}.")
+    wrong = Evaluation(progress_before=2, progress_after=8, reasoning="It looks like more.")
     return ContrastPair(
         purpose=PURPOSE,
         transition=event(step).transition,
         right=right,
         wrong=wrong,
-        why="The states are equal.",
+        reason="The states are equal.",
         mistake="inflated_score",
         construction="asked",
-        label="human",
+        label_source="human",
     )
 
 
@@ -44,8 +50,8 @@ async def kept(judge: KnowingJudge, *, judges: int, agreement: float) -> Counter
     llm, prompts = ScriptedLLM(judge), load_prompts()
     results: Counter[str] = Counter()
     for n in range(PAIRS):
-        decided, _ = await compare(
-            clear(n), sides(n, judges, seed=0), step="", judge=llm, prompts=prompts, agreement=agreement
+        decided, _ = await compare_sides(
+            clear(n), plan_sides(n, judges, seed=0), step="", judge=llm, prompts=prompts, min_agreement=agreement
         )
         results[decided] += 1
     return results
@@ -57,7 +63,7 @@ async def kept(judge: KnowingJudge, *, judges: int, agreement: float) -> Counter
 async def test_good_judges_keep_clear_pairs() -> None:
     """Judges who are right nine times in ten keep as many pairs as computed, nearly all."""
     results = await kept(KnowingJudge(0.9), judges=10, agreement=0.7)
-    assert results["kept"] / PAIRS == pytest.approx(passes(10, 0.7, first=0.9), abs=0.05)
+    assert results["kept"] / PAIRS == pytest.approx(keep_probability(10, 0.7, first_rate=0.9), abs=0.05)
     assert results["kept"] >= 0.9 * PAIRS
 
 
@@ -65,7 +71,7 @@ async def test_judges_who_guess_keep_nearly_nothing() -> None:
     """With ten comparisons of which nine must agree, guessing passes about one pair in a hundred."""
     results = await kept(KnowingJudge(0.5), judges=10, agreement=0.9)
     assert results["kept"] <= 0.03 * PAIRS
-    assert passes(10, 0.9, first=0.5) == pytest.approx(11 / 1024)
+    assert keep_probability(10, 0.9, first_rate=0.5) == pytest.approx(11 / 1024)
 
 
 @pytest.mark.parametrize("side", ["first", "second"])
@@ -80,8 +86,8 @@ async def test_a_judge_that_always_picks_one_side_keeps_nothing(side: str, judge
 async def test_a_judge_without_answers_finds_nothing() -> None:
     """Comparisons that give no valid reply never keep a pair."""
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("no reply"))
-    decided, found = await compare(
-        clear(0), sides(0, 6, seed=0), step="", judge=llm, prompts=load_prompts(), agreement=0.6
+    decided, found = await compare_sides(
+        clear(0), plan_sides(0, 6, seed=0), step="", judge=llm, prompts=load_prompts(), min_agreement=0.6
     )
     assert decided != "kept"
     assert not any(found)
@@ -93,7 +99,7 @@ async def test_a_judge_without_answers_finds_nothing() -> None:
 @given(candidates=st.integers(0, 40), judges=st.integers(2, 15), seed=st.integers(0, 99))
 def test_sides_are_balanced_exactly(candidates: int, judges: int, seed: int) -> None:
     """Over an even number of candidates both orders are equally many; within one nearly."""
-    plans = [sides(n, judges, seed=seed) for n in range(2 * candidates)]
+    plans = [plan_sides(n, judges, seed=seed) for n in range(2 * candidates)]
     assert sum(plan.count(True) for plan in plans) == sum(plan.count(False) for plan in plans)
     assert all(abs(plan.count(True) - plan.count(False)) <= 1 for plan in plans)
 
@@ -101,7 +107,7 @@ def test_sides_are_balanced_exactly(candidates: int, judges: int, seed: int) -> 
 async def test_the_judge_is_blind_and_sees_both_orders() -> None:
     """Prompts of one pair differ in nothing but the order of the two evaluations."""
     llm = ScriptedLLM(KnowingJudge())
-    await compare(clear(0), sides(0, 4, seed=0), step="", judge=llm, prompts=load_prompts(), agreement=0.6)
+    await compare_sides(clear(0), plan_sides(0, 4, seed=0), step="", judge=llm, prompts=load_prompts(), min_agreement=0.6)
     texts = Counter(call.prompt.messages[1].content for call in llm.calls)
     assert sorted(texts.values()) == [2, 2]
     one, other = texts
@@ -121,13 +127,13 @@ async def test_the_judge_is_blind_and_sees_both_orders() -> None:
 def test_an_early_end_changes_nothing(found: list[bool], agreement: float, begins: bool) -> None:
     """Once a prefix decides, no continuation decides otherwise; all of them decide."""
     plan = [begins == (n % 2 == 0) for n in range(len(found))]
-    decided = [outcome(plan, found[:n], agreement=agreement) for n in range(len(found) + 1)]
+    decided = [decide_outcome(plan, found[:n], min_agreement=agreement) for n in range(len(found) + 1)]
     assert decided[-1] is not None
     first = next(n for n, one in enumerate(decided) if one is not None)
     assert set(decided[first:]) == {decided[-1]}
     if decided[-1] == "kept":
         assert first == len(found)
-        assert sum(found) >= needed(len(found), agreement)
+        assert sum(found) >= count_needed(len(found), agreement)
 
 
 @pytest.mark.parametrize(("judges", "agreement"), [(2, 0.6), (3, 0.6), (5, 0.6), (6, 0.8), (8, 1.0)])
@@ -139,8 +145,8 @@ def test_the_computed_rate_is_that_of_all_outcomes(judges: int, agreement: float
         plan = [begins == (n % 2 == 0) for n in range(judges)]
         for found in product((True, False), repeat=judges):
             weight = accuracy ** sum(found) * (1 - accuracy) ** (judges - sum(found))
-            total += 0.5 * weight * (outcome(plan, found, agreement=agreement) == "kept")
-    assert passes(judges, agreement, first=accuracy) == pytest.approx(total)
+            total += 0.5 * weight * (decide_outcome(plan, found, min_agreement=agreement) == "kept")
+    assert keep_probability(judges, agreement, first_rate=accuracy) == pytest.approx(total)
 
 
 def test_the_rates_in_the_documents_are_computed() -> None:
@@ -155,16 +161,16 @@ def test_the_rates_in_the_documents_are_computed() -> None:
     assert len(rows) >= 8
     for judges, agreement, least, *rates in rows:
         orders = [(0.5, 0.5), (0.7, 0.7), (0.8, 0.8), (0.9, 0.9), (1.0, 0.0), (0.9, 0.5)]
-        computed = [passes(int(judges), agreement, first=a, second=b) for a, b in orders]
-        assert least == needed(int(judges), agreement)
+        computed = [keep_probability(int(judges), agreement, first_rate=a, second_rate=b) for a, b in orders]
+        assert least == count_needed(int(judges), agreement)
         assert rates == pytest.approx(computed, abs=0.0006)
 
 
 async def test_hopeless_comparisons_end_early() -> None:
     """A judge who is always wrong is asked until that is certain, and not once more."""
     llm = ScriptedLLM(KnowingJudge(0.0))
-    plan = sides(0, 20, seed=0)
-    decided, found = await compare(clear(0), plan, step="", judge=llm, prompts=load_prompts(), agreement=0.6)
+    plan = plan_sides(0, 20, seed=0)
+    decided, found = await compare_sides(clear(0), plan, step="", judge=llm, prompts=load_prompts(), min_agreement=0.6)
     assert decided == "judged_wrong"
     assert len(found) == 9
     assert len(llm.calls) == 9
@@ -175,23 +181,23 @@ async def test_hopeless_comparisons_end_early() -> None:
 
 async def test_difficulty_is_the_share_that_erred() -> None:
     """A kept pair says how many judges there were and which share found it; a lost one is a drop."""
-    gold = Gold(phi_before=2, phi_after=6, source="human", reasoning="Half of it.")
+    gold = Label(progress_before=2, progress_after=6, source="human", reasoning="Half of it.")
     steps = [event(n, said=(2, 9)).model_copy(update={"gold": gold}) for n in range(10)]
 
-    async def made(accuracy: float) -> Made:
-        return await contrast(
+    async def made(accuracy: float) -> GenerationResult:
+        return await generate_contrast_pairs(
             steps,
             purpose=PURPOSE,
             trace_id="t",
-            plan=round_of("inflated_score"),
+            round_plan=round_of("inflated_score"),
             llm=ScriptedLLM(lambda prompt, reply_type, call_id: ReplyError("not asked")),
             judge=ScriptedLLM(KnowingJudge(accuracy)),
-            settings=ContrastSettings(per_event=1, judges=10),
+            settings=ContrastSettings(candidates_per_event=1, n_judges=10),
         )
 
     sure, unsure = await made(1.0), await made(0.8)
     assert {pair.difficulty for pair in sure.pairs} == {0}
     assert any(pair.difficulty for pair in unsure.pairs)
-    assert all(pair.judges == 10 and (pair.agreement or 0) >= 0.6 for pair in unsure.pairs)
-    assert unsure.candidates == 10
+    assert all(pair.n_judgements == 10 and (pair.agreement or 0) >= 0.6 for pair in unsure.pairs)
+    assert unsure.n_candidates == 10
     assert (await made(0.0)).pairs == ()

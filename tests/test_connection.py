@@ -70,7 +70,7 @@ async def score(
     async with connect(
         model, store=store, budget=budget or BudgetConfig(), replay=replay or ReplayConfig()
     ) as llm:
-        return (await Critic(llm).score(step(number), purpose=PURPOSE)).evaluation.phi_after
+        return (await Critic(llm).score(step(number), purpose=PURPOSE)).evaluation.progress_after
 
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:

@@ -8,12 +8,20 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from contrast_world import PURPOSE, evaluation, event
-from reflact.calibration.constructions import HIDDEN, Band, Built, built, kind_of_error, label_of, quotes
-from reflact.calibration.guards import Grounds
-from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, reach
-from reflact.memory import MISTAKES, Action, Evaluation, Gold, ScoreEvent, Transition
+from reflact.calibration.constructions import (
+    HIDDEN_TEXT,
+    DistanceBand,
+    PairCandidate,
+    build_candidates,
+    classify_error,
+    find_reference,
+    quote_changes,
+)
+from reflact.calibration.guards import QuotableTexts
+from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, compute_reach
+from reflact.memory import MISTAKE_KINDS, Action, Evaluation, Label, ScoreEvent, Transition
 
-BAND = Band(1, 10)
+BAND = DistanceBand(1, 10)
 PHI = st.floats(0, 10)
 LINES = st.lists(st.sampled_from(("one", "two words", " three ", "")), max_size=4).map("\n".join)
 LEAF = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=8)
@@ -22,18 +30,18 @@ STATES = st.recursive(
 )
 
 
-def ways(one: ScoreEvent, band: Band = BAND) -> dict[str, Built]:
+def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, PairCandidate]:
     """Return what is built of a step with gold, by construction."""
-    assert one.gold is not None
-    return {b.construction: b for b in built(one, label_of(one, one.gold), purpose=PURPOSE, band=band)}
+    assert one.label is not None
+    return {b.construction: b for b in build_candidates(one, find_reference(one, one.label), purpose=PURPOSE, band=band)}
 
 
 def scored(before: JsonValue, after: JsonValue, low: float, high: float) -> ScoreEvent:
     """Return a step between two states whose scores are right."""
-    said = Evaluation(phi_before=low, phi_after=high, reasoning="It was scored.")
-    gold = Gold(phi_before=low, phi_after=high, source="program")
+    said = Evaluation(progress_before=low, progress_after=high, reasoning="It was scored.")
+    gold = Label(progress_before=low, progress_after=high, source="program")
     transition = Transition(before=before, action=Action(name="act"), after=after)
-    return ScoreEvent(step=0, transition=transition, evaluation=said, gold=gold)
+    return ScoreEvent(step=0, transition=transition, evaluation=said, label=gold)
 
 
 @given(before=STATES, after=STATES, low=PHI, high=PHI, nearest=st.floats(0.1, 5))
@@ -42,13 +50,13 @@ def test_the_unperturbed_evaluation_is_wrong_for_every_perturbed_input(
 ) -> None:
     """Distances keep to the band, no input equals the true one, and phi follows the states."""
     one = scored(before, after, low, high)
-    for made in ways(one, Band(nearest, 10)).values():
-        assert abs(made.right.phi_after - made.wrong.phi_after) >= nearest - 1e-6
+    for made in ways(one, DistanceBand(nearest, 10)).values():
+        assert abs(made.right.progress_after - made.wrong.progress_after) >= nearest - 1e-6
         assert made.transition != one.transition
         assert made.wrong == one.evaluation
-        assert made.right.phi_before in {low, high}
+        assert made.right.progress_before in {low, high}
         assert made.right.reasoning.strip()
-        assert not Grounds(made.transition).unfounded(made.right.evidence)
+        assert not QuotableTexts(made.transition).find_invented(made.right.evidence)
 
 
 @given(before=STATES, low=PHI, high=PHI)
@@ -60,7 +68,7 @@ def test_nothing_is_perturbed_where_nothing_changed(before: JsonValue, low: floa
 def test_each_perturbation_says_what_is_right() -> None:
     """Phi stays where nothing was achieved, and goes with the states where they are swapped."""
     made = ways(event())
-    assert {name: (b.right.phi_before, b.right.phi_after) for name, b in made.items()} == {
+    assert {name: (b.right.progress_before, b.right.progress_after) for name, b in made.items()} == {
         "no_effect": (2, 2),
         "claim_for_effect": (2, 2),
         "progress_reversed": (6, 2),
@@ -74,7 +82,7 @@ def test_each_perturbation_says_what_is_right() -> None:
         "message": "The agent says: write is done, and with it all that was asked for.",
     }
     assert made["progress_reversed"].transition.before == true.after
-    assert made["evidence_withdrawn"].transition.after == {"chapters": HIDDEN, "title": "Report"}
+    assert made["evidence_withdrawn"].transition.after == {"chapters": HIDDEN_TEXT, "title": "Report"}
 
 
 def test_a_claim_credits_nothing_that_fell() -> None:
@@ -84,8 +92,8 @@ def test_a_claim_credits_nothing_that_fell() -> None:
 
 def test_a_narrow_band_leaves_out_what_is_obvious() -> None:
     """Later rounds want small differences: a step of four points gives none within two."""
-    assert ways(event(), Band(1, 2)) == {}
-    assert set(ways(event(after=3.5), Band(1, 2))) == set(ways(event()))
+    assert ways(event(), DistanceBand(1, 2)) == {}
+    assert set(ways(event(after=3.5), DistanceBand(1, 2))) == set(ways(event()))
 
 
 @pytest.mark.parametrize(
@@ -99,21 +107,21 @@ def test_a_narrow_band_leaves_out_what_is_obvious() -> None:
 )
 def test_an_observed_mistake_has_a_kind(right: tuple[float, float], wrong: float, kind: str) -> None:
     """Too high without progress, too high with it, too low: each is a kind of its own."""
-    assert kind_of_error(evaluation(right[0], wrong), evaluation(*right)) == kind
+    assert classify_error(evaluation(right[0], wrong), evaluation(*right)) == kind
     one = event(before=right[0], after=right[1], said=(right[0], wrong), changed=right[0] != right[1])
     observed = ways(one)["observed"]
-    assert (observed.mistake, observed.right.phi_after, observed.wrong.phi_after) == (kind, right[1], wrong)
+    assert (observed.mistake, observed.right.progress_after, observed.wrong.progress_after) == (kind, right[1], wrong)
 
 
 def test_gold_without_reasons_takes_those_of_a_close_evaluation_alone() -> None:
     """The words of an evaluation that is far from gold never stand on the right side."""
     near, far = event(said=(2, 6.4)), event(said=(2, 9))
-    assert near.gold is not None
-    assert far.gold is not None
-    taken = label_of(near, near.gold).right
-    assert (taken.phi_after, taken.reasoning) == (6, "Step 0 was scored.")
-    own = label_of(far, far.gold).right
-    assert own.phi_after == 6
+    assert near.label is not None
+    assert far.label is not None
+    taken = find_reference(near, near.label).evaluation
+    assert (taken.progress_after, taken.reasoning) == (6, "Step 0 was scored.")
+    own = find_reference(far, far.label).evaluation
+    assert own.progress_after == 6
     assert "scored" not in own.reasoning
 
 
@@ -122,7 +130,7 @@ def test_quotes_point_into_the_state_after(before: str, after: str) -> None:
     """What is quoted of a text is one of its new lines."""
     transition = Transition(before=before, action=Action(name="act"), after=after)
     assert all(
-        quote in after.splitlines() or f" {quote} " in after.splitlines() for quote in quotes(transition)
+        quote in after.splitlines() or f" {quote} " in after.splitlines() for quote in quote_changes(transition)
     )
 
 
@@ -141,8 +149,8 @@ def test_a_mistake_reaches_what_is_on_the_scale_and_far_enough(
     low: float, high: float, *, nearest: float, width: float, variation: int, mistake: Mistake
 ) -> None:
     """Every number within reach lies on the scale, at least ``nearest`` away and at most ``farthest``."""
-    right, band = evaluation(low, high), Band(nearest, nearest + width)
-    found = reach(mistake, right, band=band, variation=variation)
+    right, band = evaluation(low, high), DistanceBand(nearest, nearest + width)
+    found = compute_reach(mistake, right, band=band, variant=variation)
     if found is None:
         assert high + nearest > 10 or high - nearest < 0
         return
@@ -157,4 +165,4 @@ def test_a_mistake_reaches_what_is_on_the_scale_and_far_enough(
 
 def test_every_known_kind_is_described() -> None:
     """The kinds that models are told of are those that the memory knows."""
-    assert tuple(mistake.name for mistake in KNOWN_MISTAKES) == MISTAKES
+    assert tuple(mistake.name for mistake in KNOWN_MISTAKES) == MISTAKE_KINDS

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
 from contrast_world import PURPOSE, KnowingJudge, PlainCritic, event, mistaken, round_of
-from reflact.calibration.contrast import ContrastSettings, Drop, Made, contrast, contrasting, selected
-from reflact.calibration.curriculum import KindShare, Round
+from reflact.calibration.contrast import (
+    ContrastSettings,
+    DroppedCandidate,
+    GenerationResult,
+    generate_contrast_pairs,
+    select_events,
+    stream_contrast_pairs,
+)
+from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.calibration.mistakes import Mistake
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ConfigError, ProviderDown
@@ -35,17 +42,17 @@ def silent(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
 
 async def made(
     *events: ScoreEvent,
-    plan: Round | None = None,
+    plan: RoundPlan | None = None,
     write: Script = mistaken,
     judge: Script | None = None,
     **more: Any,
-) -> Made:
+) -> GenerationResult:
     """Make the pairs of a trace."""
-    return await contrast(
+    return await generate_contrast_pairs(
         events or EVENTS,
         purpose=PURPOSE,
         trace_id="t1",
-        plan=plan or round_of(),
+        round_plan=plan or round_of(),
         llm=ScriptedLLM(write),
         judge=None if judge is None else ScriptedLLM(judge),
         **more,
@@ -71,13 +78,13 @@ def test_steps_that_moved_or_stood_still_are_selected(
 ) -> None:
     """A step is learned from where critic or gold moved by 0.5 at least, or where nothing changed."""
     one = event(before=gold[0], after=gold[1], said=said, changed=changed)
-    assert (selected([one], ContrastSettings()) == (one,)) is chosen
+    assert (select_events([one], ContrastSettings()) == (one,)) is chosen
 
 
 async def test_still_steps_can_be_left_out() -> None:
     """Without them they count as skipped, and no candidate is made of them."""
     result = await made(event(after=2, changed=False), settings=ContrastSettings(include_no_change=False))
-    assert result == Made(skipped=1)
+    assert result == GenerationResult(n_skipped=1)
 
 
 # ------------------------------------------------------------------------------------- what is right
@@ -87,7 +94,7 @@ async def test_one_unchecked_opinion_makes_no_pair() -> None:
     """Without gold and without a critic to sample, every candidate is dropped as unverified."""
     result = await made(event(gold=False))
     assert result.pairs == ()
-    assert [drop.reason for drop in result.drops] == ["unverified"] * 4
+    assert [drop.reason for drop in result.dropped] == ["unverified"] * 4
 
 
 async def test_samples_that_agree_say_what_is_right() -> None:
@@ -95,9 +102,9 @@ async def test_samples_that_agree_say_what_is_right() -> None:
     critic = PlainCritic((2, 5.5), (2, 6.5), (2, 6))
     result = await made(event(gold=False), plan=round_of("ignored_evidence"), critic=critic)
     assert sorted(critic.trials) == [1, 2, 3]
-    assert {pair.label for pair in result.pairs} == {"agreement"}
+    assert {pair.label_source for pair in result.pairs} == {"agreement"}
     (asked, *_) = [pair for pair in result.pairs if pair.construction == "asked"]
-    assert (asked.right.phi_before, asked.right.phi_after) == (2, 6)
+    assert (asked.right.progress_before, asked.right.progress_after) == (2, 6)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +115,13 @@ async def test_samples_that_do_not_agree_make_no_pair(critic: PlainCritic) -> No
     """Apart in phi before or after, or without credit for want of evidence: nobody knows what is right."""
     result = await made(event(gold=False), critic=critic)
     assert result.pairs == ()
-    assert {drop.reason for drop in result.drops} == {"disagreement"}
+    assert {drop.reason for drop in result.dropped} == {"disagreement"}
 
 
 async def test_no_sample_is_asked_once_they_cannot_agree() -> None:
     """Two samples far apart end the asking of nine, up to those under way."""
     critic = PlainCritic((2, 2), (2, 9))
-    await made(event(gold=False), critic=critic, settings=ContrastSettings(samples=9, concurrency=1))
+    await made(event(gold=False), critic=critic, settings=ContrastSettings(n_samples=9, concurrency=1))
     assert len(critic.trials) <= 3
 
 
@@ -144,7 +151,7 @@ async def test_the_critics_own_mistake_comes_first() -> None:
     """An inflated score beside gold is a pair that costs nothing."""
     result = await made(event(said=(2, 9)), plan=round_of("inflated_score"))
     first = result.pairs[0]
-    assert (first.construction, first.right.phi_after, first.wrong.phi_after) == ("observed", 6, 9)
+    assert (first.construction, first.right.progress_after, first.wrong.progress_after) == ("observed", 6, 9)
 
 
 async def test_another_purpose_needs_samples_that_bear_it_out() -> None:
@@ -153,11 +160,11 @@ async def test_another_purpose_needs_samples_that_bear_it_out() -> None:
     others = ["Draw three figures.", PURPOSE.upper()]
     low = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)), others=others)
     found = [pair for pair in low.pairs if pair.construction == "other_purpose"]
-    assert [(pair.purpose, pair.label, pair.right.phi_after) for pair in found] == [
+    assert [(pair.purpose, pair.label_source, pair.right.progress_after) for pair in found] == [
         (others[0], "agreement", 0.5)
     ]
     high = await made(event(), plan=plan, critic=PlainCritic((2, 6)), others=others)
-    assert [drop.reason for drop in high.drops] == ["not_confirmed"]
+    assert [drop.reason for drop in high.dropped] == ["not_confirmed"]
 
 
 async def test_a_near_miss_is_written_where_no_trace_has_another_purpose() -> None:
@@ -166,7 +173,7 @@ async def test_a_near_miss_is_written_where_no_trace_has_another_purpose() -> No
     result = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)))
     assert "Draw the three figures of the report." in {pair.purpose for pair in result.pairs}
     off = await made(
-        event(), plan=plan, critic=PlainCritic((0, 0.5)), settings=ContrastSettings(near_misses=False)
+        event(), plan=plan, critic=PlainCritic((0, 0.5)), settings=ContrastSettings(write_other_purposes=False)
     )
     assert {pair.purpose for pair in off.pairs} == {PURPOSE}
 
@@ -175,7 +182,7 @@ async def test_a_scale_without_room_is_a_typed_drop() -> None:
     """Nothing can be inflated at 10: the candidate says so."""
     result = await made(event(after=10), plan=round_of("inflated_score"))
     assert result.pairs == ()
-    assert {drop.reason for drop in result.drops} == {"not_applicable"}
+    assert {drop.reason for drop in result.dropped} == {"not_applicable"}
 
 
 async def test_own_kinds_of_mistakes_are_asked_for() -> None:
@@ -207,15 +214,15 @@ async def test_a_reply_that_gives_a_known_pair_is_a_drop() -> None:
     first = await made(still, plan=plan)
     again = await made(still, plan=plan, known={pair.id for pair in first.pairs})
     assert again.pairs == ()
-    assert {drop.reason for drop in again.drops} == {"known"}
+    assert {drop.reason for drop in again.dropped} == {"known"}
 
 
 async def test_equal_steps_are_learned_from_once() -> None:
     """A step that equals an earlier one is dropped before anything is asked about it."""
     twin = event().model_copy(update={"step": 7})
     result = await made(event(), twin)
-    assert result.candidates == 8
-    assert [(drop.step, drop.reason) for drop in result.drops] == [(7, "duplicate")] * 4
+    assert result.n_candidates == 8
+    assert [(drop.step, drop.reason) for drop in result.dropped] == [(7, "duplicate")] * 4
 
 
 async def test_equal_replies_are_one_pair() -> None:
@@ -225,7 +232,7 @@ async def test_equal_replies_are_one_pair() -> None:
         return {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
 
     result = await made(event(), plan=round_of("inflated_score"), write=same)
-    assert (len(result.pairs), [d.reason for d in result.drops]) == (1, ["duplicate"] * 3)
+    assert (len(result.pairs), [d.reason for d in result.dropped]) == (1, ["duplicate"] * 3)
 
 
 # ------------------------------------------------------------------------------------------- the whole
@@ -242,16 +249,16 @@ def test_candidates_add_up_and_pairs_are_contrasts(
     """Each selected step has so many candidates; each is a pair or a drop, each pair apart by the margin."""
     events = [event(n, before=a, after=b, said=(a, c), changed=a != b) for n, (a, b, c) in enumerate(moves)]
 
-    async def run() -> Made:
+    async def run() -> GenerationResult:
         return await made(
-            *events, write=silent if mute else mistaken, settings=ContrastSettings(per_event=each)
+            *events, write=silent if mute else mistaken, settings=ContrastSettings(candidates_per_event=each)
         )
 
-    result = anyio.run(run) if events else Made()
-    assert result.candidates == len(result.pairs) + len(result.drops)
-    assert result.candidates == each * (len(events) - result.skipped)
+    result = anyio.run(run) if events else GenerationResult()
+    assert result.n_candidates == len(result.pairs) + len(result.dropped)
+    assert result.n_candidates == each * (len(events) - result.n_skipped)
     for pair in result.pairs:
-        assert abs(pair.right.phi_after - pair.wrong.phi_after) >= 1 - 1e-9
+        assert abs(pair.right.progress_after - pair.wrong.progress_after) >= 1 - 1e-9
         assert pair.wrong.reasoning.strip() != pair.right.reasoning.strip()
         assert pair.provenance.trace_id == "t1"
 
@@ -259,12 +266,12 @@ def test_candidates_add_up_and_pairs_are_contrasts(
 def test_a_result_that_does_not_add_up_is_refused() -> None:
     """``Made`` cannot lose a candidate."""
     with pytest.raises(ValidationError, match="3 candidates, but 0 pairs and 0 drops"):
-        Made(candidates=3)
+        GenerationResult(n_candidates=3)
 
 
 async def test_the_order_of_replies_changes_nothing() -> None:
     """Whatever finishes first, pairs and drops come in the order of the steps; the stream has the same."""
-    plain = await made(judge=KnowingJudge(), settings=ContrastSettings(judges=2))
+    plain = await made(judge=KnowingJudge(), settings=ContrastSettings(n_judges=2))
     chance = random.Random(3)
 
     def late(script: Script) -> Script:
@@ -276,21 +283,21 @@ async def test_the_order_of_replies_changes_nothing() -> None:
         return answer
 
     for _ in range(5):
-        told: list[ContrastPair | Drop] = []
-        async with contrasting(
+        told: list[ContrastPair | DroppedCandidate] = []
+        async with stream_contrast_pairs(
             lambda report: made(
                 write=late(mistaken),
                 judge=late(KnowingJudge()),
-                settings=ContrastSettings(judges=2),
+                settings=ContrastSettings(n_judges=2),
                 report=report,
             )
         ) as stream:
             told += [one async for one in stream]
         assert Counter(one.model_dump_json() for one in told) == Counter(
-            one.model_dump_json() for one in (*plain.pairs, *plain.drops)
+            one.model_dump_json() for one in (*plain.pairs, *plain.dropped)
         )
         assert (
-            await made(write=late(mistaken), judge=late(KnowingJudge()), settings=ContrastSettings(judges=2))
+            await made(write=late(mistaken), judge=late(KnowingJudge()), settings=ContrastSettings(n_judges=2))
             == plain
         )
 
@@ -313,7 +320,7 @@ async def test_calls_in_flight_stay_within_the_limit() -> None:
         return answer
 
     events = [event(n) for n in range(12)]
-    limits = ContrastSettings(judges=4, concurrency=3)
+    limits = ContrastSettings(n_judges=4, concurrency=3)
     await made(*events, write=counted(mistaken), judge=counted(KnowingJudge()), settings=limits)
     assert flying == [0, 3]
 
@@ -331,40 +338,40 @@ async def test_a_dead_provider_is_an_error_and_not_a_drop() -> None:
 async def test_comparisons_without_a_judge_are_refused() -> None:
     """Settings that ask for judges need one; a single comparison shows one order only."""
     with pytest.raises(ConfigError, match="judge"):
-        await made(event(), settings=ContrastSettings(judges=2))
+        await made(event(), settings=ContrastSettings(n_judges=2))
     with pytest.raises(ValidationError, match="at least 2"):
-        ContrastSettings(judges=1)
+        ContrastSettings(n_judges=1)
 
 
 async def test_what_is_proven_can_be_kept_without_judges() -> None:
     """With `unproven`, pairs by gold and construction stay unjudged, and a useless judge loses the others."""
-    settings = ContrastSettings(judges=2, judged="unproven")
+    settings = ContrastSettings(n_judges=2, judged_pairs="unproven")
     always = KnowingJudge(always="first")
     result = await made(*EVENTS, judge=always, settings=settings)
     assert result.pairs
     assert all(pair.construction not in {"asked", "other_purpose"} for pair in result.pairs)
-    assert {pair.judges for pair in result.pairs} == {0}
-    lost = [drop for drop in result.drops if drop.reason in {"judged_wrong", "decided_by_position"}]
+    assert {pair.n_judgements for pair in result.pairs} == {0}
+    lost = [drop for drop in result.dropped if drop.reason in {"judged_wrong", "decided_by_position"}]
     assert lost
     assert {drop.construction for drop in lost} <= {"asked", "other_purpose"}
 
 
 async def test_what_samples_agreed_on_is_never_proven() -> None:
     """Without gold every pair is compared, however it was constructed."""
-    settings = ContrastSettings(judges=2, judged="unproven")
+    settings = ContrastSettings(n_judges=2, judged_pairs="unproven")
     critic, always = PlainCritic((2, 6)), KnowingJudge(always="second")
     result = await made(event(gold=False), critic=critic, judge=always, settings=settings)
     assert result.pairs == ()
-    assert {"judged_wrong", "decided_by_position"} & {drop.reason for drop in result.drops}
+    assert {"judged_wrong", "decided_by_position"} & {drop.reason for drop in result.dropped}
 
 
 async def test_shares_decide_how_often_a_kind_is_asked_for() -> None:
     """Over a trace the kinds have the shares of the round."""
     shares = (
-        KindShare(mistake="inflated_score", share=0.75),
-        KindShare(mistake="ignored_evidence", share=0.25),
+        MistakeShare(mistake="inflated_score", share=0.75),
+        MistakeShare(mistake="ignored_evidence", share=0.25),
     )
-    plan = Round(number=1, shares=shares, nearest=1, farthest=10)
+    plan = RoundPlan(number=1, shares=shares, nearest=1, farthest=10)
     result = await made(*(event(n) for n in range(4)), plan=plan)
-    kinds = Counter([*(pair.mistake for pair in result.pairs), *(drop.mistake for drop in result.drops)])
+    kinds = Counter([*(pair.mistake for pair in result.pairs), *(drop.mistake for drop in result.dropped)])
     assert kinds == {"inflated_score": 12, "ignored_evidence": 4}

@@ -10,8 +10,8 @@ import pytest
 
 from contrast_world import PURPOSE, event, round_of
 from doubles import Endpoint, completion, config, connected, opened
-from reflact.calibration.contrast import ContrastSettings, Made, contrast
-from reflact.memory import Gold, ScoreEvent
+from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
+from reflact.memory import Label, ScoreEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -69,20 +69,20 @@ def bad(kind: str) -> httpx.Response:
 
 def step() -> ScoreEvent:
     """Return a step of which only a model can make an inflated score."""
-    gold = Gold(phi_before=2, phi_after=6, source="human", reasoning=RIGHT)
+    gold = Label(progress_before=2, progress_after=6, source="human", reasoning=RIGHT)
     return event().model_copy(update={"gold": gold})
 
 
-async def made(endpoint: Endpoint, *, each: int = 1, store: Any = None) -> Made:
+async def made(endpoint: Endpoint, *, each: int = 1, store: Any = None) -> GenerationResult:
     """Make pairs of the step in front of an endpoint."""
     async with connected(endpoint, config(reasks=1), store=store) as llm:
-        return await contrast(
+        return await generate_contrast_pairs(
             [step()],
             purpose=PURPOSE,
             trace_id="t",
-            plan=round_of("inflated_score"),
+            round_plan=round_of("inflated_score"),
             llm=llm,
-            settings=ContrastSettings(per_event=each),
+            settings=ContrastSettings(candidates_per_event=each),
         )
 
 
@@ -93,9 +93,9 @@ async def test_a_bad_reply_costs_one_more_call(kind: str) -> None:
     result = await made(endpoint)
     assert len(endpoint.requests) == 2
     assert BAD[kind][1] in endpoint.bodies[1]["messages"][-1]["content"]
-    assert (result.candidates, result.drops) == (1, ())
+    assert (result.n_candidates, result.dropped) == (1, ())
     (pair,) = result.pairs
-    assert (pair.right.phi_after, pair.wrong.phi_after) == (6, 9)
+    assert (pair.right.progress_after, pair.wrong.progress_after) == (6, 9)
     assert pair.wrong.reasoning == GOOD["reasoning"]
     assert result == await made(Endpoint(completion(text())))
 
@@ -106,9 +106,9 @@ async def test_a_reply_that_stays_bad_is_a_drop_with_its_reason(kind: str) -> No
     endpoint = Endpoint(bad(kind))
     result = await made(endpoint, each=3)
     assert result.pairs == ()
-    assert result.candidates == 3
-    assert [(drop.reason, drop.construction) for drop in result.drops] == [("bad_reply", "asked")] * 3
-    assert all(BAD[kind][1] in drop.words for drop in result.drops)
+    assert result.n_candidates == 3
+    assert [(drop.reason, drop.construction) for drop in result.dropped] == [("bad_reply", "asked")] * 3
+    assert all(BAD[kind][1] in drop.explanation for drop in result.dropped)
     assert len(endpoint.requests) == 6
 
 
@@ -116,7 +116,7 @@ async def test_bad_candidates_leave_the_good_ones_alone() -> None:
     """Among three candidates one that stays bad is dropped and two are kept."""
     answers = [completion(text(reasoning=f"Variation {n}.")) for n in range(2)]
     result = await made(Endpoint(*answers, bad("no JSON")), each=3)
-    assert (result.candidates, len(result.pairs), [d.reason for d in result.drops]) == (3, 2, ["bad_reply"])
+    assert (result.n_candidates, len(result.pairs), [d.reason for d in result.dropped]) == (3, 2, ["bad_reply"])
 
 
 async def test_a_round_made_again_repeats_no_call() -> None:
@@ -127,7 +127,7 @@ async def test_a_round_made_again_repeats_no_call() -> None:
     sent = len(endpoint.requests)
     assert await made(endpoint, each=3, store=store) == first
     assert len(endpoint.requests) == sent
-    assert first.drops
+    assert first.dropped
 
 
 def test_there_are_twelve_kinds_at_least() -> None:

@@ -12,7 +12,7 @@ from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Critic, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.cost_estimate import CostEstimate
+from reflact.calibration.cost_estimate import CalibrationCostEstimate
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError
@@ -31,12 +31,12 @@ def trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) 
     made = Trace(purpose, id=f"{name} {number}")
     for place, (step, right) in enumerate(steps(made.id, number, count=2, claims=claims)):
         said = Evaluation(
-            phi_before=right.phi_before,
-            phi_after=min(10.0, right.phi_after + 3 * claims[place]),
+            progress_before=right.progress_before,
+            progress_after=min(10.0, right.progress_after + 3 * claims[place]),
             reasoning="The agent says that all is finished.",
             evidence=("filed",),
         )
-        made.record(step, said, gold=right if gold else None)
+        made.record(step, said, label=right if gold else None)
     return made
 
 
@@ -50,8 +50,8 @@ def settings(
 ) -> CalibratorSettings:
     """Return settings of a calibration."""
     return CalibratorSettings(
-        contrast=PairSettings(judges=judges, per_event=per_event),
-        curriculum=CurriculumSettings(rounds=rounds, patience=patience),
+        contrast=PairSettings(n_judges=judges, candidates_per_event=per_event),
+        curriculum=CurriculumSettings(max_rounds=rounds, patience=patience),
     )
 
 
@@ -68,13 +68,13 @@ def different(calls: list[ScriptedCall]) -> Counter[str]:
 
 async def taken(
     how: CalibratorSettings, learn: list[Trace], held_out: list[Trace], script: Script = obliging
-) -> tuple[CostEstimate, list[ScriptedCall]]:
+) -> tuple[CalibrationCostEstimate, list[ScriptedCall]]:
     """Return the estimate for a calibration, and what it asked."""
     llm = ScriptedLLM(script)
     calibrator = Calibrator(llm, ListMemory(), settings=how)
     estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     assert llm.calls == []
-    await calibrator.calibrate(learn, heldout=held_out, anyway=True)
+    await calibrator.calibrate(learn, heldout=held_out, allow_untested=True)
     return estimate, llm.calls
 
 
@@ -87,8 +87,8 @@ async def test_a_calibration_stays_between_its_bounds(
     """What a store of calls pays for is at least the low count; all that is asked is at most the high one."""
     how = settings(judges=judges, rounds=rounds, patience=patience)
     estimate, calls = await taken(how, traces("learn", 8, gold=gold), traces("held out", 20))
-    assert estimate.calls_low <= different(calls).total()
-    assert len(calls) <= estimate.calls_high
+    assert estimate.min_calls <= different(calls).total()
+    assert len(calls) <= estimate.max_calls
 
 
 def stubborn(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
@@ -114,24 +114,24 @@ async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer], gold: 
     """However often replies are refused, samples fail and judges err: calls do not exceed the bound."""
     how = settings(judges=4, rounds=2, patience=2, per_event=4)
     estimate, calls = await taken(how, traces("learn", 5, gold=gold), traces("held out", 20), script)
-    assert estimate.calls_low <= len(calls) <= estimate.calls_high
+    assert estimate.min_calls <= len(calls) <= estimate.max_calls
 
 
 async def test_too_few_held_out_traces_are_said_beforehand() -> None:
     """With nineteen of them there is one round, and the words say what is missing."""
     estimate, calls = await taken(settings(rounds=3), traces("learn", 4), traces("held out", 19))
-    assert estimate.missing is not None
-    assert "19 held-out traces" in estimate.outlook
-    assert estimate.rounds == 1
-    assert estimate.calls_low <= len(calls) <= estimate.calls_high
+    assert estimate.missing_reason is not None
+    assert "19 held-out traces" in estimate.power_summary
+    assert estimate.max_rounds == 1
+    assert estimate.min_calls <= len(calls) <= estimate.max_calls
 
 
 async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
     """Traces without gold are held out in vain, and that is said before they are paid for."""
     held_out = traces("held out", 30, gold=False)
     estimate = await Calibrator(ScriptedLLM(obliging), ListMemory()).estimate_cost([], heldout=held_out)
-    assert (estimate.held_out, estimate.steps, estimate.calls_high) == (0, 0, 0)
-    assert estimate.missing is not None
+    assert (estimate.n_held_out_traces, estimate.n_held_out_steps, estimate.max_calls) == (0, 0, 0)
+    assert estimate.missing_reason is not None
 
 
 async def test_anchors_are_measured_and_never_learned_from() -> None:
@@ -143,11 +143,11 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
         purpose=PURPOSE,
         transition=event.transition,
         right=event.evaluation,
-        wrong=event.evaluation.model_copy(update={"phi_after": 10}),
-        why="Too high.",
+        wrong=event.evaluation.model_copy(update={"progress_after": 10}),
+        reason="Too high.",
         mistake="inflated_score",
         construction="written",
-        label="human",
+        label_source="human",
         provenance=Provenance(trace_id=learn[0].id, step=event.step),
     )
     llm, memory = ScriptedLLM(obliging), ListMemory()
@@ -156,8 +156,8 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
     given = await calibrator.estimate_cost(learn, heldout=traces("held out", 20), anchors=[anchor])
     memory.kept = (anchor,)
     assert await calibrator.estimate_cost(learn, heldout=traces("held out", 20), anchors=[anchor]) == given
-    assert (plain.anchors, given.anchors) == (0, 1)
-    assert plain.candidates - given.candidates == 4
+    assert (plain.n_anchor_steps, given.n_anchor_steps) == (0, 1)
+    assert plain.max_candidates - given.max_candidates == 4
 
 
 async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
@@ -167,7 +167,7 @@ async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
     estimate = await calibrator.estimate_cost(given)
     report = await calibrator.calibrate(given)
     assert report.held_out.before is not None
-    assert (estimate.learn, estimate.held_out) == (report.learned_from, report.held_out.before.traces)
+    assert (estimate.n_training_traces, estimate.n_held_out_traces) == (report.n_training_traces, report.held_out.before.n_traces)
 
 
 async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
@@ -175,8 +175,8 @@ async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
     learn, held_out = traces("learn", 2), traces("held out", 20)
     llm = ScriptedLLM(obliging)
     alone = await Calibrator(llm, ListMemory(), settings=settings()).estimate_cost(learn, heldout=held_out)
-    critic = Critic(llm, settings=Critic(llm).settings.model_copy(update={"samples": 3}))
+    critic = Critic(llm, settings=Critic(llm).settings.model_copy(update={"n_samples": 3}))
     calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings())
     three = await calibrator.estimate_cost(learn, heldout=held_out)
-    assert three.calls_low == 3 * alone.calls_low
-    assert three.calls_high > 2 * alone.calls_high
+    assert three.min_calls == 3 * alone.min_calls
+    assert three.max_calls > 2 * alone.max_calls

@@ -14,8 +14,8 @@ import pytest
 from critic_worlds import pair, store_of
 from doubles import Endpoint, completion, config, connected
 from reflact import Critic
-from reflact.calibration.critic import CRITIC, CriticReply
-from reflact.calibration.showing import estimate
+from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
+from reflact.calibration.showing import estimate_tokens
 from reflact.critic_config import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
 from reflact.memory import Action, Evaluation, Scope, Transition
@@ -57,7 +57,7 @@ async def test_a_score_is_what_the_model_said() -> None:
     """A valid reply comes back as evaluation and as raw, without guards."""
     score = await Critic(answering(reply())).score(PAID, purpose=PURPOSE)
     assert score.evaluation == score.raw == Evaluation.model_validate(reply())
-    assert (score.guarded, score.samples, score.spread, score.pair_ids) == ((), 1, 0, ())
+    assert (score.applied_guards, score.n_samples, score.spread, score.pair_ids) == ((), 1, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ async def test_nan_from_an_endpoint_is_asked_again() -> None:
     endpoint = Endpoint(completion(nan), completion(json.dumps(reply())))
     async with connected(endpoint, config()) as client:
         score = await Critic(client).score(PAID, purpose=PURPOSE)
-    assert score.evaluation.phi_after == 5
+    assert score.evaluation.progress_after == 5
     assert len(endpoint.requests) == 2
 
 
@@ -106,7 +106,7 @@ async def test_invented_evidence_is_asked_again_and_then_counts_nothing() -> Non
         "'all tests pass' stands neither in the state after" in endpoint.bodies[1]["messages"][-1]["content"]
     )
     assert (score.evaluation.delta, score.evaluation.confidence) == (0, 0.2)
-    assert score.guarded == ("invented_evidence",)
+    assert score.applied_guards == ("invented_evidence",)
     assert score.raw.delta == 3
 
 
@@ -114,7 +114,7 @@ async def test_evidence_that_is_mended_counts() -> None:
     """A quote that is corrected on the second attempt gets full credit."""
     llm = answering(reply(evidence=["it works"]), reply())
     score = await Critic(llm).score(PAID, purpose=PURPOSE)
-    assert (score.evaluation.delta, score.guarded) == (3, ())
+    assert (score.evaluation.delta, score.applied_guards) == (3, ())
     assert len(llm.calls) == 2
 
 
@@ -122,7 +122,7 @@ async def test_no_change_gives_no_credit_and_is_not_asked_again() -> None:
     """A claim alone gets nothing, though the model believes it."""
     llm = answering(reply(phi_after=9, evidence=["Done!"]))
     score = await Critic(llm).score(STILL, purpose=PURPOSE)
-    assert (score.evaluation.delta, score.guarded) == (0, ("no_change",))
+    assert (score.evaluation.delta, score.applied_guards) == (0, ("no_change",))
     assert len(llm.calls) == 1
 
 
@@ -141,9 +141,9 @@ async def test_errors_of_the_model_are_passed_on_and_not_kept() -> None:
 async def test_the_median_of_several_samples_counts() -> None:
     """Phi after is the median one's, reasoning and all; the spread lowers confidence."""
     llm = answering(*(reply(phi_after=phi, reasoning=f"{phi}") for phi in (6, 3, 5)))
-    score = await Critic(llm, settings=CriticSettings(samples=3)).score(PAID, purpose=PURPOSE)
-    assert (score.evaluation.phi_after, score.evaluation.reasoning) == (5, "5")
-    assert (score.samples, score.spread, score.guarded) == (3, 3, ("spread",))
+    score = await Critic(llm, settings=CriticSettings(n_samples=3)).score(PAID, purpose=PURPOSE)
+    assert (score.evaluation.progress_after, score.evaluation.reasoning) == (5, "5")
+    assert (score.n_samples, score.spread, score.applied_guards) == (3, 3, ("spread",))
     assert score.evaluation.confidence == pytest.approx(0.7)
     assert len({call.call_id.label for call in llm.calls}) == 3
 
@@ -152,16 +152,16 @@ async def test_each_sample_is_guarded_on_its_own() -> None:
     """Two samples that invent evidence outweigh one that does not."""
     invented = [reply(evidence=["it works"], phi_after=6)] * 3
     llm = ScriptedLLM(lambda _, __, call_id: reply() if call_id.trial == 1 else invented[0])
-    score = await Critic(llm, settings=CriticSettings(samples=3)).score(PAID, purpose=PURPOSE)
-    assert (score.evaluation.delta, score.guarded) == (0, ("invented_evidence",))
+    score = await Critic(llm, settings=CriticSettings(n_samples=3)).score(PAID, purpose=PURPOSE)
+    assert (score.evaluation.delta, score.applied_guards) == (0, ("invented_evidence",))
     assert score.spread == 3
 
 
 async def test_of_two_samples_the_lower_counts() -> None:
     """Nothing is averaged that nobody said."""
     llm = answering(reply(phi_after=6), reply(phi_after=4))
-    score = await Critic(llm, settings=CriticSettings(samples=2)).score(PAID, purpose=PURPOSE)
-    assert score.evaluation.phi_after == 4
+    score = await Critic(llm, settings=CriticSettings(n_samples=2)).score(PAID, purpose=PURPOSE)
+    assert score.evaluation.progress_after == 4
 
 
 # ------------------------------------------------------------------------------------------ what is kept
@@ -181,9 +181,9 @@ async def test_equal_states_under_two_purposes_are_independent() -> None:
     """What was said for one purpose is never said for another."""
     llm = ScriptedLLM(lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2))
     critic = Critic(llm)
-    assert (await critic.score(PAID, purpose="Pay.")).evaluation.phi_after == 9
-    assert (await critic.score(PAID, purpose="Ship.")).evaluation.phi_after == 2
-    assert (await critic.score(PAID, purpose="Pay.")).evaluation.phi_after == 9
+    assert (await critic.score(PAID, purpose="Pay.")).evaluation.progress_after == 9
+    assert (await critic.score(PAID, purpose="Ship.")).evaluation.progress_after == 2
+    assert (await critic.score(PAID, purpose="Pay.")).evaluation.progress_after == 9
 
 
 async def test_what_differs_is_asked_anew() -> None:
@@ -201,7 +201,7 @@ async def test_what_differs_is_asked_anew() -> None:
 async def test_samples_of_trials_do_not_meet() -> None:
     """The samples of a later trial are none of an earlier one's."""
     llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(samples=3))
+    critic = Critic(llm, settings=CriticSettings(n_samples=3))
     for trial in range(3):
         await critic.score(PAID, purpose=PURPOSE, trial=trial)
     assert sorted(call.call_id.trial for call in llm.calls) == [*range(9)]
@@ -221,7 +221,7 @@ async def test_a_call_is_known_by_its_content() -> None:
 async def test_few_scores_are_kept() -> None:
     """The one that was longest not asked for goes first."""
     llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(cache=2))
+    critic = Critic(llm, settings=CriticSettings(cache_size=2))
     for purpose in ("a", "b", "a", "c", "a", "b"):
         await critic.score(PAID, purpose=purpose)
     assert len(llm.calls) == 4
@@ -231,7 +231,7 @@ async def test_few_scores_are_kept() -> None:
 async def test_equal_questions_at_the_same_time_are_one(cache: int) -> None:
     """Ten callers share one call, whether or not its result is kept afterwards."""
     llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(cache=cache))
+    critic = Critic(llm, settings=CriticSettings(cache_size=cache))
     scores: list[Any] = []
 
     async def ask() -> None:
@@ -290,7 +290,7 @@ async def test_what_is_cut_is_marked(part: str) -> None:
     await Critic(llm).score(Transition(**fields), purpose=purpose)
     content = llm.calls[0].prompt.messages[1].content
     shown = content.split(f"<{part}>\n")[1].split(f"\n</{part}>")[0]
-    assert estimate(shown) <= 2000
+    assert estimate_tokens(shown) <= 2000
     assert "start" in shown
     assert shown.endswith("end")
     assert "characters cut ...]" in shown
@@ -311,7 +311,7 @@ async def test_a_small_change_in_long_states_is_shown() -> None:
         change = content.split("<change>\n")[1]
         assert "open" in change
         assert "paid" in change
-        assert estimate(content) < 12_000
+        assert estimate_tokens(content) < 12_000
 
 
 async def test_evidence_from_a_part_that_was_cut_is_still_evidence() -> None:
@@ -319,7 +319,7 @@ async def test_evidence_from_a_part_that_was_cut_is_still_evidence() -> None:
     after = {"log": "z" * 90_000 + " status paid " + "z" * 90_000}
     states = Transition(before={"log": ""}, action=Action(name="pay"), after=after)
     score = await Critic(answering(reply())).score(states, purpose=PURPOSE)
-    assert score.guarded == ()
+    assert score.applied_guards == ()
 
 
 @pytest.mark.parametrize(
@@ -332,14 +332,14 @@ async def test_long_work_is_done_beside_the_loop(states: tuple[Any, Any], pairs:
 
     def count(text: str) -> int:
         threads.add(threading.get_ident())
-        return estimate(text)
+        return estimate_tokens(text)
 
     before, after = states
     step = Transition(before=before, action=Action(name="do"), after=after)
     given = [
         pair(Random(1)).model_copy(update={"purpose": f"p{n}", "transition": STILL}) for n in range(pairs)
     ]
-    critic = Critic(answering(reply(evidence=["b"], phi_after=2)), count=count)
+    critic = Critic(answering(reply(evidence=["b"], phi_after=2)), count_tokens=count)
     await critic.score(step, purpose=PURPOSE, pairs=given)
     here = threading.get_ident()
     assert (threads - {here} != set()) is beside
@@ -351,14 +351,14 @@ async def test_long_work_is_done_beside_the_loop(states: tuple[Any, Any], pairs:
 
 async def test_a_pinned_critic_does_not_follow_the_memory() -> None:
     """What is promoted after it was pinned does not reach it; scopes still hold."""
-    first, second, foreign = (pair(Random(n)).model_copy(update={"scope": CRITIC}) for n in range(3))
+    first, second, foreign = (pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in range(3))
     foreign = foreign.model_copy(update={"scope": Scope(roles=("coder",))})
     memory = store_of(first)
     pinned = await Critic(answering(reply()), memory=memory).pin()
     memory.stored.extend(store_of(second).stored)
     assert (await pinned.score(PAID, purpose=PURPOSE)).pair_ids == (first.id,)
     assert (await (await pinned.pin()).score(PAID, purpose=PURPOSE)).pair_ids == (first.id,)
-    assert (await pinned.pinned([foreign]).score(PAID, purpose=PURPOSE)).pair_ids == ()
+    assert (await pinned.pin_to([foreign]).score(PAID, purpose=PURPOSE)).pair_ids == ()
     assert len(memory.asked) == 1
 
 
@@ -367,25 +367,25 @@ def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:
     pairs = [pair(Random(n)) for n in range(3)]
     critic = Critic(answering(reply()))
     assert critic.snapshot is None
-    one, same, other = (critic.pinned(some) for some in (pairs, pairs[::-1] + pairs, pairs[:2]))
+    one, same, other = (critic.pin_to(some) for some in (pairs, pairs[::-1] + pairs, pairs[:2]))
     assert one.snapshot == same.snapshot != other.snapshot
     assert one.identity == same.identity != other.identity
-    assert critic.pinned(()).snapshot is not None
+    assert critic.pin_to(()).snapshot is not None
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda: Critic(ScriptedLLM(lambda *_: None, identity="another")),
-        lambda: Critic(answering(reply()), settings=CriticSettings(samples=2)),
-        lambda: Critic(answering(reply()), count=len),
+        lambda: Critic(answering(reply()), settings=CriticSettings(n_samples=2)),
+        lambda: Critic(answering(reply()), count_tokens=len),
     ],
 )
 def test_identity_says_what_scores_depend_on(change: Callable[[], Critic]) -> None:
     """Model, settings and counter are in it; how many scores are kept is not."""
     usual = Critic(answering(reply()))
     assert change().identity != usual.identity
-    assert Critic(answering(reply()), settings=CriticSettings(cache=3)).identity == usual.identity
+    assert Critic(answering(reply()), settings=CriticSettings(cache_size=3)).identity == usual.identity
     assert json.loads(usual.identity)["critic"] == usual.prompt == "critic@1"
 
 

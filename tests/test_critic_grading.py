@@ -14,7 +14,7 @@ from rich.console import Console
 
 from flattered_world import flattered, trace_of
 from reflact import Critic, Item, Score, Skill, Trainer
-from reflact.calibration.grading import CriticGrader, input_of, measure_critic, nothing_said
+from reflact.calibration.grading import CriticGrader, explain_empty_answer, item_input, measure_critic
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
@@ -42,12 +42,12 @@ ITEM = Item(id="greet", input="Greet the queen.")
 PAIR = ContrastPair(
     purpose="Greet the king.",
     transition=Transition(before="Greet the king.", action=Action(name="reply"), after="I greeted him."),
-    right=Evaluation(phi_before=0, phi_after=0, reasoning="No greeting stands there."),
-    wrong=Evaluation(phi_before=0, phi_after=9, reasoning="He was greeted."),
-    why="To say so is no greeting.",
+    right=Evaluation(progress_before=0, progress_after=0, reasoning="No greeting stands there."),
+    wrong=Evaluation(progress_before=0, progress_after=9, reasoning="He was greeted."),
+    reason="To say so is no greeting.",
     mistake="credit_for_intention",
     construction="asked",
-    label="human",
+    label_source="human",
 )
 
 
@@ -71,7 +71,7 @@ def failing(error: Exception) -> ScriptedLLM:
 
 async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!", *, passes_at: float = 8.0) -> Grade:
     """Return what a critic without worked examples makes of an answer."""
-    return await apply_grader(CriticGrader(Critic(llm).pinned(()), passes_at=passes_at), ITEM, answer)
+    return await apply_grader(CriticGrader(Critic(llm).pin_to(()), pass_threshold=passes_at), ITEM, answer)
 
 
 # --------------------------------------------------------------------------------------------- one score
@@ -181,31 +181,31 @@ async def test_an_answer_that_says_nothing_earns_nothing(answer: str, words: str
 )
 def test_what_says_something_is_put_to_the_critic(question: str, purpose: str | None, answer: str) -> None:
     """Another form of the question may be the answer, and so may not knowing where that is asked for."""
-    assert nothing_said(answer, question=question, purpose=purpose or question) is None
+    assert explain_empty_answer(answer, question=question, purpose=purpose or question) is None
 
 
 async def test_the_same_transition_is_scored_apart_from_its_grade() -> None:
     """A critic that grades and also scores steps keeps the two apart."""
-    critic = Critic(saying(9)).pinned(())
+    critic = Critic(saying(9)).pin_to(())
     step = Transition(before="q", action=Action(name="reply", arguments="Majesty"), after="Majesty")
-    plain = await critic.score(step, purpose="q", phi_before=None)
-    graded_at_zero = await critic.score(step, purpose="q", phi_before=4)
-    assert (plain.evaluation.phi_before, graded_at_zero.evaluation.phi_before) == (0, 4)
-    assert graded_at_zero.raw.phi_before == 0
+    plain = await critic.score(step, purpose="q", progress_before=None)
+    graded_at_zero = await critic.score(step, purpose="q", progress_before=4)
+    assert (plain.evaluation.progress_before, graded_at_zero.evaluation.progress_before) == (0, 4)
+    assert graded_at_zero.raw.progress_before == 0
 
 
 async def test_the_critic_sees_input_answer_and_purpose() -> None:
     """The item's input is the state before and, unless said otherwise, the purpose; never the reference."""
     llm = saying(9)
     item = ITEM.model_copy(update={"reference": "sealed"})
-    await apply_grader(CriticGrader(Critic(llm).pinned(()), purpose=_courtesy), item, "Your Majesty!")
-    await apply_grader(CriticGrader(Critic(llm).pinned(())), item, "Your Majesty!")
+    await apply_grader(CriticGrader(Critic(llm).pin_to(()), purpose=_courtesy), item, "Your Majesty!")
+    await apply_grader(CriticGrader(Critic(llm).pin_to(())), item, "Your Majesty!")
     with_function, with_input = ("\n".join(m.content for m in call.prompt.messages) for call in llm.calls)
     assert "Courtesy to Greet the queen." in with_function
     assert "Courtesy" not in with_input
     for shown in (with_function, with_input):
         assert ("Your Majesty!" in shown, "sealed" in shown) == (True, False)
-    assert input_of(Item(id="i", input={"b": 1, "a": [2]})) == '{"a":[2],"b":1}'
+    assert item_input(Item(id="i", input={"b": 1, "a": [2]})) == '{"a":[2],"b":1}'
 
 
 def _courtesy(item: Item) -> str:
@@ -240,13 +240,13 @@ def test_a_critic_that_can_change_is_refused() -> None:
 def test_a_threshold_is_a_phi(passes_at: float) -> None:
     """A threshold off the scale would pass all answers, or none."""
     with pytest.raises(ConfigError, match="passes_at"):
-        CriticGrader(Critic(saying(1)).pinned(()), passes_at=passes_at)
+        CriticGrader(Critic(saying(1)).pin_to(()), pass_threshold=passes_at)
 
 
 def test_a_purpose_has_a_name() -> None:
     """A function without a name cannot be told from others in the keys of rollouts."""
     with pytest.raises(ConfigError, match="has no name"):
-        CriticGrader(Critic(saying(1)).pinned(()), purpose=functools.partial(_courtesy))
+        CriticGrader(Critic(saying(1)).pin_to(()), purpose=functools.partial(_courtesy))
 
 
 # ---------------------------------------------------------------------------------------------- identity
@@ -263,16 +263,16 @@ def key(grader: CriticGrader) -> str:
 def test_all_that_a_score_depends_on_is_in_the_key_of_a_rollout() -> None:
     """Another snapshot, model, threshold or purpose gives other keys; the same ones give the same key."""
     critic = Critic(saying(1))
-    plain = critic.pinned(())
+    plain = critic.pin_to(())
     graders = (
         CriticGrader(plain),
-        CriticGrader(critic.pinned((PAIR,))),
-        CriticGrader(Critic(ScriptedLLM(lambda *_: "", identity="other")).pinned(())),
-        CriticGrader(plain, passes_at=9),
+        CriticGrader(critic.pin_to((PAIR,))),
+        CriticGrader(Critic(ScriptedLLM(lambda *_: "", identity="other")).pin_to(())),
+        CriticGrader(plain, pass_threshold=9),
         CriticGrader(plain, purpose=_courtesy),
     )
     assert len({key(grader) for grader in graders}) == len(graders)
-    assert key(CriticGrader(critic.pinned(()), passes_at=8)) == key(graders[0])
+    assert key(CriticGrader(critic.pin_to(()), pass_threshold=8)) == key(graders[0])
 
 
 # ------------------------------------------------------------------------------------------------- a run
@@ -320,7 +320,7 @@ def printed(summary: RunSummary, folder: Path) -> str:
 
 async def test_a_run_that_a_critic_graded_says_so(tmp_path: Path) -> None:
     """The summary, its file and its print name the critic, its snapshot, and that nobody measured it."""
-    critic = Critic(ScriptedLLM(toy_critic)).pinned((PAIR,))
+    critic = Critic(ScriptedLLM(toy_critic)).pin_to((PAIR,))
     summary = await trained(tmp_path, CriticGrader(critic))
     assert summary.status == "completed"
     assert critic.snapshot is not None
@@ -353,7 +353,7 @@ async def test_items_that_the_critic_could_not_score_stay_unmeasured(
     config = settings(tmp_path, gate={"coverage": 0.5})
     summary = await Trainer(
         {**config, "skill": _knowing(tmp_path)},
-        environment=toy_world(CriticGrader(Critic(ScriptedLLM(broken)).pinned(()))),
+        environment=toy_world(CriticGrader(Critic(ScriptedLLM(broken)).pin_to(()))),
         target=ToyTarget(),
         optimizer=ScriptedLLM(toy_optimizer()),
     ).train()
@@ -371,12 +371,12 @@ def _knowing(folder: Path) -> Path:
 
 async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None:
     """A pinned critic is measured on traces with gold, and the figures stand in the summary's line."""
-    critic = Critic(flattered()).pinned(())
+    critic = Critic(flattered()).pin_to(())
     traces = [await trace_of(critic, f"t{n}", n, count=2, claims=[n % 2 == 0, False]) for n in range(20)]
     measured = await measure_critic(critic, traces)
     assert measured is not None
     assert measured.error.value == pytest.approx(0.75)
-    used = CriticGrader(critic, measured=measured).scored_by.accuracy
+    used = CriticGrader(critic, measurements=measured).critic_description.accuracy
     assert used is not None
     assert (used.traces, used.transitions) == (20, 40)
     assert (used.error, used.accuracy) == (measured.error, measured.accuracy)

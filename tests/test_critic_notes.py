@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reflact import Critic, Item, Rollout, Trainer
-from reflact.calibration.grading import CriticNotes
+from reflact.calibration.grading import CriticAnnotator
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ConfigError, ContextOverflow, ProviderDown, ReflactError
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
@@ -42,12 +42,12 @@ ROLLOUT = Rollout(
 PAIR = ContrastPair(
     purpose="Greet the king.",
     transition=Transition(before="Greet the king.", action=Action(name="reply"), after="I greeted him."),
-    right=Evaluation(phi_before=0, phi_after=0, reasoning="No greeting stands there."),
-    wrong=Evaluation(phi_before=0, phi_after=9, reasoning="He was greeted."),
-    why="To say so is no greeting.",
+    right=Evaluation(progress_before=0, progress_after=0, reasoning="No greeting stands there."),
+    wrong=Evaluation(progress_before=0, progress_after=9, reasoning="He was greeted."),
+    reason="To say so is no greeting.",
     mistake="credit_for_intention",
     construction="asked",
-    label="human",
+    label_source="human",
 )
 
 
@@ -128,7 +128,7 @@ async def test_a_restart_reads_the_same_notes() -> None:
 
 async def test_each_reply_has_a_line() -> None:
     """A line gives phi before and after one reply, and why."""
-    notes = await CriticNotes(Critic(ScriptedLLM(unmoved)).pinned(())).annotate(ITEM, ROLLOUT)
+    notes = await CriticAnnotator(Critic(ScriptedLLM(unmoved)).pin_to(())).annotate(ITEM, ROLLOUT)
     assert notes == (
         "reply 1: a critic gave 1 before and 1 after, of 10: No bow in it.",
         "reply 2: a critic gave 1 before and 1 after, of 10: No bow in it.",
@@ -138,7 +138,7 @@ async def test_each_reply_has_a_line() -> None:
 async def test_a_reply_without_a_score_is_named() -> None:
     """What the critic cannot read is one line less of help, and no error."""
     llm = ScriptedLLM(lambda *_: ContextOverflow("too long"))
-    notes = await CriticNotes(Critic(llm).pinned(())).annotate(ITEM, ROLLOUT)
+    notes = await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
     assert notes == ("reply 1: a critic gave no score", "reply 2: a critic gave no score")
 
 
@@ -146,22 +146,22 @@ async def test_an_endpoint_that_is_down_is_told() -> None:
     """An outage must not decide what analysts read."""
     llm = ScriptedLLM(lambda *_: ProviderDown("down"))
     with pytest.raises(ReflactError, match="down"):
-        await CriticNotes(Critic(llm).pinned(())).annotate(ITEM, ROLLOUT)
+        await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
 
 
 def test_what_has_no_identity_is_refused() -> None:
     """A critic that may change, or a function without a name, cannot be part of a run's identity."""
     critic = Critic(ScriptedLLM(unmoved))
     with pytest.raises(ConfigError, match="pin"):
-        CriticNotes(critic)
+        CriticAnnotator(critic)
     with pytest.raises(ConfigError, match="has no name"):
-        CriticNotes(critic.pinned(()), purpose=functools.partial(str))
+        CriticAnnotator(critic.pin_to(()), purpose=functools.partial(str))
 
 
 # -------------------------------------------------------------------------------------------------- a run
 
 
-def trainer(folder: Path, annotate: CriticNotes | None, optimizer: ScriptedLLM) -> Trainer:
+def trainer(folder: Path, annotate: CriticAnnotator | None, optimizer: ScriptedLLM) -> Trainer:
     """Return a trainer in the toy world."""
     return Trainer(
         settings(folder),
@@ -172,7 +172,7 @@ def trainer(folder: Path, annotate: CriticNotes | None, optimizer: ScriptedLLM) 
     )
 
 
-async def trained(folder: Path, annotate: CriticNotes | None) -> tuple[RunSummary, list[str]]:
+async def trained(folder: Path, annotate: CriticAnnotator | None) -> tuple[RunSummary, list[str]]:
     """Train and return the summary and what failure analysts were shown."""
     optimizer = ScriptedLLM(toy_optimizer())
     summary = await trainer(folder, annotate, optimizer).train()
@@ -182,9 +182,9 @@ async def trained(folder: Path, annotate: CriticNotes | None) -> tuple[RunSummar
 
 async def test_failure_analysts_of_a_run_read_the_critic(tmp_path: Path) -> None:
     """Each failed case carries its note, and the summary says so; scores stay the environment's."""
-    critic = Critic(ScriptedLLM(unmoved)).pinned(())
+    critic = Critic(ScriptedLLM(unmoved)).pin_to(())
     plain, without = await trained(tmp_path / "plain", None)
-    noted, shown = await trained(tmp_path / "noted", CriticNotes(critic))
+    noted, shown = await trained(tmp_path / "noted", CriticAnnotator(critic))
     assert shown
     assert all("No bow in it." in text for text in shown)
     assert not any("No bow in it." in text for text in without)
@@ -199,8 +199,8 @@ async def test_failure_analysts_of_a_run_read_the_critic(tmp_path: Path) -> None
 def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
     """Runs with other notes, or without, are other runs."""
     critic = Critic(ScriptedLLM(unmoved))
-    notes = (None, CriticNotes(critic.pinned(())), CriticNotes(critic.pinned((PAIR,))))
+    notes = (None, CriticAnnotator(critic.pin_to(())), CriticAnnotator(critic.pin_to((PAIR,))))
     ids = [trainer(tmp_path, each, ScriptedLLM(toy_optimizer())).run_id for each in notes]
     assert len(set(ids)) == 3
-    again = CriticNotes(critic.pinned(()))
+    again = CriticAnnotator(critic.pin_to(()))
     assert trainer(tmp_path, again, ScriptedLLM(toy_optimizer())).run_id == ids[1]

@@ -11,37 +11,37 @@ from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
 from contrast_world import PURPOSE, event, mistaken
-from reflact.calibration.contrast import ContrastSettings, contrast
+from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.curriculum import (
+    CriticAccuracyByMistake,
     CurriculumSettings,
-    KindMeasured,
-    KindShare,
-    Measured,
-    Round,
+    MistakeAccuracy,
+    MistakeShare,
+    RoundPlan,
     apportion,
-    deal,
-    measured,
-    next_round,
-    plateau,
+    deal_mistakes,
+    has_plateaued,
+    plan_next_round,
+    summarize_accuracy,
 )
-from reflact.calibration.metrics import Scored
+from reflact.calibration.metrics import ScoredStep
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import make_rng
-from reflact.memory import MISTAKES, ContrastPair, Gold
+from reflact.memory import MISTAKE_KINDS, ContrastPair, Label
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
 
-FOUR = CurriculumSettings(rounds=9)
+FOUR = CurriculumSettings(max_rounds=9)
 
 
-def known(accuracy: float, **right: int) -> Measured:
+def known(accuracy: float, **right: int) -> CriticAccuracyByMistake:
     """Return a measurement: of each kind so many of twenty steps are right."""
-    kinds = tuple(KindMeasured(mistake=kind, right=n, steps=20) for kind, n in right.items())
-    return Measured(accuracy=accuracy, kinds=kinds)
+    kinds = tuple(MistakeAccuracy(mistake=kind, n_right=n, n_steps=20) for kind, n in right.items())
+    return CriticAccuracyByMistake(accuracy=accuracy, by_mistake=kinds)
 
 
-def shares(plan: Round | None) -> dict[str, float]:
+def shares(plan: RoundPlan | None) -> dict[str, float]:
     """Return a round's shares by kind."""
     assert plan is not None
     return {kind.mistake: kind.share for kind in plan.shares}
@@ -52,7 +52,7 @@ def shares(plan: Round | None) -> dict[str, float]:
 
 def test_without_a_measurement_all_kinds_are_equal() -> None:
     """The first round knows nothing; it takes any distance from the margin on."""
-    plan = next_round([], FOUR)
+    plan = plan_next_round([], FOUR)
     assert plan is not None
     assert set(shares(plan).values()) == {0.25}
     assert (plan.number, plan.nearest, plan.farthest) == (1, 1, 10)
@@ -60,7 +60,7 @@ def test_without_a_measurement_all_kinds_are_equal() -> None:
 
 def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
     """Half goes to all equally; the other half to where errors are certain, in proportion."""
-    plan = next_round([known(0.5, inflated_score=4, ignored_evidence=20, credit_for_intention=14)], FOUR)
+    plan = plan_next_round([known(0.5, inflated_score=4, ignored_evidence=20, credit_for_intention=14)], FOUR)
     given_shares = shares(plan)
     assert max(given_shares, key=lambda kind: given_shares[kind]) == "inflated_score"
     assert given_shares["ignored_evidence"] == given_shares["scale_inconsistency"] == 0.125
@@ -70,17 +70,17 @@ def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
 def test_little_evidence_attracts_little() -> None:
     """One error in one step says less than fifteen in twenty."""
     kinds = (
-        KindMeasured(mistake="inflated_score", right=5, steps=20),
-        KindMeasured(mistake="ignored_evidence", right=0, steps=1),
+        MistakeAccuracy(mistake="inflated_score", n_right=5, n_steps=20),
+        MistakeAccuracy(mistake="ignored_evidence", n_right=0, n_steps=1),
     )
-    given_shares = shares(next_round([Measured(accuracy=0.5, kinds=kinds)], FOUR))
+    given_shares = shares(plan_next_round([CriticAccuracyByMistake(accuracy=0.5, by_mistake=kinds)], FOUR))
     assert given_shares["inflated_score"] > given_shares["ignored_evidence"] > 0.125
 
 
 def test_contrasts_get_subtler_from_round_to_round() -> None:
     """The largest distance shrinks towards the margin and stays wide enough to be met."""
-    rising = [Measured(accuracy=n / 10) for n in range(9)]
-    plans = [next_round(rising[: n + 1], FOUR) for n in range(8)]
+    rising = [CriticAccuracyByMistake(accuracy=n / 10) for n in range(9)]
+    plans = [plan_next_round(rising[: n + 1], FOUR) for n in range(8)]
     widths = [plan.farthest - plan.nearest for plan in plans if plan is not None]
     assert widths == sorted(widths, reverse=True)
     assert widths[:3] == [9, 4.5, 2.25]
@@ -102,47 +102,47 @@ def test_contrasts_get_subtler_from_round_to_round() -> None:
 )
 def test_a_plateau_ends_the_rounds(accuracies: list[float], patience: int, over: bool) -> None:
     """Rounds end where the last ones gained nothing over the best before them, or when all are made."""
-    history = [Measured(accuracy=a) for a in accuracies]
-    chosen = CurriculumSettings(patience=patience, rounds=9)
-    assert plateau(history, chosen) is over
-    assert (next_round(history, chosen) is None) is over
-    assert next_round([Measured(accuracy=n / 10) for n in range(4)], CurriculumSettings(rounds=3)) is None
+    history = [CriticAccuracyByMistake(accuracy=a) for a in accuracies]
+    chosen = CurriculumSettings(patience=patience, max_rounds=9)
+    assert has_plateaued(history, chosen) is over
+    assert (plan_next_round(history, chosen) is None) is over
+    assert plan_next_round([CriticAccuracyByMistake(accuracy=n / 10) for n in range(4)], CurriculumSettings(max_rounds=3)) is None
 
 
 def test_scores_are_measured_by_kind() -> None:
     """Of each kind counts how many steps that invite it were scored within the tolerance."""
     scored = [
-        Scored(
+        ScoredStep(
             trace_id=str(n),
             step=0,
-            gold=Gold(phi_before=1, phi_after=5, source="program"),
+            label=Label(progress_before=1, progress_after=5, source="program"),
             evaluation=event(before=1, after=5 if n else 9).evaluation,
-            wrong=(9,),
+            wrong_progress=(9,),
             mistakes=("inflated_score",),
         )
         for n in range(4)
     ]
-    result = measured(scored)
+    result = summarize_accuracy(scored)
     assert result is not None
-    assert result.kinds == (KindMeasured(mistake="inflated_score", right=3, steps=4),)
-    assert measured([]) is None
+    assert result.by_mistake == (MistakeAccuracy(mistake="inflated_score", n_right=3, n_steps=4),)
+    assert summarize_accuracy([]) is None
 
 
 @pytest.mark.parametrize(
     "broken",
     [
         {"shares": ()},
-        {"shares": (KindShare(mistake="a", share=0.5),)},
-        {"shares": (KindShare(mistake="a", share=0.5),) * 2},
+        {"shares": (MistakeShare(mistake="a", share=0.5),)},
+        {"shares": (MistakeShare(mistake="a", share=0.5),) * 2},
         {"nearest": 5},
     ],
 )
 def test_a_round_that_makes_no_sense_is_refused(broken: dict[str, object]) -> None:
     """Shares add up to 1 and name each kind once; the nearest is not beyond the farthest."""
-    whole = {"number": 1, "shares": (KindShare(mistake="a", share=1),), "nearest": 1, "farthest": 4}
-    Round.model_validate(whole)
+    whole = {"number": 1, "shares": (MistakeShare(mistake="a", share=1),), "nearest": 1, "farthest": 4}
+    RoundPlan.model_validate(whole)
     with pytest.raises(ValidationError):
-        Round.model_validate(whole | broken)
+        RoundPlan.model_validate(whole | broken)
 
 
 # --------------------------------------------------------------------------------------------- dealing
@@ -156,9 +156,9 @@ def test_a_round_that_makes_no_sense_is_refused(broken: dict[str, object]) -> No
 )
 def test_what_is_dealt_has_the_shares(weights: list[int], events: int, each: int, seed: int) -> None:
     """Every event gets as many, every kind its share but for one, and kinds repeat only where they must."""
-    parts = tuple(KindShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
-    plan = Round(number=1, shares=parts, nearest=1, farthest=2)
-    hands = deal(plan, trace_id="t", events=events, each=each, seed=seed)
+    parts = tuple(MistakeShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
+    plan = RoundPlan(number=1, shares=parts, nearest=1, farthest=2)
+    hands = deal_mistakes(plan, trace_id="t", n_events=events, per_event=each, seed=seed)
     assert [len(hand) for hand in hands] == [each] * events
     counts = Counter(kind for hand in hands for kind in hand)
     for part in parts:
@@ -170,8 +170,8 @@ def test_what_is_dealt_has_the_shares(weights: list[int], events: int, each: int
 @given(weights=st.lists(st.integers(1, 20), min_size=1, max_size=6), places=st.integers(0, 40))
 def test_places_are_rounded_without_bias(weights: list[int], places: int) -> None:
     """Over evenly spread marks every kind gets its share on average, and at each mark that but for one."""
-    parts = tuple(KindShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
-    found = [apportion(parts, places, at=n / 64) for n in range(64)]
+    parts = tuple(MistakeShare(mistake=f"k{n}", share=w / sum(weights)) for n, w in enumerate(weights))
+    found = [apportion(parts, places, offset=n / 64) for n in range(64)]
     for part in parts:
         counts = [one[part.mistake] for one in found]
         exact = part.share * places
@@ -182,11 +182,11 @@ def test_places_are_rounded_without_bias(weights: list[int], places: int) -> Non
 
 def test_short_traces_together_get_all_kinds_in_their_shares() -> None:
     """Of traces with one step and one candidate each, every kind of mistake gets its part."""
-    parts = tuple(KindShare(mistake=kind, share=0.25) for kind in MISTAKES)
-    plan = Round(number=1, shares=parts, nearest=1, farthest=9)
-    hands = [deal(plan, trace_id=f"trace {n}", events=1, each=1, seed=0) for n in range(400)]
+    parts = tuple(MistakeShare(mistake=kind, share=0.25) for kind in MISTAKE_KINDS)
+    plan = RoundPlan(number=1, shares=parts, nearest=1, farthest=9)
+    hands = [deal_mistakes(plan, trace_id=f"trace {n}", n_events=1, per_event=1, seed=0) for n in range(400)]
     counts = Counter(kind for ((kind,),) in hands)
-    assert set(counts) == set(MISTAKES)
+    assert set(counts) == set(MISTAKE_KINDS)
     assert all(70 <= count <= 130 for count in counts.values())
 
 
@@ -212,29 +212,29 @@ async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakes
     steps = []
     for n in range(24):
         one = event(n, before=1, after=4 + n % 3)
-        assert one.gold is not None
-        gold = one.gold.model_copy(update={"reasoning": f"Half of step {n} is there."})
+        assert one.label is not None
+        gold = one.label.model_copy(update={"reasoning": f"Half of step {n} is there."})
         steps.append(one.model_copy(update={"gold": gold}))
-    chosen, history = CurriculumSettings(rounds=9), [known(0.6, **dict.fromkeys(MISTAKES, 12))]
+    chosen, history = CurriculumSettings(max_rounds=9), [known(0.6, **dict.fromkeys(MISTAKE_KINDS, 12))]
     seen: list[tuple[ContrastPair, ...]] = []
     weakest: list[float] = []
     accuracies = iter((0.7, 0.8, 0.805))
-    while (plan := next_round(history, chosen)) is not None:
-        result = await contrast(
+    while (plan := plan_next_round(history, chosen)) is not None:
+        result = await generate_contrast_pairs(
             steps,
             purpose=PURPOSE,
             trace_id="t",
-            plan=plan,
+            round_plan=plan,
             llm=ScriptedLLM(mistaken),
             judge=ScriptedLLM(by_distance),
-            settings=ContrastSettings(judges=10),
-            known={pair.id for made in seen for pair in made},
+            settings=ContrastSettings(n_judges=10),
+            known_pair_ids={pair.id for made in seen for pair in made},
         )
         seen.append(result.pairs)
-        asked = Counter([*(p.mistake for p in result.pairs), *(d.mistake for d in result.drops)])
-        weakest.append(asked["scale_inconsistency"] / result.candidates)
+        asked = Counter([*(p.mistake for p in result.pairs), *(d.mistake for d in result.dropped)])
+        weakest.append(asked["scale_inconsistency"] / result.n_candidates)
         weak = {"scale_inconsistency": 12 - 4 * len(seen)}
-        history.append(known(next(accuracies), **(dict.fromkeys(MISTAKES, 12 + 2 * len(seen)) | weak)))
+        history.append(known(next(accuracies), **(dict.fromkeys(MISTAKE_KINDS, 12 + 2 * len(seen)) | weak)))
     ids = [pair.id for made in seen for pair in made]
     difficulties = [mean(pair.difficulty or 0 for pair in made) for made in seen]
     assert len(seen) == 3

@@ -55,7 +55,7 @@ async def put(database: Database, text: str | None) -> int:
 
 
 async def texts(database: Database) -> list[str]:
-    return [text for (text,) in await database.rows("SELECT text FROM notes ORDER BY id")]
+    return [text for (text,) in await database.fetch_rows("SELECT text FROM notes ORDER BY id")]
 
 
 def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Tables], None]:
@@ -91,7 +91,7 @@ async def test_waiting_writes_share_a_transaction(database: Database) -> None:
             tasks.start_soon(put, database, f"note {n}")
         await anyio.wait_all_tasks_blocked()
         go_on.set()
-    assert database.transactions == 2
+    assert database.n_transactions == 2
     assert await texts(database) == [f"note {n}" for n in range(100)]
 
 
@@ -104,7 +104,7 @@ async def test_concurrent_writers_take_fewer_transactions_than_writes(database: 
 
     await fan_out(writer, range(64))
     assert len(await texts(database)) == 640
-    assert database.transactions < 320
+    assert database.n_transactions < 320
 
 
 async def test_a_failing_write_is_undone_alone(database: Database) -> None:
@@ -143,7 +143,7 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
     assert isinstance(answers["own"], LookupError)
     assert isinstance(answers["sql"], StoreError)
     assert "NOT NULL constraint failed: notes.text" in str(answers["sql"])
-    assert database.transactions == 2
+    assert database.n_transactions == 2
 
 
 async def test_a_cancelled_write_still_completes(database: Database) -> None:
@@ -261,7 +261,7 @@ async def test_pending_migrations_are_applied_to_what_is_there(path: Path) -> No
         await put(older, "old")
     for _ in range(2):
         async with Database(path, LATER) as newer:
-            assert await newer.rows("SELECT text, colour FROM notes") == [("old", None)]
+            assert await newer.fetch_rows("SELECT text, colour FROM notes") == [("old", None)]
 
 
 async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
@@ -271,10 +271,10 @@ async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
         async with Database(path, broken):
             pass
     async with Database(path, NOTES) as older:
-        assert await older.rows("SELECT name FROM sqlite_master WHERE name IN ('half', 'notes')") != [
+        assert await older.fetch_rows("SELECT name FROM sqlite_master WHERE name IN ('half', 'notes')") != [
             ("half",)
         ]
-        assert await older.rows("SELECT name FROM _sqlite_migrations WHERE name = 'broken'") == []
+        assert await older.fetch_rows("SELECT name FROM _sqlite_migrations WHERE name = 'broken'") == []
 
 
 async def test_an_unknown_schema_is_refused(path: Path) -> None:
@@ -384,12 +384,12 @@ async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
     """A page that was overwritten is found by the check, also where reads do not come by."""
     async with Database(path, NOTES) as database:
         await fan_out(lambda n: put(database, f"{n}" * 500), range(200))
-        await database.check()
+        await database.check_integrity()
     overwrite(path, b"\xff" * 4096, at=len(overwrite(path, b"")) // 4096 // 2 * 4096)
     async with Database(path, NOTES) as database:
-        assert await database.rows("SELECT text FROM notes WHERE id = 1") == [("0" * 500,)]
+        assert await database.fetch_rows("SELECT text FROM notes WHERE id = 1") == [("0" * 500,)]
         with pytest.raises(StoreError, match="damaged"):
-            await database.check()
+            await database.check_integrity()
 
 
 READ_ONLY = """

@@ -472,7 +472,7 @@ async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: 
     async def key() -> str:
         return secret
 
-    said = VALUE.model_copy(update={"why": f"You sent {secret}, did you? " * 4})
+    said = VALUE.model_copy(update={"reason": f"You sent {secret}, did you? " * 4})
     provider = Streaming(stream(said.model_dump_json(), size=size))
     store = Kept()
     await store.open_run(RUN, {}, {})

@@ -50,7 +50,7 @@ def harmed(skill: Skill, message: str, times: int) -> str | None:
 async def rollouts_in(folder: Path) -> list[Rollout]:
     """Return all rollouts that a run stored."""
     async with open_store(folder / "run.db") as store:
-        rows = await store._database.rows("SELECT rollout FROM rollouts", ())
+        rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
     return [Rollout.model_validate_json(text) for (text,) in rows]
 
 

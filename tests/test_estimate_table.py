@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from reflact.cli.forecast import estimate_table
+from reflact.cli.forecast import build_estimate_table
 from reflact.estimates import CostEstimate, EstimateRange, EstimateRow
 
 
@@ -35,6 +35,6 @@ def test_counts_keep_three_digits(count: int, shown: str) -> None:
         usd=money,
     )
     out = StringIO()
-    Console(file=out, width=80).print(estimate_table(CostEstimate(rows=(row,), assumptions=())))
+    Console(file=out, width=80).print(build_estimate_table(CostEstimate(rows=(row,), assumptions=())))
     assert "…" not in out.getvalue()
     assert out.getvalue().split().count(shown) == 10

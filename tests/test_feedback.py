@@ -27,7 +27,7 @@ async def trained(folder: Path) -> tuple[Ran, dict[Split, list[Rollout]]]:
         test={"enabled": True},
     )
     async with open_store(folder / "run.db") as store:
-        rows = await store._database.rows("SELECT rollout FROM rollouts", ())
+        rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
     rollouts = [Rollout.model_validate_json(text) for (text,) in rows]
     ids = {split: {item.id for item in world.items(split)} for split in Split}
     return done, {split: [r for r in rollouts if r.item_id in ids[split]] for split in Split}

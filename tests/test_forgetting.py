@@ -15,12 +15,12 @@ from typer.testing import CliRunner, Result
 from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
-from reflact.memory import Action, Gold, Transition
+from reflact.memory import Action, Label, Transition
 
 pytestmark = pytest.mark.anyio
 
 WORD = "zebrafink"
-GOLD = Gold(phi_before=0, phi_after=1, source="human")
+GOLD = Label(progress_before=0, progress_after=1, source="human")
 
 
 async def fill(memory: MemoryStore) -> None:
@@ -30,11 +30,11 @@ async def fill(memory: MemoryStore) -> None:
         step = Transition(
             before=f"{WORD} {number} {'pad ' * 400}", action=Action(name="feed"), after=f"{WORD} fed {number}"
         )
-        trace.record(step, gold=GOLD)
-    await trace.keep(memory)
+        trace.record(step, label=GOLD)
+    await trace.save_to(memory)
     for number in range(20):
         await memory.submit(make_pair(number, note=f"the {WORD} ate", trace=trace.id))
-    await memory.keep_anchors([make_pair(99, trace="another")])
+    await memory.add_anchors([make_pair(99, trace="another")])
 
 
 def places(path: Path) -> set[str]:
@@ -74,7 +74,7 @@ async def test_nothing_of_a_forgotten_trace_stands_in_the_file_or_its_log(tmp_pa
         await fill(memory)
         assert places(path)
         gone = await memory.forget(f"{WORD} 1")
-        assert (gone.events, len(gone.unit_ids), gone.anchors, gone.logged) == (20, 20, 0, False)
+        assert (gone.n_events, len(gone.unit_ids), gone.n_anchors, gone.remains_in_wal) == (20, 20, 0, False)
         assert places(path) == set()
     assert places(path) == set()
 
@@ -82,13 +82,13 @@ async def test_nothing_of_a_forgotten_trace_stands_in_the_file_or_its_log(tmp_pa
 async def test_a_reader_keeps_the_log_and_forgetting_again_empties_it(tmp_path: Path) -> None:
     """While another connection reads, the log holds what was removed; that is said, until it is emptied."""
     path = tmp_path / "memory.db"
-    async with MemoryStore(path, patience=0.05) as memory:
+    async with MemoryStore(path, lock_timeout=0.05) as memory:
         await fill(memory)
         with reading(path):
-            assert (await memory.forget(f"{WORD} 1")).logged
+            assert (await memory.forget(f"{WORD} 1")).remains_in_wal
             assert places(path) == {"memory.db-wal"}
-            assert (await memory.forget(f"{WORD} 1")).logged
-        assert not (await memory.forget(f"{WORD} 1")).logged
+            assert (await memory.forget(f"{WORD} 1")).remains_in_wal
+        assert not (await memory.forget(f"{WORD} 1")).remains_in_wal
         assert places(path) == set()
 
 
@@ -128,7 +128,7 @@ async def test_waiting_for_a_reader_leaves_the_processor_alone(tmp_path: Path) -
         if "checkpoint" in statement:
             asked.append(statement)
 
-    async with MemoryStore(path, patience=0.2) as memory:
+    async with MemoryStore(path, lock_timeout=0.2) as memory:
         await fill(memory)
         await memory._database.write(lambda tables: tables.conn.set_trace_callback(note))
         with reading(path):

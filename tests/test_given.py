@@ -16,7 +16,7 @@ from memory_pairs import make_pair
 from reflact import Calibrator, Critic, ModelConfig, Trace, connect
 from reflact.cli.app import app
 from reflact.errors import ConfigError, DataError
-from reflact.memory import Action, Evaluation, Gold, Transition
+from reflact.memory import Action, Evaluation, Label, Transition
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 WRONG: Any = None
 STEP = Transition(before="open", action=Action(name="pay"), after="paid")
-SAID = Evaluation(phi_before=0, phi_after=1, reasoning="It is paid.")
+SAID = Evaluation(progress_before=0, progress_after=1, reasoning="It is paid.")
 
 
 def huge(text: str) -> Transition:
@@ -43,8 +43,8 @@ def huge(text: str) -> Transition:
         (lambda: Trace("p", id="\ud800"), "on one line"),
         (lambda: Trace("p").record("text"), "what is recorded is a str; give a Transition("),  # type: ignore[arg-type]
         (lambda: Trace("p").record(STEP, 0.5), "the score of a step is a float; give what"),  # type: ignore[arg-type]
-        (lambda: Trace("p").record(STEP, Gold(phi_after=1, source="human")), "record(step, gold=...)"),  # type: ignore[arg-type]
-        (lambda: Trace("p").record(STEP, gold=4.0), "the gold of a step is a float; give a Gold("),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, Label(progress_after=1, source="human")), "record(step, gold=...)"),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Gold("),  # type: ignore[arg-type]
         (lambda: Trace("p", id="t").record(huge("n")), "step 0 of trace t cannot be written: "),
     ],
 )
@@ -111,7 +111,7 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
         with pytest.raises(DataError, match="what is submitted is a str"):
             calibrator.submit("run.jsonl")  # type: ignore[arg-type]
         with pytest.raises(DataError, match="what is handed over is None"):
-            await calibrator.hand_over(wrong)
+            await calibrator.submit_and_wait(wrong)
         with pytest.raises(ConfigError, match="judges: one comparison shows one order only"):
             Calibrator(llm, memory, judges=1)
     assert not llm.calls
@@ -196,7 +196,7 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path, more: dict[str, JsonVa
 def test_a_line_that_is_no_anchor_is_named(tmp_path: Path, line: str, said: str) -> None:
     """The file of gold pairs is named with line and field; empty lines are none."""
     pair = make_pair(1)
-    pair = pair.model_copy(update={"why": "Line\u2028separators are text."})
+    pair = pair.model_copy(update={"reason": "Line\u2028separators are text."})
     anchors = tmp_path / "anchors.jsonl"
     anchors.write_text(f"{pair.model_dump_json()}\n\n{line}\n", encoding="utf-8")
     Trace("p", id="t", path=tmp_path / "traces" / "t.jsonl").finish()

@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.guards import GUARDS, Case, Grounds, Limits, guarded, objection
+from reflact.calibration.guards import (
+    GUARDS,
+    GuardCase,
+    GuardLimits,
+    QuotableTexts,
+    apply_guards,
+    find_objection,
+)
 from reflact.memory import Action, Evaluation, Transition
 
-LIMITS = Limits(jump=4, jump_confidence=0.5, unsupported_confidence=0.2)
+LIMITS = GuardLimits(max_jump=4, max_jump_confidence=0.5, max_unsupported_confidence=0.2)
 BEFORE: JsonValue = {"order": {"status": "open", "items": ["lamp"]}, "mails": 0}
 AFTER: JsonValue = {
     "order": {"status": "paid", "items": ["lamp", "desk"]},
@@ -40,7 +47,7 @@ def said(**fields: object) -> Evaluation:
 
 def judged(raw: Evaluation, transition: Transition | None = None) -> tuple[float, float, tuple[str, ...]]:
     """Return delta, confidence and the guards' names."""
-    left, names = guarded(raw, Case.of(transition or step(), LIMITS))
+    left, names = apply_guards(raw, GuardCase.from_transition(transition or step(), LIMITS))
     return left.delta, left.confidence, names
 
 
@@ -63,7 +70,7 @@ def test_no_change_gives_no_credit(after: float) -> None:
 def test_invented_evidence_gives_no_credit() -> None:
     """One invented quote is enough, beside true ones too; it is struck out and the true ones stay."""
     raw = said(evidence=("status: paid", "all tests pass"))
-    left, names = guarded(raw, Case.of(step(), LIMITS))
+    left, names = apply_guards(raw, GuardCase.from_transition(step(), LIMITS))
     assert (left.delta, left.confidence, left.evidence) == (0, 0.2, ("status: paid",))
     assert names == ("invented_evidence",)
 
@@ -107,13 +114,13 @@ def test_a_quote_of_what_vanished_is_about_the_change() -> None:
 )
 def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
     """Removed lines and old values give no credit however they are quoted; a loss they bear."""
-    case = Case.of(step(before, after), LIMITS)
+    case = GuardCase.from_transition(step(before, after), LIMITS)
     gain, loss = said(evidence=(quote,)), said(phi_after=0, evidence=(quote,))
-    left, names = guarded(gain, case)
+    left, names = apply_guards(gain, case)
     assert (left.delta, left.confidence, names) == (0, 0.2, ("vanished_evidence",))
-    assert "gone in the state after" in str(objection(gain, case))
-    assert guarded(loss, case) == (loss, ())
-    assert objection(loss, case) is None
+    assert "gone in the state after" in str(find_objection(gain, case))
+    assert apply_guards(loss, case) == (loss, ())
+    assert find_objection(loss, case) is None
 
 
 @pytest.mark.parametrize(
@@ -128,8 +135,8 @@ def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonVal
 )
 def test_a_change_with_both_its_sides_bears_a_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
     """Whoever says that something is gone, or what it became, or quotes what is still there, is believed."""
-    case = Case.of(step(before, after), LIMITS)
-    assert guarded(said(evidence=(quote,)), case) == (said(evidence=(quote,)), ())
+    case = GuardCase.from_transition(step(before, after), LIMITS)
+    assert apply_guards(said(evidence=(quote,)), case) == (said(evidence=(quote,)), ())
 
 
 def test_what_is_gone_stands_beside_other_evidence() -> None:
@@ -165,10 +172,10 @@ def test_guards_do_not_undo_each_other(
 ) -> None:
     """In any order, and applied twice, they leave the same; they only take away."""
     raw = said(phi_before=before, phi_after=after, confidence=confidence, evidence=tuple(evidence))
-    case = Case.of(step() if changed else step(AFTER, AFTER), LIMITS)
-    left, _ = guarded(raw, case)
-    assert guarded(left, case) == (left, ())
-    assert left.phi_before == raw.phi_before
+    case = GuardCase.from_transition(step() if changed else step(AFTER, AFTER), LIMITS)
+    left, _ = apply_guards(raw, case)
+    assert apply_guards(left, case) == (left, ())
+    assert left.progress_before == raw.progress_before
     assert abs(left.delta) <= abs(raw.delta)
     assert left.confidence <= raw.confidence
     for order in permutations(GUARDS):
@@ -191,7 +198,7 @@ def test_guards_do_not_undo_each_other(
 )
 def test_a_difference_without_evidence_is_objected_to(evidence: tuple[str, ...], words: str) -> None:
     """The reason says what is wrong and what to do."""
-    reason = objection(said(evidence=evidence), Case.of(step(), LIMITS))
+    reason = find_objection(said(evidence=evidence), GuardCase.from_transition(step(), LIMITS))
     assert reason is not None
     assert words in reason
     assert "copy words" in reason
@@ -199,9 +206,9 @@ def test_a_difference_without_evidence_is_objected_to(evidence: tuple[str, ...],
 
 def test_equal_numbers_need_no_evidence() -> None:
     """Without a change, or without a difference, there is nothing to object to."""
-    assert objection(said(phi_after=2, evidence=()), Case.of(step(), LIMITS)) is None
-    assert objection(said(evidence=()), Case.of(step(AFTER, AFTER), LIMITS)) is None
-    assert objection(said(), Case.of(step(), LIMITS)) is None
+    assert find_objection(said(phi_after=2, evidence=()), GuardCase.from_transition(step(), LIMITS)) is None
+    assert find_objection(said(evidence=()), GuardCase.from_transition(step(AFTER, AFTER), LIMITS)) is None
+    assert find_objection(said(), GuardCase.from_transition(step(), LIMITS)) is None
 
 
 # -------------------------------------------------------------------------------------------- evidence
@@ -226,7 +233,7 @@ def test_equal_numbers_need_no_evidence() -> None:
 )
 def test_what_is_there_is_found(quote: str) -> None:
     """Fields, values and words of the state after and of the change count, however they are written."""
-    assert Grounds(step()).unfounded((quote,)) == ()
+    assert QuotableTexts(step()).find_invented((quote,)) == ()
 
 
 @pytest.mark.parametrize(
@@ -251,7 +258,7 @@ def test_what_is_there_is_found(quote: str) -> None:
 )
 def test_what_is_not_there_is_not_found(quote: str) -> None:
     """Invented fields and values, praise, what only the action says, and parts of words count nothing."""
-    assert Grounds(step()).unfounded((quote,)) == (quote,)
+    assert QuotableTexts(step()).find_invented((quote,)) == (quote,)
 
 
 @pytest.mark.parametrize(
@@ -286,4 +293,4 @@ def test_what_is_not_there_is_not_found(quote: str) -> None:
 )
 def test_evidence_of_other_kinds(before: JsonValue, after: JsonValue, quote: str, there: bool) -> None:
     """Scripts without spaces, emoji, text, fields that are gone and signs of numbers are compared rightly."""
-    assert (Grounds(step(before, after)).unfounded((quote,)) == ()) is there
+    assert (QuotableTexts(step(before, after)).find_invented((quote,)) == ()) is there

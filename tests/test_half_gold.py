@@ -10,11 +10,11 @@ from pydantic import JsonValue
 
 from contrast_world import PURPOSE, PlainCritic, mistaken, round_of
 from reflact import Calibrator, Trace
-from reflact.calibration.contrast import ContrastSettings, contrast, selected
+from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.metrics import Scored, measure, measure_accuracy
+from reflact.calibration.metrics import ScoredStep, compute_metrics, pairwise_accuracy
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, Evaluation, Gold, GoldSource, ScoreEvent, Transition
+from reflact.memory import Action, Evaluation, Label, LabelSource, ScoreEvent, Transition
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.anyio
 CLAIM = "All letters are sorted!"
 
 
-def reached(phi: float, source: GoldSource = "program") -> Gold:
+def reached(phi: float, source: LabelSource = "program") -> Label:
     """Return what a check of the state after found."""
-    return Gold(phi_after=phi, source=source)
+    return Label(progress_after=phi, source=source)
 
 
 def step(before: JsonValue, after: JsonValue) -> Transition:
@@ -35,20 +35,20 @@ def step(before: JsonValue, after: JsonValue) -> Transition:
 
 def phis(trace: Trace) -> list[float | None]:
     """Return what is known of the states before."""
-    return [None if event.gold is None else event.gold.phi_before for event in trace.events]
+    return [None if event.label is None else event.label.progress_before for event in trace.events]
 
 
 def chain(trace: Trace) -> Trace:
     """Record steps of which the state after was checked: two that follow, one of another state, one still."""
-    trace.record(step("a", "b"), gold=reached(2))
-    trace.record(step("b", "c"), gold=reached(5))
-    trace.record(step("other", "d"), gold=reached(6))
-    trace.record(step("d", "d"), gold=reached(6))
-    trace.record(step(1, 2), gold=reached(7))
-    trace.record(step(2.0, 3), gold=reached(8))
+    trace.record(step("a", "b"), label=reached(2))
+    trace.record(step("b", "c"), label=reached(5))
+    trace.record(step("other", "d"), label=reached(6))
+    trace.record(step("d", "d"), label=reached(6))
+    trace.record(step(1, 2), label=reached(7))
+    trace.record(step(2.0, 3), label=reached(8))
     trace.record(step(3, 4))
-    trace.record(step(4, 5), gold=reached(9))
-    trace.record(step(5, 6), gold=Gold(phi_before=1, phi_after=9, source="human"))
+    trace.record(step(4, 5), label=reached(9))
+    trace.record(step(5, 6), label=Label(progress_before=1, progress_after=9, source="human"))
     return trace
 
 
@@ -68,9 +68,9 @@ def test_the_state_before_is_worth_what_the_same_state_was_worth(tmp_path: Path)
 def test_what_samples_agreed_on_is_not_taken_for_known() -> None:
     """A program's label is not completed by an opinion; an opinion is, by either."""
     trace = Trace(PURPOSE)
-    sources: tuple[GoldSource, ...] = ("agreement", "program", "agreement", "human")
+    sources: tuple[LabelSource, ...] = ("agreement", "program", "agreement", "human")
     for state, source in enumerate(sources):
-        trace.record(step(state, state + 1), gold=reached(state, source))
+        trace.record(step(state, state + 1), label=reached(state, source))
     assert phis(trace) == [None, None, 1, None]
 
 
@@ -80,16 +80,16 @@ async def test_a_label_that_comes_later_says_what_follows(tmp_path: Path) -> Non
     for state in range(3):
         trace.record(step(state, state + 1))
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        await trace.keep(memory)
+        await trace.save_to(memory)
         await memory.label("t", 2, reached(6, "human"))
         await memory.label("t", 1, reached(4, "human"))
         stored = await memory.trace("t")
         assert stored is not None
-        assert phis(Trace.of(stored)) == [None, None, 4]
-        assert await chain(Trace(PURPOSE, id="u")).keep(memory) == len(KNOWN)
+        assert phis(Trace.from_stored(stored)) == [None, None, 4]
+        assert await chain(Trace(PURPOSE, id="u")).save_to(memory) == len(KNOWN)
         stored = await memory.trace("u")
     assert stored is not None
-    assert phis(Trace.of(stored)) == KNOWN
+    assert phis(Trace.from_stored(stored)) == KNOWN
 
 
 # ------------------------------------------------------------------------------- what it measures, makes
@@ -97,28 +97,28 @@ async def test_a_label_that_comes_later_says_what_follows(tmp_path: Path) -> Non
 
 def test_it_measures_by_the_state_after() -> None:
     """Error, bias and the order of states across steps need no state before; the order within a step does."""
-    said = Evaluation(phi_before=0, phi_after=6, reasoning="r")
+    said = Evaluation(progress_before=0, progress_after=6, reasoning="r")
     steps = [
-        Scored(trace_id="t", step=n, gold=gold, evaluation=said.model_copy(update={"phi_after": 6 + n}))
+        ScoredStep(trace_id="t", step=n, label=gold, evaluation=said.model_copy(update={"progress_after": 6 + n}))
         for n, gold in enumerate((reached(4), reached(9)))
     ]
-    assert measure_accuracy(steps) == 1
-    assert measure_accuracy(steps[:1]) is None
-    measured = measure(steps)
+    assert pairwise_accuracy(steps) == 1
+    assert pairwise_accuracy(steps[:1]) is None
+    measured = compute_metrics(steps)
     assert measured is not None
     assert (measured.error.value, measured.bias.value) == (2, 0)
 
 
 async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
     """Its candidates are dropped with words, and neither the writer nor the critic is asked."""
-    half = ScoreEvent(step=0, transition=step("a", "b"), gold=reached(4))
+    half = ScoreEvent(step=0, transition=step("a", "b"), label=reached(4))
     llm = ScriptedLLM(mistaken)
     critic = PlainCritic()
-    made = await contrast([half], purpose=PURPOSE, trace_id="t", plan=round_of(), llm=llm, critic=critic)
-    assert (made.pairs, {drop.reason for drop in made.drops}) == ((), {"unverified"})
-    assert "not the state before" in made.drops[0].words
+    made = await generate_contrast_pairs([half], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=llm, critic=critic)
+    assert (made.pairs, {drop.reason for drop in made.dropped}) == ((), {"unverified"})
+    assert "not the state before" in made.dropped[0].explanation
     assert (llm.calls, critic.trials) == ([], [])
-    assert selected([half], ContrastSettings()) == (half,)
+    assert select_events([half], ContrastSettings()) == (half,)
 
 
 # ---------------------------------------------------------------------------------------- whole rounds
@@ -147,7 +147,7 @@ def letters(run: int, *, outcome_only: bool) -> Trace:
         before, after = (f"Desk {run}: {n} of 10 are sorted." for n in (done, done + 1))
         action = Action(name="sort", arguments=CLAIM if done else "I begin.")
         gold = None if outcome_only and done < 2 else reached(done + 1)
-        trace.record(Transition(before=before, action=action, after=after), gold=gold)
+        trace.record(Transition(before=before, action=action, after=after), label=gold)
     return trace
 
 
@@ -162,6 +162,6 @@ async def test_a_check_of_the_last_state_alone_is_enough_to_test(tmp_path: Path)
     before, after = report.held_out.before, report.held_out.after
     assert before is not None
     assert after is not None
-    assert (before.traces, before.error.value, after.error.value) == (25, 6, 0)
-    assert report.promoted > 0
-    assert estimate.missing is None
+    assert (before.n_traces, before.error.value, after.error.value) == (25, 6, 0)
+    assert report.n_promoted > 0
+    assert estimate.missing_reason is None

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected
-from reflact.calibration.contrast import ContrastSettings, contrast
+from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import KindShare, Round
-from reflact.calibration.meta_judge import MetaSettings, meta_judge
+from reflact.calibration.curriculum import MistakeShare, RoundPlan
+from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
 from reflact.calls import CallId, Message, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.cards import RejectedEdit
 from reflact.config import AggregateConfig, UpdateConfig
@@ -29,7 +29,7 @@ from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
-from reflact.memory import Action, ContrastPair, Evaluation, Gold, ScoreEvent, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.ports import R
 from reflact.prompts import PROMPT_NAMES, fence, load_prompts
 from reflact.records import StepBufferEntry
@@ -239,7 +239,7 @@ async def _judge(listener: Listener, says: Says) -> None:
     transitions = _transitions(says)
     pairs = [_pair(says, transition) for transition in transitions]
     settings = CriticSettings(example_tokens=TOKENS, state_tokens=TOKENS, example_state_tokens=TOKENS)
-    critic = Critic(listener, settings=settings, count=lambda text: len(text) // 100)
+    critic = Critic(listener, settings=settings, count_tokens=lambda text: len(text) // 100)
     for transition in transitions:
         with pytest.raises(ReplyError):
             await critic.score(transition, purpose=says("purpose"), pairs=pairs)
@@ -252,28 +252,28 @@ async def _contrast(listener: Listener, says: Says) -> None:
             step=step,
             transition=transition,
             evaluation=Evaluation(
-                phi_before=1, phi_after=4, reasoning=says("evaluation"), evidence=(says("evidence"),)
+                progress_before=1, progress_after=4, reasoning=says("evaluation"), evidence=(says("evidence"),)
             ),
-            gold=Gold(phi_before=1, phi_after=4, source="program", reasoning=says("gold")),
+            label=Label(progress_before=1, progress_after=4, source="program", reasoning=says("gold")),
         )
         for step, transition in enumerate(_transitions(says))
     ]
     shares = (
-        KindShare(mistake="inflated_score", share=0.75),
-        KindShare(mistake="ignored_evidence", share=0.25),
+        MistakeShare(mistake="inflated_score", share=0.75),
+        MistakeShare(mistake="ignored_evidence", share=0.25),
     )
-    await contrast(
+    await generate_contrast_pairs(
         events,
         purpose=says("purpose"),
         trace_id="t",
-        plan=Round(number=1, shares=shares, nearest=1, farthest=10),
+        round_plan=RoundPlan(number=1, shares=shares, nearest=1, farthest=10),
         llm=listener,
         judge=listener,
         critic=Critic(listener),
-        settings=ContrastSettings(judges=2, state_tokens=TOKENS),
+        settings=ContrastSettings(n_judges=2, state_tokens=TOKENS),
     )
-    settings = MetaSettings(same_model=True, state_tokens=TOKENS)
-    await meta_judge(
+    settings = MetaJudgeSettings(allow_same_model=True, state_tokens=TOKENS)
+    await judge_evaluations(
         events, purpose=says("purpose"), trace_id="t", judge=listener, critic=listener, settings=settings
     )
 
@@ -295,7 +295,7 @@ def _action(says: Says) -> Action:
 
 def _pair(says: Says, transition: Transition) -> ContrastPair:
     right, wrong = (
-        Evaluation(phi_before=1, phi_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),))
+        Evaluation(progress_before=1, progress_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),))
         for phi, side in ((1, "right"), (9, "wrong"))
     )
     return ContrastPair(
@@ -303,10 +303,10 @@ def _pair(says: Says, transition: Transition) -> ContrastPair:
         transition=transition,
         right=right,
         wrong=wrong,
-        why=says("why"),
+        reason=says("why"),
         mistake="inflated_score",
         construction="asked",
-        label="human",
+        label_source="human",
     )
 
 

@@ -30,7 +30,7 @@ from reflact.ports import CommitRecord
 from reflact.records import CandidateReview, RunState, StepRecord
 from reflact.run import Run
 from reflact.store.database import Database
-from reflact.store.runs import KINDS, SQLiteDecisionLog, SQLiteRunStore
+from reflact.store.runs import RECORD_KINDS, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
 from reflact.types import Rollout, Skill
 
@@ -82,7 +82,7 @@ class Watched(SQLiteRunStore):
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
         await super().commit(run_id, record, state, skills)
-        kind = "first" if record is None else KINDS[type(record)]
+        kind = "first" if record is None else RECORD_KINDS[type(record)]
         self._wrote(f"commit {kind} {state.step}")
 
     async def append(self, event: events.Event) -> bool:

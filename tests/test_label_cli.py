@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
-from reflact.memory import Action, Gold, Transition
+from reflact.memory import Action, Label, Transition
 
 
 def run(*arguments: object) -> Result:
@@ -28,9 +28,9 @@ def store(tmp_path: Path) -> Path:
             trace = Trace("Sort the mail.", id="monday")
             for source in (None, "agreement", "program"):
                 step = Transition(before="a", action=Action(name="sort"), after="b")
-                gold = source and Gold.model_validate({"phi_before": 0, "phi_after": 1, "source": source})
-                trace.record(step, gold=gold or None)
-            await trace.keep(memory)
+                gold = source and Label.model_validate({"phi_before": 0, "phi_after": 1, "source": source})
+                trace.record(step, label=gold or None)
+            await trace.save_to(memory)
 
     anyio.run(fill)
     return path
@@ -48,10 +48,10 @@ def test_a_step_is_labelled(store: Path) -> None:
         0,
         "labelled step 0 of trace monday; 2 of its 3 steps have gold\n",
     )
-    first = Gold(phi_before=0.5, phi_after=4, source="human", reasoning="two of five")
+    first = Label(progress_before=0.5, progress_after=4, source="human", reasoning="two of five")
     assert golds(store)[0] == first.model_dump(mode="json")
     assert run("label", store, "mond", 1, "--after", 5).exit_code == 0
-    assert golds(store)[1] == Gold(phi_after=5, source="human").model_dump(mode="json")
+    assert golds(store)[1] == Label(progress_after=5, source="human").model_dump(mode="json")
     assert "gold: 0.5 to 4, from human" in run("show", store, "monday").stdout
 
 
@@ -59,7 +59,7 @@ def test_a_label_is_replaced_where_that_is_said(store: Path) -> None:
     """A slip of the finger can be mended, and what a program said corrected."""
     done = run("label", store, "monday", 2, "--before", 1, "--after", 3, "--replace")
     assert done.exit_code == 0, done.output
-    assert golds(store)[2] == Gold(phi_before=1, phi_after=3, source="human").model_dump(mode="json")
+    assert golds(store)[2] == Label(progress_before=1, progress_after=3, source="human").model_dump(mode="json")
 
 
 @pytest.mark.parametrize(

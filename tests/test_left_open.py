@@ -10,12 +10,12 @@ from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Evaluation, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.results import CalibrationReport
-from reflact.memory import Promotion
+from reflact.memory import PromotionEvidence
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = CalibratorSettings(contrast=PairSettings(judges=0, per_event=2))
+SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=2))
 
 
 class Killed(Exception):
@@ -25,7 +25,7 @@ class Killed(Exception):
 class Dying(MemoryStore):
     """A memory whose process is killed where it would close a test."""
 
-    async def close_test(self, number: int, evidence: Promotion) -> None:
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """End."""
         raise Killed
 
@@ -33,7 +33,7 @@ class Dying(MemoryStore):
 class Overtaken(MemoryStore):
     """A memory in which another process closes each test first."""
 
-    async def close_test(self, number: int, evidence: Promotion) -> None:
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """Close it twice."""
         await super().close_test(number, evidence)
         await super().close_test(number, evidence)
@@ -44,9 +44,9 @@ def recorded(name: str, number: int) -> Trace:
     trace = Trace(PURPOSE, id=name)
     ((step, gold),) = steps(name, number, count=1, claims=[True])
     said = Evaluation(
-        phi_before=0, phi_after=gold.phi_after + 3, reasoning="It says so.", evidence=("filed",)
+        progress_before=0, progress_after=gold.progress_after + 3, reasoning="It says so.", evidence=("filed",)
     )
-    trace.record(step, said, gold=gold)
+    trace.record(step, said, label=gold)
     return trace
 
 
@@ -61,7 +61,7 @@ async def test_it_is_ended_by_the_next_start(tmp_path: Path) -> None:
     """The report and the books are those of a calibration that nothing stopped: no level is spent twice."""
     async with MemoryStore(tmp_path / "whole.db") as whole:
         wanted, tests = await calibrated(whole), await whole.tests()
-    assert [test.before for test in tests] == [*range(len(tests))]
+    assert [test.n_earlier_tests for test in tests] == [*range(len(tests))]
     async with Dying(tmp_path / "memory.db") as dying:
         with pytest.raises(Killed):
             await calibrated(dying)
@@ -83,7 +83,7 @@ async def test_it_is_left_where_the_batch_was_edited_since(tmp_path: Path) -> No
     async with MemoryStore(tmp_path / "memory.db") as store:
         await calibrated(store)
         first, second, *_ = await store.tests()
-        assert (first.evidence, second.before) == (None, 1)
+        assert (first.evidence, second.n_earlier_tests) == (None, 1)
 
 
 async def test_a_test_that_another_process_closed_first_is_said_to_be_over(tmp_path: Path) -> None:
@@ -91,6 +91,6 @@ async def test_a_test_that_another_process_closed_first_is_said_to_be_over(tmp_p
     async with Overtaken(tmp_path / "memory.db") as store:
         report = await calibrated(store)
         assert report.tests == ()
-        assert report.not_tested is not None
-        assert "another process" in report.not_tested
+        assert report.not_tested_reason is not None
+        assert "another process" in report.not_tested_reason
         assert [test.evidence is not None for test in await store.tests()] == [True]

@@ -58,7 +58,7 @@ DRAFTS = st.recursive(
 
 def state_after(*happened: events.Event, name: str = "demo") -> LiveState:
     """Return the state after events that all came at second 100."""
-    state = LiveState(name=name, epochs=2, began=10.0)
+    state = LiveState(name=name, epochs=2, opened_at=10.0)
     for event in happened:
         state = update_state(state, event, 100.0)
     return state

@@ -93,16 +93,16 @@ def test_a_step_whose_beginning_was_not_state_tells_nothing_of_time() -> None:
     """It was under way when an earlier start was stopped, so its time is not known."""
     resumed = after((0, PLAN), (3, committed(4)))
     assert resumed.step_seconds == ()
-    assert resumed.committed == 4
+    assert resumed.last_committed_step == 4
 
 
 def test_an_earlier_start_is_restore_state_without_its_times() -> None:
     """Its steps, scores and plan are known again, and none of the moments."""
     told = (PLAN, started(1), committed(1, "accept_new_best", V1), started(2))
-    known = restore_state(LiveState(epochs=2, began=100.0), told)
-    assert (known.total_steps, known.committed, known.best) == (10, 1, V1)
+    known = restore_state(LiveState(epochs=2, opened_at=100.0), told)
+    assert (known.total_steps, known.last_committed_step, known.best) == (10, 1, V1)
     assert known.step_seconds == ()
-    assert known.step_since is None
+    assert known.step_started_at is None
     assert known.estimate_seconds_left(101.0) is None
 
 
@@ -122,7 +122,7 @@ def test_stages_overlap_and_end() -> None:
     rollout, reflect = known.stages
     assert (rollout.name, rollout.done, rollout.total, rollout.seconds) == ("rollout", 4, 4, 4.0)
     assert (reflect.name, reflect.done, reflect.total, reflect.seconds) == ("reflect", 1, 2, None)
-    assert reflect.since == 2
+    assert reflect.started_at == 2
 
 
 def test_a_commit_clears_what_only_its_step_was_about() -> None:
@@ -130,9 +130,9 @@ def test_a_commit_clears_what_only_its_step_was_about() -> None:
     look = events.TrialRequested(run_id=RUN, step=1, part="step", trial=0, n=10)
     begun = events.StageStarted(run_id=RUN, step=1, stage="evaluate")
     before = at_once(started(1), begun, look, drafted("s", "x"))
-    assert (len(before.stages), len(before.looks), len(before.drafts)) == (1, 1, 1)
+    assert (len(before.stages), len(before.trials), len(before.drafts)) == (1, 1, 1)
     assert update_state(before, committed(1), 1.0).stages == ()
-    assert update_state(before, committed(1), 1.0).looks == ()
+    assert update_state(before, committed(1), 1.0).trials == ()
     assert update_state(before, committed(1), 1.0).drafts == ()
 
 
@@ -140,8 +140,8 @@ def test_looks_of_another_decision_begin_anew() -> None:
     """Only the looks of the decision under way are counted."""
     first = events.TrialRequested(run_id=RUN, step=5, part="step", trial=0, n=10)
     other = events.TrialRequested(run_id=RUN, step=5, part="slow update", trial=0, n=7)
-    assert at_once(first, first).looks == (first, first)
-    assert at_once(first, first, other).looks == (other,)
+    assert at_once(first, first).trials == (first, first)
+    assert at_once(first, first, other).trials == (other,)
 
 
 def test_a_step_that_is_told_twice_is_counted_once() -> None:
@@ -172,9 +172,9 @@ def test_a_reset_says_why_until_the_next_attempt() -> None:
         run_id=RUN, role="optimizer", purpose="merge", call_id="a", attempt=1, reason="no such anchor"
     )
     (refused,) = at_once(drafted("a", "1"), reset).drafts
-    assert (refused.draft, refused.refused) == ("1", "no such anchor")
+    assert (refused.draft, refused.refusal) == ("1", "no such anchor")
     (again,) = at_once(drafted("a", "1"), reset, drafted("a", "2", attempt=2)).drafts
-    assert (again.draft, again.refused, again.attempt) == ("2", None, 2)
+    assert (again.draft, again.refusal, again.attempt) == ("2", None, 2)
 
 
 def test_calls_without_a_reply_are_counted() -> None:

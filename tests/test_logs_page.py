@@ -52,5 +52,5 @@ def test_the_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "calibrate.yaml").write_text(text, encoding="utf-8")
     config = load_section(CalibrateConfig, tmp_path / "calibrate.yaml")
-    assert (config.calibrator.contrast.judges, config.calibrator.contrast.judged) == (15, "unproven")
+    assert (config.calibrator.contrast.n_judges, config.calibrator.contrast.judged_pairs) == (15, "unproven")
     assert config.budget.max_calls == 20_000

@@ -13,10 +13,10 @@ from contrast_world import PURPOSE, event, mistaken, round_of
 from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.aside import INLINE_LIMIT
-from reflact.calibration.contrast import ContrastSettings, contrast
-from reflact.calibration.mistakes import Made
+from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
+from reflact.calibration.mistakes import GenerationResult
 from reflact.memory import ContrastPair, ScoreEvent, Transition
-from reflact.memory_cards import Finding, subject, subject_of
+from reflact.memory_cards import ScanFinding, compute_subject_hash, subject_hash
 from reflact.testing import ScriptedLLM
 from reflact.types import digest_json
 
@@ -44,16 +44,16 @@ class Where:
         return False
 
 
-async def made_of(steps: Iterable[ScoreEvent], known: Where) -> Made:
+async def made_of(steps: Iterable[ScoreEvent], known: Where) -> GenerationResult:
     """Make the pairs of steps that need no model."""
-    return await contrast(
+    return await generate_contrast_pairs(
         tuple(steps),
         purpose=PURPOSE,
         trace_id="t",
-        plan=round_of(),
+        round_plan=round_of(),
         llm=ScriptedLLM(mistaken),
-        settings=ContrastSettings(judges=0),
-        known=known,
+        settings=ContrastSettings(n_judges=0),
+        known_pair_ids=known,
     )
 
 
@@ -71,9 +71,9 @@ async def test_long_states_make_the_pairs_that_short_ones_make() -> None:
     few = await made_of([event(n) for n in range(3)], Where())
     many = await made_of([longer(event(n), INLINE_LIMIT) for n in range(3)], Where())
 
-    def told(made: Made) -> list[object]:
-        pairs = [(p.construction, p.mistake, p.right, p.wrong.phi_after, p.provenance) for p in made.pairs]
-        return [pairs, made.drops, made.candidates]
+    def told(made: GenerationResult) -> list[object]:
+        pairs = [(p.construction, p.mistake, p.right, p.wrong.progress_after, p.provenance) for p in made.pairs]
+        return [pairs, made.dropped, made.n_candidates]
 
     assert told(few) == told(many)
 
@@ -83,14 +83,14 @@ async def test_pairs_of_long_states_are_scanned_off_the_loop(rows: int, tmp_path
     """A store looks at the texts of a long pair on another thread, at those of a short one in place."""
     threads: set[int] = set()
 
-    def scan(texts: Iterable[str]) -> Finding | None:
+    def scan(texts: Iterable[str]) -> ScanFinding | None:
         threads.add(threading.get_ident())
         return None
 
     step = longer(event(), rows)
     pair = make_pair().model_copy(update={"transition": step.transition})
     async with MemoryStore(tmp_path / "memory.db", scan=scan) as store:
-        assert (await store.submit(pair)).new
+        assert (await store.submit(pair)).is_new
         assert (await store.pairs())[0].pair == pair
     assert (threads == {threading.get_ident()}) is (rows == 0)
 
@@ -115,7 +115,7 @@ def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
     for name, value in changes.items():
         copied = pair.model_copy(update={name: value})
         assert copied.id == id_of(copied) != pair.id
-        assert subject(copied) == subject_of(copied.purpose, copied.transition)
-    judged = pair.model_copy(update={"judges": 2, "agreement": 1.0, "why": "so"}, deep=True)
+        assert subject_hash(copied) == compute_subject_hash(copied.purpose, copied.transition)
+    judged = pair.model_copy(update={"n_judgements": 2, "agreement": 1.0, "reason": "so"}, deep=True)
     assert judged.id == id_of(judged) == pair.id
     assert pair == ContrastPair.model_validate(pair.model_dump())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from reflact.calibration.memo import Memo
+from reflact.calibration.memo import ResultCache
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
     """Those who share the work share its error; whoever comes later tries again."""
-    memo, gate, outcomes, begun = Memo[int](4), anyio.Event(), list[str](), list[str]()
+    memo, gate, outcomes, begun = ResultCache[int](4), anyio.Event(), list[str](), list[str]()
 
     async def fail() -> int:
         begun.append("work")
@@ -24,7 +24,7 @@ async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
 
     async def ask() -> None:
         try:
-            await memo.once("key", fail)
+            await memo.get_or_compute("key", fail)
         except OSError as error:
             outcomes.append(str(error))
 
@@ -35,12 +35,12 @@ async def test_an_error_goes_to_all_who_wait_and_is_not_kept() -> None:
         gate.set()
     assert outcomes == ["broken"] * 3
     assert begun == ["work"]
-    assert await memo.once("key", succeed) == 7
+    assert await memo.get_or_compute("key", succeed) == 7
 
 
 async def test_keys_do_not_wait_for_each_other() -> None:
     """Different work is done at the same time."""
-    memo, gate = Memo[str](4), anyio.Event()
+    memo, gate = ResultCache[str](4), anyio.Event()
 
     async def slow() -> str:
         await gate.wait()
@@ -51,7 +51,7 @@ async def test_keys_do_not_wait_for_each_other() -> None:
         return "quick"
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(memo.once, "a", slow)
+        tasks.start_soon(memo.get_or_compute, "a", slow)
         await anyio.wait_all_tasks_blocked()
-        assert await memo.once("b", quick) == "quick"
-    assert await memo.once("a", quick) == "slow"
+        assert await memo.get_or_compute("b", quick) == "quick"
+    assert await memo.get_or_compute("a", quick) == "slow"

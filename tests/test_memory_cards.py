@@ -14,21 +14,21 @@ from memory_pairs import evidence_for, make_pair
 from reflact.errors import DataError
 from reflact.memory import CardStatus, Scope
 from reflact.memory_cards import (
-    NEXT,
+    NEXT_STATUSES,
     PAIR_KINDS,
-    Standing,
-    cards_of,
+    RankedUnit,
+    build_cards,
+    check_status_change,
     content_id,
-    moved,
-    new_card,
-    ranked,
-    visible_to,
+    create_card,
+    is_visible_to,
+    rank_units,
 )
 from reflact.memory_ports import BatchTest
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-TEST = BatchTest(number=1, held_out="h", before=0, unit_ids=("a",), at=NOW)
-STATES: tuple[CardStatus, ...] = tuple(NEXT)
+TEST = BatchTest(number=1, holdout_id="h", n_earlier_tests=0, unit_ids=("a",), at=NOW)
+STATES: tuple[CardStatus, ...] = tuple(NEXT_STATUSES)
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), max_size=2, unique=True).map(tuple)
 SCOPES = st.builds(
     Scope,
@@ -39,7 +39,7 @@ SCOPES = st.builds(
 )
 STANDINGS = st.lists(
     st.builds(
-        Standing,
+        RankedUnit,
         st.text("abc", min_size=1, max_size=3),
         st.sampled_from([0.0, 0.5, 3.0]),
         st.floats(0, 1),
@@ -58,7 +58,7 @@ def test_no_way_leads_to_promotion_without_quarantine(path: list[CardStatus]) ->
     for after in path:
         before = status
         with suppress(DataError):
-            status = moved(status, after, evidence_for(TEST))
+            status = check_status_change(status, after, evidence_for(TEST))
         assert status != "promoted" or before in {"quarantined", "promoted"}
         assert before not in {"archived", "rejected"} or status in {before, "archived"}
 
@@ -66,34 +66,34 @@ def test_no_way_leads_to_promotion_without_quarantine(path: list[CardStatus]) ->
 @given(before=st.sampled_from(STATES), after=st.sampled_from(STATES))
 def test_states_follow_the_table_alone(before: CardStatus, after: CardStatus) -> None:
     """A change is made exactly where the table has it."""
-    if after in NEXT[before]:
-        assert moved(before, after, evidence_for(TEST)) == after
+    if after in NEXT_STATUSES[before]:
+        assert check_status_change(before, after, evidence_for(TEST)) == after
     else:
         with pytest.raises(DataError, match=f"{before} cannot become {after}"):
-            moved(before, after, evidence_for(TEST))
+            check_status_change(before, after, evidence_for(TEST))
 
 
 def test_promotion_needs_evidence_that_says_so() -> None:
     """No evidence, and evidence of a test that was not passed, promote nothing."""
     for evidence in (None, evidence_for(TEST, promoted=False)):
         with pytest.raises(DataError, match="only on evidence"):
-            moved("quarantined", "promoted", evidence)
+            check_status_change("quarantined", "promoted", evidence)
 
 
 def test_what_is_over_stays_over() -> None:
     """Nothing follows on archived, and a rejected card can only be archived."""
-    assert NEXT["archived"] == frozenset()
-    assert NEXT["rejected"] == {"archived"}
+    assert NEXT_STATUSES["archived"] == frozenset()
+    assert NEXT_STATUSES["rejected"] == {"archived"}
 
 
 def test_a_card_of_alice_is_seen_by_those_who_name_alice() -> None:
     """Whoever names nobody, or somebody else, does not see it; roles, tools and categories likewise."""
     alice = Scope(user="alice")
-    assert visible_to(alice, Scope(user="alice", roles=("coder",)))
-    assert not visible_to(alice, Scope())
-    assert not visible_to(alice, Scope(user="bob"))
-    assert not visible_to(Scope(roles=("critic",)), Scope())
-    assert visible_to(Scope(roles=("critic", "coder")), Scope(roles=("coder",)))
+    assert is_visible_to(alice, Scope(user="alice", roles=("coder",)))
+    assert not is_visible_to(alice, Scope())
+    assert not is_visible_to(alice, Scope(user="bob"))
+    assert not is_visible_to(Scope(roles=("critic",)), Scope())
+    assert is_visible_to(Scope(roles=("critic", "coder")), Scope(roles=("coder",)))
 
 
 @given(scope=SCOPES, asker=SCOPES)
@@ -105,26 +105,26 @@ def test_each_field_of_a_scope_is_a_condition_of_its_own(scope: Scope, asker: Sc
         Scope(task_categories=scope.task_categories),
         Scope(user=scope.user),
     ]
-    assert visible_to(scope, asker) == all(visible_to(part, asker) for part in parts)
-    assert visible_to(Scope(), asker)
+    assert is_visible_to(scope, asker) == all(is_visible_to(part, asker) for part in parts)
+    assert is_visible_to(Scope(), asker)
 
 
 @given(standings=STANDINGS, order=st.randoms())
 def test_a_ranking_does_not_depend_on_the_order_of_what_is_ranked(
-    standings: list[Standing], order: random.Random
+    standings: list[RankedUnit], order: random.Random
 ) -> None:
     """Shuffled input gives the same list, all of it, with and without a time."""
     shuffled = order.sample(standings, len(standings))
     for now in (None, NOW):
-        assert ranked(shuffled, now) == ranked(standings, now)
-        assert sorted(ranked(standings, now)) == sorted(one.id for one in standings)
+        assert rank_units(shuffled, now) == rank_units(standings, now)
+        assert sorted(rank_units(standings, now)) == sorted(one.id for one in standings)
 
 
 def test_relevance_comes_before_utility_and_that_before_trust_and_recency() -> None:
     """Each part of a rank decides where those above it are equal; ids decide where all are."""
 
-    def standing(name: str, relevance: float, utility: float, trust: float, days: int) -> Standing:
-        return Standing(name, relevance, trust, utility, NOW - timedelta(days=days))
+    def standing(name: str, relevance: float, utility: float, trust: float, days: int) -> RankedUnit:
+        return RankedUnit(name, relevance, trust, utility, NOW - timedelta(days=days))
 
     rows = [
         standing("relevant", 9, 0.5, 0.5, 90),
@@ -134,14 +134,14 @@ def test_relevance_comes_before_utility_and_that_before_trust_and_recency() -> N
         standing("b", 1, 0.5, 0.5, 90),
         standing("a", 1, 0.5, 0.5, 90),
     ]
-    assert ranked(rows, NOW) == ["relevant", "useful", "trusted", "recent", "a", "b"]
-    assert ranked(rows) == ["relevant", "useful", "trusted", "a", "b", "recent"]
+    assert rank_units(rows, NOW) == ["relevant", "useful", "trusted", "recent", "a", "b"]
+    assert rank_units(rows) == ["relevant", "useful", "trusted", "a", "b", "recent"]
 
 
 def test_both_cards_of_a_pair_carry_its_transition() -> None:
     """The right and the wrong card name purpose, states and action; the wrong one the mistake and why."""
     pair = make_pair(7, agreement=0.8)
-    right, wrong = cards_of(pair, created_by="test")
+    right, wrong = build_cards(pair, created_by="test")
     assert (right.kind, wrong.kind) == PAIR_KINDS
     for card in (right, wrong):
         assert pair.purpose in card.content
@@ -153,15 +153,15 @@ def test_both_cards_of_a_pair_carry_its_transition() -> None:
         assert card.id == content_id(card)
     assert "2 -> 3" in right.content
     assert "2 -> 9" in wrong.content
-    assert (wrong.pattern, wrong.strategy) == ("credit_for_intention", pair.why)
+    assert (wrong.pattern, wrong.strategy) == ("credit_for_intention", pair.reason)
     assert right.id != wrong.id
 
 
 def test_a_cards_id_follows_from_what_it_says_and_for_whom() -> None:
     """Other words or another scope are another card; who made it and how much it is trusted are not."""
-    card = new_card("tool_policy", "Use grep.")
-    assert card.id == new_card("tool_policy", "Use grep.", trust=0.9, created_by="me").id
-    assert card.id != new_card("tool_policy", "Use rg.").id
-    assert card.id != new_card("skill_card", "Use grep.").id
-    assert card.id != new_card("tool_policy", "Use grep.", scope=Scope(user="alice")).id
+    card = create_card("tool_policy", "Use grep.")
+    assert card.id == create_card("tool_policy", "Use grep.", trust=0.9, created_by="me").id
+    assert card.id != create_card("tool_policy", "Use rg.").id
+    assert card.id != create_card("skill_card", "Use grep.").id
+    assert card.id != create_card("tool_policy", "Use grep.", scope=Scope(user="alice")).id
     assert card.status == "candidate"

@@ -11,19 +11,19 @@ from typer.testing import CliRunner, Result
 
 from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair
 from reflact.cli.app import app
-from reflact.cli.stored import columns
-from reflact.memory_cards import new_card
+from reflact.cli.stored import format_table
+from reflact.memory_cards import create_card
 from reflact.memory_store import MemoryStore
 from reflact.store.runs import open_store
 
-PAIR = make_pair(1, note="a zebra", trace="t").model_copy(update={"why": "It says \x1b]0;done\x07."})
+PAIR = make_pair(1, note="a zebra", trace="t").model_copy(update={"reason": "It says \x1b]0;done\x07."})
 
 
 async def fill(path: Path) -> None:
     async with MemoryStore(path) as memory:
         for pair in (PAIR, make_pair(2, trace="t")):
             await memory.submit(pair)
-        test = await memory.open_test([PAIR.id], held_out="h", traces=HELD_OUT)
+        test = await memory.open_test([PAIR.id], holdout_id="h", traces=HELD_OUT)
         await memory.close_test(test.number, evidence_for(test))
 
 
@@ -55,7 +55,7 @@ def test_a_list_has_a_line_for_each_card_and_columns_that_are_aligned(tmp_path: 
         async with MemoryStore(tmp_path / "m.db") as memory:
             await memory.submit(PAIR)
             for text in texts:
-                await memory.submit_card(new_card("tool_policy", text))
+                await memory.submit_card(create_card("tool_policy", text))
 
     anyio.run(fill_it)
     head, *lines = run("list", tmp_path / "m.db").stdout.splitlines()
@@ -70,7 +70,7 @@ def test_a_list_has_a_line_for_each_card_and_columns_that_are_aligned(tmp_path: 
 def test_a_table_is_what_its_cells_are() -> None:
     """A line break in a cell is written out, so that no row can pretend to be two; numbers stand right."""
     rows = [("one\nforged  7", "3", "a\ttab"), ("検", "12", "\x1b[2J\ud800")]
-    assert list(columns(("name", "n", "says"), rows, right={1})) == [
+    assert list(format_table(("name", "n", "says"), rows, right_aligned={1})) == [
         "name             n  says",
         r"one\nforged  7   3  a\ttab",
         r"検              12  \x1b[2J\ud800",

@@ -15,7 +15,7 @@ import pytest
 
 from memory_pairs import CRITIC, make_pair
 from reflact import MemoryStore
-from reflact.memory_ports import Query
+from reflact.memory_ports import CardQuery
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
@@ -145,12 +145,12 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path, kills: int
         stored = {pair.pair.id for pair in await memory.pairs()}
         assert stored >= promised["pair"]
         tests = await memory.tests()
-        assert [test.before for test in tests] == list(range(len(tests)))
+        assert [test.n_earlier_tests for test in tests] == list(range(len(tests)))
         for trace_id in await memory.trace_ids():
             trace = await memory.trace(trace_id)
             assert trace is not None
             assert [event.step for event in trace.events] == list(range(len(trace.events)))
-        assert len(await memory.find_pairs(Query(text="report", scope=CRITIC))) > 0
+        assert len(await memory.find_pairs(CardQuery(text="report", scope=CRITIC))) > 0
 
 
 async def test_four_processes_write_one_file(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contrast_world import PURPOSE, event
-from reflact.calibration.meta_judge import MetaJudged, MetaReply, MetaSettings, meta_judge, standing_of
+from reflact.calibration.meta_judge import (
+    MetaJudgeResult,
+    MetaJudgeSettings,
+    MetaReply,
+    judge_evaluations,
+    rate_evaluation,
+)
 from reflact.errors import ConfigError
 from reflact.testing import ScriptedLLM
 
@@ -25,7 +31,7 @@ def reply(*points: Any, **more: Any) -> dict[str, Any]:
     return dict(zip(NAMES, points, strict=True)) | {"feedback": "It looks at the state."} | more
 
 
-async def judged(*replies: Any, **settings: Any) -> tuple[MetaJudged, ...]:
+async def judged(*replies: Any, **settings: Any) -> tuple[MetaJudgeResult, ...]:
     """Judge as many evaluations as there are replies, each with its own."""
     events = [event(n) for n in range(len(replies))]
 
@@ -34,15 +40,15 @@ async def judged(*replies: Any, **settings: Any) -> tuple[MetaJudged, ...]:
         return replies[next(n for n in range(len(replies)) if f"Step {n} was scored." in text)]
 
     judge = ScriptedLLM(answer, identity="judge")
-    return await meta_judge(
-        events, purpose=PURPOSE, trace_id="t", judge=judge, critic=CRITIC, settings=MetaSettings(**settings)
+    return await judge_evaluations(
+        events, purpose=PURPOSE, trace_id="t", judge=judge, critic=CRITIC, settings=MetaJudgeSettings(**settings)
     )
 
 
 async def test_what_stands_out_becomes_a_card() -> None:
     """Good evaluations are candidates for calibration, poor ones failure patterns, middling ones nothing."""
     results = await judged(reply(8, 8, 7, 7, 8), reply(2, 1, 5, 5, 2), reply(5, 5, 5, 5, 5))
-    assert [one.standing for one in results] == ["good", "poor", "middling"]
+    assert [one.quality for one in results] == ["good", "poor", "middling"]
     good, poor, middling = (one.card for one in results)
     assert good is not None
     assert poor is not None
@@ -60,7 +66,7 @@ async def test_what_stands_out_becomes_a_card() -> None:
 def test_the_overall_score_follows_from_the_components(points: list[int]) -> None:
     """It is their mean; one poor component keeps an evaluation from being good."""
     said = MetaReply.model_validate(reply(*points))
-    standing = standing_of(said, MetaSettings())
+    standing = rate_evaluation(said, MetaJudgeSettings())
     assert said.overall == sum(points) / 5
     assert (standing == "good") == (sum(points) >= 35 and min(points) >= 4)
     assert (standing == "poor") == (sum(points) < 20)
@@ -84,24 +90,24 @@ async def test_a_reply_that_claims_or_exceeds_is_unread(broken: dict[str, Any]) 
     with pytest.raises(ValidationError):
         MetaReply.model_validate(broken)
     (result,) = await judged(broken)
-    assert (result.standing, result.overall, result.card) == ("unread", None, None)
-    assert result.words
+    assert (result.quality, result.overall, result.card) == ("unread", None, None)
+    assert result.feedback
 
 
 async def test_the_critic_does_not_judge_itself() -> None:
     """The same model is refused before any call, unless that is what was asked for."""
     same = ScriptedLLM(lambda *call: reply(8, 8, 8, 8, 8), identity="critic")
     with pytest.raises(ConfigError, match="same_model"):
-        await meta_judge([event()], purpose=PURPOSE, trace_id="t", judge=same, critic=CRITIC)
+        await judge_evaluations([event()], purpose=PURPOSE, trace_id="t", judge=same, critic=CRITIC)
     assert same.calls == []
-    allowed = MetaSettings(same_model=True)
-    (result,) = await meta_judge(
+    allowed = MetaJudgeSettings(allow_same_model=True)
+    (result,) = await judge_evaluations(
         [event()], purpose=PURPOSE, trace_id="t", judge=same, critic=CRITIC, settings=allowed
     )
-    assert result.standing == "good"
+    assert result.quality == "good"
 
 
 def test_limits_must_be_in_order() -> None:
     """What is poor lies below what is good."""
     with pytest.raises(ValidationError, match="must not exceed"):
-        MetaSettings(good=3, poor=4)
+        MetaJudgeSettings(good_threshold=3, poor_threshold=4)

@@ -20,7 +20,7 @@ import pytest
 from reflact import Trainer, wiring
 from reflact.errors import ConfigError
 from reflact.events import BaselineMeasured, Event, RunFinished, WarningIssued
-from reflact.integrations.mlflow import Tracker, report_to_mlflow
+from reflact.integrations.mlflow import RunTracker, report_to_mlflow
 from reflact.loading import load_config
 from reflact.results import RunSummary
 from reflact.tasks import open_task_group
@@ -85,7 +85,7 @@ def planned(folder: Path, **telemetry: str) -> tuple[wiring.RunPlan, wiring.Over
 
 
 async def trained(
-    folder: Path, connect: Callable[[], Tracker], *, patience: float = 20.0
+    folder: Path, connect: Callable[[], RunTracker], *, patience: float = 20.0
 ) -> tuple[RunSummary, list[Event]]:
     """Train in the toy world and return the summary and what happened."""
     plan, passed = planned(folder)
@@ -162,7 +162,7 @@ async def test_whatever_fails_there_is_one_warning(tmp_path: Path, where: str) -
         if place == where:
             raise ConnectionError("no\nserver")
 
-    def connect() -> Tracker:
+    def connect() -> RunTracker:
         broken("connect")
         return Notes(broken)
 

@@ -18,7 +18,7 @@ from profiles import cases
 from reflact import MemoryStore
 from reflact.cli.app import app
 from reflact.errors import DataError
-from reflact.memory import Action, ContrastPair, Gold, Provenance, ScoreEvent, Transition
+from reflact.memory import Action, ContrastPair, Label, Provenance, ScoreEvent, Transition
 
 pytestmark = pytest.mark.anyio
 
@@ -43,12 +43,12 @@ def step_of(value: JsonValue) -> Transition:
 
 
 def event_of(value: JsonValue) -> ScoreEvent:
-    gold = Gold(phi_before=0, phi_after=1, source="human")
-    return ScoreEvent(step=0, transition=step_of(value), gold=gold)
+    gold = Label(progress_before=0, progress_after=1, source="human")
+    return ScoreEvent(step=0, transition=step_of(value), label=gold)
 
 
 def pair_of(value: JsonValue) -> ContrastPair:
-    return make_pair(1).model_copy(update={"transition": step_of(value), "why": "half \ud800"})
+    return make_pair(1).model_copy(update={"transition": step_of(value), "reason": "half \ud800"})
 
 
 def exactly(value: JsonValue) -> str:
@@ -69,7 +69,7 @@ async def test_what_is_stored_comes_back_exactly(
         assert await memory.append("t", event)
         assert not await memory.append("t", event)
         await memory.submit(pair)
-        await memory.keep_anchors([anchor.model_copy(update={"provenance": Provenance(trace_id="other")})])
+        await memory.add_anchors([anchor.model_copy(update={"provenance": Provenance(trace_id="other")})])
         lines = [line async for line in memory.export_lines()]
     async with MemoryStore(folder / "b.db") as other:
         await other.import_lines(lines)
@@ -99,7 +99,7 @@ async def test_a_number_of_too_many_digits_is_refused(memory: MemoryStore) -> No
     with pytest.raises(DataError, match=r"a pair made of step 1 of trace trace cannot be stored: .*digits"):
         await memory.submit(pair_of(LONG))
     with pytest.raises(DataError, match="write such a number as a text"):
-        await memory.keep_anchors([pair_of(LONG)])
+        await memory.add_anchors([pair_of(LONG)])
     assert await memory.pairs() == ()
     assert await memory.anchors() == ()
 
@@ -112,7 +112,7 @@ async def test_names_that_no_file_holds_are_refused(memory: MemoryStore) -> None
         memory.open_trace(half, "p"),
         memory.trace(half),
         memory.forget(half),
-        memory.traces_named(half),
+        memory.find_trace_ids(half),
         memory.submit(pair),
         memory.release(half, reason="r"),
     ):
@@ -129,7 +129,7 @@ async def test_a_name_with_a_line_break_is_kept(memory: MemoryStore) -> None:
     name = "one\ntwo\u2028three"
     await memory.open_trace(name, "p")
     assert await memory.trace_ids() == (name,)
-    assert (await memory.forget(name)).trace
+    assert (await memory.forget(name)).trace_removed
 
 
 def test_a_terminal_gets_what_it_can_write(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from pydantic import JsonValue
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact import Critic, MemoryStore
-from reflact.calibration.reviewing import Reviewer
+from reflact.calibration.reviewing import PromotionTester
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory import Action, ContrastPair, Origin, Provenance, Transition
-from reflact.memory_cards import Anchored, subject
+from reflact.memory_cards import AnchorExclusions, subject_hash
 from reflact.store.database import Tables
-from reflact.store.encoding import written
-from reflact.store.exchange import Imported
-from reflact.store.origins import add
+from reflact.store.encoding import encode_value
+from reflact.store.exchange import ImportResult
+from reflact.store.origins import add_origins
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -43,8 +43,8 @@ def perturbed(pair: ContrastPair) -> ContrastPair:
     return pair.model_copy(update={"transition": moved, "construction": "no_effect"})
 
 
-def reviewer(memory: MemoryStore) -> Reviewer:
-    return Reviewer(Critic(ScriptedLLM(lambda *_: {})), memory, limit=1)
+def reviewer(memory: MemoryStore) -> PromotionTester:
+    return PromotionTester(Critic(ScriptedLLM(lambda *_: {})), memory, max_concurrent=1)
 
 
 # ------------------------------------------------------------------------------------------- anchors
@@ -53,16 +53,16 @@ def reviewer(memory: MemoryStore) -> Reviewer:
 async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
     """A perturbed pair of an anchor's step is turned away, and one of another step of its trace."""
     anchor = make_pair(1)
-    await memory.keep_anchors([anchor])
+    await memory.add_anchors([anchor])
     pair = perturbed(anchor)
-    assert subject(pair) != subject(anchor)
+    assert subject_hash(pair) != subject_hash(anchor)
     submitted = await memory.submit(pair)
-    assert (submitted.new, submitted.status, submitted.reason) == (False, "rejected", "anchor_trace")
+    assert (submitted.is_new, submitted.status, submitted.reason) == (False, "rejected", "anchor_trace")
     assert await memory.pairs() == ()
     assert (await memory.submit(of_step(pair, "trace", 2))).reason == "anchor_trace"
-    assert (await memory.submit(of_step(pair, "other", 2))).new
+    assert (await memory.submit(of_step(pair, "other", 2))).is_new
     again = await memory.submit(pair)
-    assert (again.new, again.reason) == (False, "anchor_trace")
+    assert (again.is_new, again.reason) == (False, "anchor_trace")
     (stored,) = await memory.pairs()
     assert stored.origins == (Origin(trace_id="other", step=2),)
 
@@ -75,12 +75,12 @@ def test_what_shows_the_state_that_an_anchor_scores_teaches_nothing(state: JsonV
         return Transition(before=before, action=Action(name="look"), after=after)
 
     anchor = make_pair(1).model_copy(update={"transition": step("empty", state)})
-    held, origin = Anchored.of([anchor]), Origin(trace_id="another", step=9)
+    held, origin = AnchorExclusions.from_anchors([anchor]), Origin(trace_id="another", step=9)
     for showing in (step(state, "x"), step("x", state), step(state, state)):
-        assert held.holds(anchor.purpose, showing, origin)
-        assert not held.holds("Burn the report.", showing, origin)
-    assert not held.holds(anchor.purpose, step("empty", "x"), origin)
-    assert not held.holds(anchor.purpose, step("x", [state]), origin)
+        assert held.excludes(anchor.purpose, showing, origin)
+        assert not held.excludes("Burn the report.", showing, origin)
+    assert not held.excludes(anchor.purpose, step("empty", "x"), origin)
+    assert not held.excludes(anchor.purpose, step("x", [state]), origin)
 
 
 async def test_an_anchor_that_is_there_stays(memory: MemoryStore) -> None:
@@ -88,15 +88,15 @@ async def test_an_anchor_that_is_there_stays(memory: MemoryStore) -> None:
     anchor, pair = make_pair(1), make_pair(2)
     await memory.submit(pair)
     with pytest.raises(DataError, match=f"made of trace trace, and so was stored pair {pair.id}"):
-        await memory.keep_anchors([anchor])
+        await memory.add_anchors([anchor])
 
     def keep(tables: Tables) -> None:
-        values = (anchor.id, subject(anchor), written(anchor))
+        values = (anchor.id, subject_hash(anchor), encode_value(anchor))
         tables.execute("INSERT INTO memory_anchors (id, subject, pair) VALUES (?, ?, ?)", values)
-        add(tables, anchor.id, anchor.provenance.origins)
+        add_origins(tables, anchor.id, anchor.provenance.as_origins)
 
     await memory._database.write(keep)
-    assert await memory.keep_anchors([anchor]) == 0
+    assert await memory.add_anchors([anchor]) == 0
     assert [one.pair.id for one in await memory.pairs()] == [pair.id]
 
 
@@ -106,43 +106,43 @@ async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
     await memory.submit(pair)
     await memory.submit(of_step(pair, "second", 7))
     with pytest.raises(DataError, match=f"made of trace trace, and so was stored pair {pair.id}"):
-        await memory.keep_anchors([make_pair(1)])
+        await memory.add_anchors([make_pair(1)])
     with pytest.raises(DataError, match="made of trace second"):
-        await memory.keep_anchors([of_step(make_pair(5), "second", 7)])
+        await memory.add_anchors([of_step(make_pair(5), "second", 7)])
     with pytest.raises(DataError, match=f"speaks of the transition of stored pair {pair.id}"):
-        await memory.keep_anchors([of_step(pair, "third", 0)])
+        await memory.add_anchors([of_step(pair, "third", 0)])
     assert await memory.anchors() == ()
 
 
 async def test_a_step_without_a_number_may_be_any(memory: MemoryStore) -> None:
     """Where an anchor or a pair names only its trace, no step of that trace is the other's."""
-    await memory.keep_anchors([of_step(make_pair(1), "whole", None)])
+    await memory.add_anchors([of_step(make_pair(1), "whole", None)])
     assert (await memory.submit(of_step(make_pair(2), "whole", 3))).reason == "anchor_trace"
     await memory.submit(of_step(make_pair(3), "unknown", None))
     with pytest.raises(DataError, match="made of trace unknown"):
-        await memory.keep_anchors([of_step(make_pair(4), "unknown", 4)])
+        await memory.add_anchors([of_step(make_pair(4), "unknown", 4)])
 
 
 async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> None:
     """Kept again from another trace it is no new anchor, and that step teaches nothing either."""
     anchor = make_pair(1)
-    assert await memory.keep_anchors([anchor]) == 1
-    assert await memory.keep_anchors([of_step(anchor, "second", 7)]) == 0
+    assert await memory.add_anchors([anchor]) == 1
+    assert await memory.add_anchors([of_step(anchor, "second", 7)]) == 0
     assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
     lines = [line async for line in memory.export_lines()]
-    assert (await memory.forget("second")).anchors == 1
-    assert (await memory.import_lines(lines)).anchors == 1
+    assert (await memory.forget("second")).n_anchors == 1
+    assert (await memory.import_lines(lines)).n_anchors == 1
     assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
 
 
 def test_what_anchors_hold_is_known_before_pairs_are_made() -> None:
     """A step is an anchor's by what it shows and by the trace where it stands."""
     anchor = make_pair(1)
-    held, other = Anchored.of([anchor]), make_pair(2)
-    assert held.holds(anchor.purpose, anchor.transition, Origin(trace_id="elsewhere", step=0))
-    assert held.holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
-    assert not held.holds(other.purpose, other.transition, Origin(trace_id="elsewhere", step=2))
-    assert not Anchored.of([]).holds(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+    held, other = AnchorExclusions.from_anchors([anchor]), make_pair(2)
+    assert held.excludes(anchor.purpose, anchor.transition, Origin(trace_id="elsewhere", step=0))
+    assert held.excludes(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+    assert not held.excludes(other.purpose, other.transition, Origin(trace_id="elsewhere", step=2))
+    assert not AnchorExclusions.from_anchors([]).excludes(other.purpose, other.transition, Origin(trace_id="trace", step=2))
 
 
 # ------------------------------------------------------------------------------------------ learning
@@ -155,11 +155,11 @@ async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> No
         await memory.submit(one)
     stored = {one.pair.id: one.origins for one in await memory.pairs()}
     assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
-    standing = await reviewer(memory).standing()
-    assert standing.learned == {"first", "second"}
-    assert {one.id for one in standing.testable([])} == {pair.id, other.id}
-    assert standing.testable([Trace("p", id="second")]) == (other,)
-    assert standing.testable([Trace("p", id="first")]) == ()
+    standing = await reviewer(memory).take_snapshot()
+    assert standing.training_trace_ids == {"first", "second"}
+    assert {one.id for one in standing.list_testable_pairs([])} == {pair.id, other.id}
+    assert standing.list_testable_pairs([Trace("p", id="second")]) == (other,)
+    assert standing.list_testable_pairs([Trace("p", id="first")]) == ()
 
 
 # ---------------------------------------------------------------------------------------- forgetting
@@ -172,8 +172,8 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
         await memory.submit(one)
     assert (await memory.forget("second")).unit_ids == (pair.id,)
     assert [one.pair.id for one in await memory.pairs()] == [kept.id]
-    assert (await reviewer(memory).standing()).learned == {"first"}
-    assert (await memory.submit(pair)).new
+    assert (await reviewer(memory).take_snapshot()).training_trace_ids == {"first"}
+    assert (await memory.submit(pair)).is_new
     assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
 
 
@@ -191,11 +191,11 @@ async def test_origins_come_back_from_an_export(memory: MemoryStore, tmp_path: P
         assert (await other.pairs())[0].origins == (await memory.pairs())[0].origins
     async with MemoryStore(tmp_path / "known.db") as other:
         await other.submit(of_step(pair, "third", 0))
-        assert await other.import_lines(lines) == Imported()
+        assert await other.import_lines(lines) == ImportResult()
         assert {one.trace_id for one in (await other.pairs())[0].origins} == {"first", "second", "third"}
     async with MemoryStore(tmp_path / "anchored.db") as other:
-        await other.keep_anchors([of_step(make_pair(9), "second", 4)])
-        assert (await other.import_lines(lines)).units == 0
+        await other.add_anchors([of_step(make_pair(9), "second", 4)])
+        assert (await other.import_lines(lines)).n_units == 0
 
 
 async def test_what_is_removed_is_overwritten_wherever_it_was(memory: MemoryStore, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ async def test_promotion_and_origins_do_not_touch(memory: MemoryStore) -> None:
     """Another origin of a promoted pair changes nothing of where it stands."""
     pair = make_pair(1)
     await memory.submit(pair)
-    test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
+    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
     await memory.submit(of_step(pair, "second", 4))
     await memory.close_test(test.number, evidence_for(test))
     (stored,) = await memory.pairs()

@@ -16,7 +16,7 @@ from reflact.testing import ScriptedLLM
 pytestmark = pytest.mark.anyio
 
 SETTINGS = CalibratorSettings(
-    contrast=PairSettings(judges=0, per_event=2), curriculum=CurriculumSettings(rounds=1)
+    contrast=PairSettings(n_judges=0, candidates_per_event=2), curriculum=CurriculumSettings(max_rounds=1)
 )
 
 
@@ -37,9 +37,9 @@ def recorded(name: str, number: int) -> Trace:
     trace = Trace(PURPOSE, id=name)
     ((step, gold),) = steps(name, number, count=1, claims=[True])
     said = Evaluation(
-        phi_before=0, phi_after=gold.phi_after + 3, reasoning="It says so.", evidence=("filed",)
+        progress_before=0, progress_after=gold.progress_after + 3, reasoning="It says so.", evidence=("filed",)
     )
-    trace.record(step, said, gold=gold)
+    trace.record(step, said, label=gold)
     return trace
 
 
@@ -59,6 +59,6 @@ async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None
     async with MemoryStore(path) as memory:
         other = await calibrated(memory, "second")
         report = await calibrated(memory, "first")
-    assert [test.promoted for test in other.tests] == [True]
+    assert [test.passed_test for test in other.tests] == [True]
     assert report.tests == ()
-    assert report.not_tested == "all pairs were tested before, or wait for somebody to look at them"
+    assert report.not_tested_reason == "all pairs were tested before, or wait for somebody to look at them"

@@ -14,7 +14,7 @@ from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
 from reflact.errors import StoreError
-from reflact.memory import Action, Gold, Transition
+from reflact.memory import Action, Label, Transition
 
 pytestmark = pytest.mark.anyio
 
@@ -46,8 +46,8 @@ async def fill(path: Path) -> None:
         await memory.submit(make_pair(1))
         trace = Trace("Write the report.", id="monday")
         step = Transition(before="a", action=Action(name="write"), after="b")
-        trace.record(step, gold=Gold(phi_before=0, phi_after=1, source="human"))
-        await trace.keep(memory)
+        trace.record(step, label=Label(progress_before=0, progress_after=1, source="human"))
+        await trace.save_to(memory)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from memory_pairs import make_pair
 from permissions import open_to_all
 from reflact import MemoryStore
 from reflact.errors import StoreError
-from reflact.store.database import copy_files
+from reflact.store.database import copy_database
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders have no write permission there")
 
@@ -67,7 +67,7 @@ async def fill(path: Path) -> None:
     async with MemoryStore(path) as memory:
         await memory.open_trace("early", "Write.")
         await memory.submit(make_pair(1))
-        await memory.keep_anchors([make_pair(2, trace="set apart")])
+        await memory.add_anchors([make_pair(2, trace="set apart")])
 
 
 def closed(path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_copy_of_two_moments_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     closed(path)
     with pytest.raises(StoreError, match=r"memory\.db: .* wrote to it meanwhile; try again"):
-        copy_files(path, tmp_path / "memory.db-wal")
+        copy_database(path, tmp_path / "memory.db-wal")
 
 
 def test_a_copy_that_cannot_be_made_says_why(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_a_copy_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     path = tmp_path / "memory.db"
     closed(path)
     with pytest.raises(StoreError, match=r"memory\.db: .*missing.*: No such file or directory"):
-        copy_files(path, tmp_path / "missing" / "copy.db")
+        copy_database(path, tmp_path / "missing" / "copy.db")

@@ -17,17 +17,17 @@ from reflact import MemoryStore, Trace
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calibration.events import CalibrationEvent, PairsMade
+from reflact.calibration.events import CalibrationEvent, PairsGenerated
 from reflact.calibration.results import CalibrationReport
 from reflact.memory import Evaluation
-from reflact.memory_cards import new_card
-from reflact.pages.calibration import calibration_page
+from reflact.memory_cards import create_card
+from reflact.pages.calibration import render_calibration_page
 
 pytestmark = pytest.mark.anyio
 
-SAID = Evaluation(phi_before=0, phi_after=9, reasoning="said", evidence=("filed",))
+SAID = Evaluation(progress_before=0, progress_after=9, reasoning="said", evidence=("filed",))
 SETTINGS = CalibratorSettings(
-    contrast=PairSettings(per_event=2, judges=0), curriculum=CurriculumSettings(rounds=1), concurrency=1
+    contrast=PairSettings(candidates_per_event=2, n_judges=0), curriculum=CurriculumSettings(max_rounds=1), concurrency=1
 )
 
 
@@ -38,13 +38,13 @@ def ticking() -> Callable[[], datetime]:
 
 
 def memory_of(folder: Path, bound: int) -> MemoryStore:
-    return MemoryStore(folder / "memory.db", active_cards=bound, clock=ticking())
+    return MemoryStore(folder / "memory.db", max_active_cards=bound, clock=ticking())
 
 
 async def judge(memory: MemoryStore, numbers: Sequence[int], *, promoted: bool) -> None:
     """Test a batch of pairs."""
     ids = [make_pair(number).id for number in numbers]
-    test = await memory.open_test(ids, held_out="given", traces=HELD_OUT)
+    test = await memory.open_test(ids, holdout_id="given", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test, promoted=promoted))
 
 
@@ -60,7 +60,7 @@ def traces(name: str, number: int) -> list[Trace]:
     for n in range(number):
         trace = Trace(PURPOSE, id=f"{name} {n}")
         for step, gold in steps(trace.id, n, count=2, claims=[True, True]):
-            trace.record(step, SAID, gold=gold)
+            trace.record(step, SAID, label=gold)
         found.append(trace)
     return found
 
@@ -76,7 +76,7 @@ async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
         await judge(memory, [0], promoted=True)
         await judge(memory, [2, 3], promoted=False)
         await set_utility(memory, make_pair(2).id, 0.9)
-        assert await memory.room() == 2
+        assert await memory.remaining_capacity() == 2
         for number in (4, 5):
             assert (await memory.submit(make_pair(number))).status == "quarantined"
         assert await standing(memory, range(6)) == [
@@ -87,7 +87,7 @@ async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
             "quarantined",
             "quarantined",
         ]
-        assert await memory.room() == 0
+        assert await memory.remaining_capacity() == 0
 
 
 async def test_what_was_changed_since_its_test_waits_again(tmp_path: Path) -> None:
@@ -96,28 +96,28 @@ async def test_what_was_changed_since_its_test_waits_again(tmp_path: Path) -> No
         for number in range(3):
             await memory.submit(make_pair(number, note="j@doe.com" if number == 2 else "files"))
         await judge_first(memory)
-        assert await memory.room() == 1
+        assert await memory.remaining_capacity() == 1
         card, _ = await memory.cards(make_pair(0, note="files").id)
         await memory.edit(card.id, strategy="Look at the files.")
-        assert await memory.room() == 0
+        assert await memory.remaining_capacity() == 0
 
 
 async def judge_first(memory: MemoryStore) -> None:
     """Refuse the first pair in a test."""
-    test = await memory.open_test([make_pair(0, note="files").id], held_out="given", traces=HELD_OUT)
+    test = await memory.open_test([make_pair(0, note="files").id], holdout_id="given", traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test, promoted=False))
 
 
 async def test_room_counts_what_stands_alone_too(tmp_path: Path) -> None:
     """A card of one of a pair's two kinds takes the room of a pair; rejected and archived ones take none."""
     async with memory_of(tmp_path, 3) as memory:
-        assert await memory.room() == 3
-        await memory.submit_card(new_card("failure_pattern", "Alone."))
-        await memory.submit_card(new_card("tool_policy", "Of another kind."))
+        assert await memory.remaining_capacity() == 3
+        await memory.submit_card(create_card("failure_pattern", "Alone."))
+        await memory.submit_card(create_card("tool_policy", "Of another kind."))
         await memory.submit(make_pair(1))
-        assert await memory.room() == 1
+        assert await memory.remaining_capacity() == 1
         await memory.reject([make_pair(1).id], reason="r")
-        assert await memory.room() == 2
+        assert await memory.remaining_capacity() == 2
 
 
 # ------------------------------------------------------------------------------------- a calibration
@@ -128,13 +128,13 @@ async def test_pairs_are_not_paid_for_where_there_is_no_room(tmp_path: Path) -> 
     async with memory_of(tmp_path, 30) as memory:
         calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
         report = await calibrator.calibrate(traces("learn", 40), heldout=traces("held out", 25))
-        made, stored = sum(kind.pairs for kind in report.pairs), await memory.pairs()
+        made, stored = sum(kind.n_pairs for kind in report.pairs), await memory.pairs()
     assert [len(test.pair_ids) for test in report.tests] == [30]
     assert 30 <= made <= 34
-    assert (report.held, report.archived) == (0, made - 30)
-    assert report.left_out >= 30
-    assert sum(one.status == "archived" for one in stored) == report.archived
-    assert report.not_tested is None
+    assert (report.n_quarantined, report.n_archived) == (0, made - 30)
+    assert report.n_left_out >= 30
+    assert sum(one.status == "archived" for one in stored) == report.n_archived
+    assert report.not_tested_reason is None
 
 
 async def test_a_full_memory_is_why_nothing_was_tested(tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ async def test_a_full_memory_is_why_nothing_was_tested(tmp_path: Path) -> None:
         calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
         report = await calibrator.calibrate(traces("learn", 3), heldout=traces("held out", 25))
         assert await standing(memory, range(4)) == ["promoted"] * 4
-    assert (report.candidates, report.left_out, report.archived) == (0, 3, 0)
-    assert report.not_tested is not None
-    assert "the memory is full, so that nothing was made of 3 traces" in report.not_tested
+    assert (report.n_candidates, report.n_left_out, report.n_archived) == (0, 3, 0)
+    assert report.not_tested_reason is not None
+    assert "the memory is full, so that nothing was made of 3 traces" in report.not_tested_reason
 
 
 async def test_beside_an_agent_a_full_memory_is_told(tmp_path: Path) -> None:
@@ -157,16 +157,16 @@ async def test_beside_an_agent_a_full_memory_is_told(tmp_path: Path) -> None:
     async with memory_of(tmp_path, 2) as memory:
         for number in range(2):
             await memory.submit(make_pair(number))
-        calibrator = Calibrator(flattered(), memory, settings=SETTINGS, tell=told.append)
+        calibrator = Calibrator(flattered(), memory, settings=SETTINGS, on_event=told.append)
         async with calibrator:
             for trace in traces("live", 8):
                 calibrator.submit(trace)
-            await calibrator.idle()
+            await calibrator.wait_until_idle()
         assert calibrator.usage.calls == 0
         assert len(await memory.trace_ids()) == 8
-    made = [event for event in told if isinstance(event, PairsMade)]
+    made = [event for event in told if isinstance(event, PairsGenerated)]
     assert made
-    assert all(event.full and event.candidates == 0 for event in made)
+    assert all(event.is_memory_full and event.n_candidates == 0 for event in made)
 
 
 def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,9 +177,9 @@ def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> 
 
     def said(report: CalibrationReport) -> tuple[str, str]:
         print_calibration(Console(width=300), report)
-        return capsys.readouterr().out, read(calibration_page(report)).text
+        return capsys.readouterr().out, read(render_calibration_page(report)).text
 
-    printed, page = said(everything().model_copy(update={"archived": 12, "left_out": 3}))
+    printed, page = said(everything().model_copy(update={"n_archived": 12, "n_left_out": 3}))
     assert "put away before a test, since the memory was full: 12" in printed
     assert "traces of which nothing was made, since the memory was full: 3" in printed
     assert "its bound put away 12 pairs before a test, and nothing was made of 3 traces" in page

@@ -24,7 +24,7 @@ import pure_server
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from pure_world import differences, left_by, rows, settings, write_world
 from reflact import Critic, MemoryStore, Trainer
-from reflact.calibration.grading import CriticNotes
+from reflact.calibration.grading import CriticAnnotator
 from reflact.cli.app import app
 from reflact.config import BudgetConfig
 from reflact.environments.dataset import build_environment
@@ -124,9 +124,9 @@ def remember(path: Path, number: int, *, anchors: int = 0) -> None:
         async with MemoryStore(path) as memory:
             pair = make_pair(number, trace=f"t{number}")
             await memory.submit(pair)
-            test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
+            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
             await memory.close_test(test.number, evidence_for(test))
-            await memory.keep_anchors([make_pair(100 + n, trace=f"a{n}") for n in range(anchors)])
+            await memory.add_anchors([make_pair(100 + n, trace=f"a{n}") for n in range(anchors)])
 
     anyio.run(promoted)
 
@@ -298,7 +298,7 @@ def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> N
 async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(tmp_path: Path) -> None:
     """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
     judge = ScriptedLLM(lambda *_: "no score")
-    plan = replace(planned(tmp_path), annotator=CriticNotes(Critic(judge).pinned(())))
+    plan = replace(planned(tmp_path), annotator=CriticAnnotator(Critic(judge).pin_to(())))
     house = Runtime(
         plan, FakeStore(), ToyTarget(), ScriptedLLM(lambda *_: ""), Budget(BudgetConfig()), Tracing("r")
     )
@@ -413,7 +413,7 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
     with pytest.raises(ConfigError, match=r"budget\.max_calls cannot hold where a critic grades"):
         Trainer(limited, target=ToyTarget())
     environment, critic = NOTES
-    notes = CriticNotes(Critic(ScriptedLLM(lambda *_: "")).pinned(()))
+    notes = CriticAnnotator(Critic(ScriptedLLM(lambda *_: "")).pin_to(()))
     with pytest.raises(ConfigError, match=r"critic\.notes is on, and an annotator is passed"):
         Trainer(configured(world, URL, environment=environment, critic=critic), annotate=notes)
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.changes import Seen, seen, show_change, show_state
+from reflact.calibration.changes import TransitionView, show_change, show_state, view_transition
 from reflact.memory import Action, Transition
-from reflact.memory_cards import subject_of
+from reflact.memory_cards import compute_subject_hash
 
 STATES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -23,11 +23,11 @@ def test_what_is_made_in_parts_is_what_is_made_at_once(
 ) -> None:
     """Hashes and texts are those of the transition, made once."""
     step = Transition(before=before, action=Action(name=name, arguments=arguments), after=after)
-    texts = Seen(step)
-    assert texts.canonical == step.canonical
-    assert texts.subject("p") == subject_of("p", step)
-    assert (texts.before, texts.after) == (show_state(before), show_state(after))
-    assert texts.change == show_change(before, after)
-    assert texts.brief_change == show_change(before, after, brief=True)
-    assert seen(texts) is texts
-    assert seen(step).transition is step
+    texts = TransitionView(step)
+    assert texts.canonical_json == step.canonical_json
+    assert texts.subject_hash("p") == compute_subject_hash("p", step)
+    assert (texts.before_text, texts.after_text) == (show_state(before), show_state(after))
+    assert texts.change_text == show_change(before, after)
+    assert texts.short_change_text == show_change(before, after, shorten=True)
+    assert view_transition(texts) is texts
+    assert view_transition(step).transition is step

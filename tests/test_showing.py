@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.cli.showing import Shown, chosen
+from reflact.cli.showing import ShowMode, resolve_show_mode
 from reflact.errors import UsageError
 from reflact.events import EVENT_ADAPTER, RunFinished, StepCommitted
 from reflact.results import SkillScore
@@ -24,17 +24,17 @@ def reflact(*arguments: object) -> Result:
 
 @pytest.mark.parametrize(
     ("show", "as_json", "expected"),
-    [(Shown.live, False, "live"), (Shown.live, True, "json"), (Shown.json, True, "json")],
+    [(ShowMode.live, False, "live"), (ShowMode.live, True, "json"), (ShowMode.json, True, "json")],
 )
-def test_json_is_a_short_form(show: Shown, as_json: bool, expected: str) -> None:
+def test_json_is_a_short_form(show: ShowMode, as_json: bool, expected: str) -> None:
     """`--json` stands for `--show json`, also beside it."""
-    assert chosen(show, as_json=as_json) == expected
+    assert resolve_show_mode(show, as_json=as_json) == expected
 
 
 def test_contradicting_options_are_refused() -> None:
     """Nobody has to guess which of two counts."""
     with pytest.raises(UsageError, match="--json and --show quiet contradict"):
-        chosen(Shown.quiet, as_json=True)
+        resolve_show_mode(ShowMode.quiet, as_json=True)
 
 
 def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from reflact.cli.app import app
 from reflact.config import TrainerConfig
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.integrations.skillopt.config import ConvertedConfig, convert_config
-from reflact.integrations.skillopt.files import LARGEST, flatten_keys, read_config, read_document
+from reflact.integrations.skillopt.files import MAX_FILE_BYTES, flatten_keys, read_config, read_document
 from reflact.loading import load_config
 from reflact.skill import find_regions
 
@@ -63,13 +63,13 @@ def reflact(*arguments: object) -> Result:
 def test_every_key_of_the_older_tool_is_known() -> None:
     """No key of the reference is reported as unknown: each is taken over, or gone for a reason."""
     done = converted(nested(KEYS, 1))
-    assert UNKNOWN not in done.gone
-    assert set(done.dropped) == {key for key in KEYS if key.endswith("api_key")}
+    assert UNKNOWN not in done.unsupported
+    assert set(done.omitted_secrets) == {key for key in KEYS if key.endswith("api_key")}
 
 
 def test_an_unknown_key_is_listed() -> None:
     """A key that the older tool would have ignored in silence is named."""
-    assert converted({"optimizer": {"learning_rat": 3}}).gone == {UNKNOWN: ("optimizer.learning_rat",)}
+    assert converted({"optimizer": {"learning_rat": 3}}).unsupported == {UNKNOWN: ("optimizer.learning_rat",)}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_every_spelling_of_a_choice_is_converted(key: str, spellings: str, new: 
     """Each spelling that SkillOpt accepts means the same here, whatever its case and the spaces around."""
     for spelling in spellings.split():
         done = converted({"optimizer": {key: f" {spelling} "}})
-        assert done.gone == {}
+        assert done.unsupported == {}
         section, _, name = new.partition(".")
         assert getattr(getattr(done.config, section), name) == given
 
@@ -153,7 +153,7 @@ def test_every_spelling_of_a_choice_is_converted(key: str, spellings: str, new: 
 def test_an_unknown_spelling_is_listed(key: str) -> None:
     """A value that SkillOpt refuses is left out, with the reason."""
     done = converted({"optimizer": {key: "sometimes"}})
-    ((reason, names),) = done.gone.items()
+    ((reason, names),) = done.unsupported.items()
     assert ("does not fit" in reason, names) == (True, (f"optimizer.{key}",))
 
 
@@ -225,7 +225,7 @@ def test_the_older_names_of_azure_keys_are_converted() -> None:
     done = converted({"model": older})
     target = done.config.models.target
     assert (target.base_url, target.api, target.api_version) == ("https://a.example", "azure", "v")
-    assert (done.dropped, done.gone) == (("model.azure_api_key",), {})
+    assert (done.omitted_secrets, done.unsupported) == (("model.azure_api_key",), {})
     newer = converted({"model": older | {"azure_openai_endpoint": "https://b.example"}})
     assert newer.config.models.target.base_url == "https://b.example"
 
@@ -283,7 +283,7 @@ def test_an_unknown_thinking_mode_is_named() -> None:
 def test_no_temperature_has_many_spellings(spelling: str) -> None:
     """They leave the temperature out of requests, as they did."""
     done = converted({"model": {"target_backend": "qwen", "qwen_chat_temperature": spelling}})
-    assert (done.config.models.target.temperature, done.gone) == (None, {})
+    assert (done.config.models.target.temperature, done.unsupported) == (None, {})
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_no_temperature_has_many_spellings(spelling: str) -> None:
 def test_older_names_of_codex_keys_are_known(key: str) -> None:
     """They are gone for the same reason as the keys that they stand for."""
     done = converted({"model": {key: "x", "codex_exec_path": "x"}})
-    assert len(done.gone) == 1
-    assert UNKNOWN not in done.gone
+    assert len(done.unsupported) == 1
+    assert UNKNOWN not in done.unsupported
 
 
 def test_a_section_decides_over_a_flat_key_of_the_same_file(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_flat_configuration_means_the_same() -> None:
     done = converted(flat | more)
     assert done.config.select.max_edits == 3
     assert done.config.models.optimizer.model == "large"
-    assert {name for names in done.gone.values() for name in names} == {*more}
+    assert {name for names in done.unsupported.values() for name in names} == {*more}
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_a_value_that_does_not_fit_is_listed() -> None:
     """A value that the key here refuses is left out, with the reason and without the value."""
     done = converted({"train": {"batch_size": "forty"}, "gradient": {"merge_batch_size": 1}})
     assert done.config.train.batch_size == 40
-    (first, second) = done.gone.items()
+    (first, second) = done.unsupported.items()
     assert first == ("its value does not fit train.batch_size, which takes integer", ("train.batch_size",))
     assert second[1] == ("gradient.merge_batch_size",)
 
@@ -452,7 +452,7 @@ def test_any_configuration_is_converted(older: dict[str, object]) -> None:
 def test_secrets_are_dropped_by_name_and_by_look(key: str, value: object) -> None:
     """The value is nowhere in what is made of the configuration; the key's name is listed."""
     done = converted({"model": {key: value}})
-    assert done.dropped == (f"model.{key}",)
+    assert done.omitted_secrets == (f"model.{key}",)
     text = str(value[0]) if isinstance(value, list) else str(value)
     assert text not in done.model_dump_json() + done.to_yaml("x")
 
@@ -463,7 +463,7 @@ def test_secrets_are_dropped_by_name_and_by_look(key: str, value: object) -> Non
 )
 def test_a_path_is_no_secret(key: str, value: str) -> None:
     """Names of files that begin like a key, but have no sign after those letters, are taken over."""
-    assert converted({"env": {key: value}}).dropped == ()
+    assert converted({"env": {key: value}}).omitted_secrets == ()
 
 
 def test_a_number_that_is_not_finite_counts_as_absent() -> None:
@@ -517,7 +517,7 @@ def test_aliases_that_multiply_do_no_harm(tmp_path: Path) -> None:
     """Values that grow without bound when written out are cut to what a setting can be."""
     lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     path = written(tmp_path / "c.yaml", "\n".join(lines) + "\n")
-    assert len(convert_config(read_config(path), "c").gone[UNKNOWN]) == 12
+    assert len(convert_config(read_config(path), "c").unsupported[UNKNOWN]) == 12
 
 
 def test_the_command_writes_a_configuration_that_loads(tmp_path: Path) -> None:
@@ -562,7 +562,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
     (place / "loop.md").symlink_to("loop.md")
     os.mkfifo(place / "pipe.md")
     with (place / "large.md").open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     reasons = {"link": "leads out", "loop": "cannot be read", "pipe": "not a file", "large": "larger than"}
     for name, words in reasons.items():
         with pytest.raises(UsageError, match=words):

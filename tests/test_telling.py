@@ -8,10 +8,10 @@ import pytest
 
 from memory_pairs import make_pair
 from reflact.calibration.critic import Critic, CriticReply
-from reflact.calibration.replay import Telling, score_steps, steps_of
+from reflact.calibration.replay import LeakFilter, list_labeled_steps, score_steps
 from reflact.calibration.trace import Trace
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, ContrastPair, Evaluation, Gold, Transition
+from reflact.memory import Action, ContrastPair, Evaluation, Label, Transition
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -32,7 +32,7 @@ def example(before: str, after: str, *, purpose: str = PURPOSE) -> ContrastPair:
         update={
             "purpose": purpose,
             "transition": step(before, after),
-            "right": Evaluation(phi_before=1, phi_after=4, reasoning="Four books."),
+            "right": Evaluation(progress_before=1, progress_after=4, reasoning="Four books."),
         }
     )
 
@@ -40,19 +40,19 @@ def example(before: str, after: str, *, purpose: str = PURPOSE) -> ContrastPair:
 def trace(number: int) -> Trace:
     """Return a run from nothing to a state of its own."""
     made = Trace(PURPOSE, id=f"run {number}")
-    made.record(step("empty", f"shelf {number}"), gold=Gold(phi_before=0, phi_after=4, source="program"))
+    made.record(step("empty", f"shelf {number}"), label=Label(progress_before=0, progress_after=4, source="program"))
     return made
 
 
 async def test_pairs_that_show_the_state_after_a_step_tell_its_score() -> None:
     """On either side of a pair, under the same purpose; a state before that many runs share tells nothing."""
-    (scored,) = steps_of([trace(1)])
+    (scored,) = list_labeled_steps([trace(1)])
     telling = [example("a", "shelf 1"), example("shelf 1", "b")]
     silent = [example("empty", "c"), example("d", "shelf 2"), example("e", "shelf 1", purpose="Clear it.")]
-    index = Telling([*telling, *silent])
-    await index.look()
-    assert await index.left([*silent, *telling], scored) == silent
-    assert await index.left(silent, scored) == silent
+    index = LeakFilter([*telling, *silent])
+    await index.hash_states()
+    assert await index.exclude_leaking([*silent, *telling], scored) == silent
+    assert await index.exclude_leaking(silent, scored) == silent
 
 
 async def test_a_critic_that_remembers_states_gains_nothing() -> None:
@@ -67,9 +67,9 @@ async def test_a_critic_that_remembers_states_gains_nothing() -> None:
         said = {"phi_before": 0, "phi_after": phi, "confidence": 1}
         return {"reasoning": "r", "evidence": [asked], **said}
 
-    critic, steps = Critic(ScriptedLLM(parrot)), steps_of([trace(n) for n in range(4)])
+    critic, steps = Critic(ScriptedLLM(parrot)), list_labeled_steps([trace(n) for n in range(4)])
     pairs = [example("empty", f"shelf {n}") for n in range(4)]
     found = await critic.score(steps[0].transition, purpose="Another.", pairs=pairs)
-    assert found.evaluation.phi_after == 4
-    scored = await score_steps(critic, steps, pairs, limit=2)
-    assert [one and one.evaluation.phi_after for one in scored] == [9.0] * 4
+    assert found.evaluation.progress_after == 4
+    scored = await score_steps(critic, steps, pairs, max_concurrent=2)
+    assert [one and one.evaluation.progress_after for one in scored] == [9.0] * 4

@@ -10,7 +10,7 @@ import pytest
 from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.calibration.trace import Trace
-from reflact.memory import Action, Gold, GoldSource, ScoreEvent, Transition
+from reflact.memory import Action, Label, LabelSource, ScoreEvent, Transition
 
 pytestmark = pytest.mark.anyio
 
@@ -21,32 +21,32 @@ async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
         yield opened
 
 
-def gold(source: GoldSource = "program") -> Gold:
-    return Gold(phi_before=0, phi_after=1, source=source)
+def gold(source: LabelSource = "program") -> Label:
+    return Label(progress_before=0, progress_after=1, source=source)
 
 
-def played(name: str, *states: int, source: GoldSource | None = "program", purpose: str = "Count.") -> Trace:
+def played(name: str, *states: int, source: LabelSource | None = "program", purpose: str = "Count.") -> Trace:
     """Return a trace that went through states."""
     trace = Trace(purpose, id=name)
     for state in states:
         step = Transition(before=state, action=Action(name="add"), after=state + 1)
-        trace.record(step, gold=None if source is None else gold(source))
+        trace.record(step, label=None if source is None else gold(source))
     return trace
 
 
 async def contents(memory: MemoryStore) -> dict[str, str]:
-    return {one.id: one.content for one in await memory.testable(before=None, most=100)}
+    return {one.id: one.content_hash for one in await memory.testable_traces(before=None, limit=100)}
 
 
 async def test_pages_go_from_the_newest_to_the_oldest(memory: MemoryStore) -> None:
     """Each trace comes once, whatever the pages; those without gold from outside do not come at all."""
     names = [f"t{number * 7 % 10}" for number in range(10)]
     for number, name in enumerate(names):
-        await played(name, number).keep(memory)
-    await played("agreed", 50, source="agreement").keep(memory)
-    await played("unknown", 60, source=None).keep(memory)
+        await played(name, number).save_to(memory)
+    await played("agreed", 50, source="agreement").save_to(memory)
+    await played("unknown", 60, source=None).save_to(memory)
     found, before = [], None
-    while page := await memory.testable(before=before, most=3):
+    while page := await memory.testable_traces(before=before, limit=3):
         assert len(page) <= 3
         found += [one.id for one in page]
         before = page[-1].number
@@ -55,14 +55,14 @@ async def test_pages_go_from_the_newest_to_the_oldest(memory: MemoryStore) -> No
 
 async def test_a_label_lets_a_trace_test_and_takes_it_out(memory: MemoryStore) -> None:
     """What is known of a trace follows its labels."""
-    await played("t", 1, 2, source=None).keep(memory)
+    await played("t", 1, 2, source=None).save_to(memory)
     assert await contents(memory) == {}
     await memory.label("t", 1, gold("human"))
     assert set(await contents(memory)) == {"t"}
     await memory.label("t", 1, gold("human"))
     await memory.label("t", 1, gold("agreement"))
     assert await contents(memory) == {}
-    await played("t", 1, 2).keep(memory)
+    await played("t", 1, 2).save_to(memory)
     assert set(await contents(memory)) == {"t"}
 
 
@@ -72,19 +72,19 @@ async def test_what_a_trace_holds_is_kept_as_it_grows(memory: MemoryStore) -> No
     for number in (0, 2, 1):
         await memory.open_trace("t", "Count.")
         await memory.append("t", whole.events[number])
-    await other.keep(memory)
+    await other.save_to(memory)
     found = await contents(memory)
-    assert found["t"] == found["other"] == whole.recording.contents[-1]
+    assert found["t"] == found["other"] == whole.recording.content_hashes[-1]
     await memory.append("other", ScoreEvent(step=3, transition=played("x", 9).events[0].transition))
-    assert (await contents(memory))["other"] == played("y", 1, 2, 3, 9).recording.contents[-1]
+    assert (await contents(memory))["other"] == played("y", 1, 2, 3, 9).recording.content_hashes[-1]
 
 
 async def test_a_copy_of_what_taught_is_taught_as_well(memory: MemoryStore) -> None:
     """A trace tests nothing where a pair was made of it, or of another one that holds the same."""
     for trace in (played("first", 1), played("copy", 1), played("other", 2)):
-        await trace.keep(memory)
+        await trace.save_to(memory)
     await memory.submit(make_pair(1, trace="first"))
-    assert {one.id: one.taught for one in await memory.testable(before=None, most=9)} == {
+    assert {one.id: one.has_pairs for one in await memory.testable_traces(before=None, limit=9)} == {
         "first": True,
         "copy": True,
         "other": False,
@@ -94,6 +94,6 @@ async def test_a_copy_of_what_taught_is_taught_as_well(memory: MemoryStore) -> N
 async def test_purposes_are_counted_up_to_a_bound(memory: MemoryStore) -> None:
     """However many traces share them."""
     for number in range(12):
-        await played(f"t{number}", number, purpose=f"Purpose {number % 3}.").keep(memory)
-    assert await memory.purposes(most=9) == {f"Purpose {number}." for number in range(3)}
-    assert len(await memory.purposes(most=2)) == 2
+        await played(f"t{number}", number, purpose=f"Purpose {number % 3}.").save_to(memory)
+    assert await memory.purposes(limit=9) == {f"Purpose {number}." for number in range(3)}
+    assert len(await memory.purposes(limit=2)) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact.calibration.critic import Critic
-from reflact.calibration.reviewing import Reviewer
+from reflact.calibration.reviewing import PromotionTester
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
 
@@ -27,14 +27,14 @@ def ticking() -> Iterator[datetime]:
 
 async def waiting(store: MemoryStore) -> list[str]:
     """Return the pairs that may be tested now."""
-    reviewer = Reviewer(Critic(ScriptedLLM(lambda *_: {})), store, limit=1)
-    return [one.pair.id for one in (await reviewer.standing()).waiting]
+    reviewer = PromotionTester(Critic(ScriptedLLM(lambda *_: {})), store, max_concurrent=1)
+    return [one.pair.id for one in (await reviewer.take_snapshot()).waiting_pairs]
 
 
 async def judge(store: MemoryStore, unit_id: str, *, promoted: bool, recheck: bool = False) -> None:
     """Test a batch of one pair."""
     test = await store.open_test(
-        [unit_id], held_out="given", traces=HELD_OUT, use="demote" if recheck else "promote"
+        [unit_id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
     )
     await store.close_test(test.number, evidence_for(test, promoted=promoted))
 

@@ -10,7 +10,7 @@ import pytest
 
 from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
-from reflact.calibration.holding import marks_tested
+from reflact.calibration.holding import list_tested_marks
 from reflact.memory import Action, Transition
 from reflact.memory_ports import count_tests
 
@@ -38,7 +38,7 @@ async def before(memory: MemoryStore, *traces: Trace) -> int:
     pair = make_pair(len(await memory.pairs()), trace="learned")
     await memory.submit(pair)
     held = [trace.recording for trace in traces]
-    return (await memory.open_test([pair.id], held_out="given", traces=held)).before
+    return (await memory.open_test([pair.id], holdout_id="given", traces=held)).n_earlier_tests
 
 
 async def test_the_same_logs_rendered_otherwise_are_the_same_traces(memory: MemoryStore) -> None:
@@ -55,4 +55,4 @@ async def test_a_recording_that_lost_its_end_is_the_same_trace(memory: MemorySto
     assert await before(memory, *(told(f"log {n}", "0", f"{n}", f"{n}!") for n in ROUND)) == 0
     shorter = told("log 1", "0", "1")
     assert await before(memory, shorter) == 1
-    assert not shorter.recording.marks.isdisjoint(marks_tested(await memory.tests()))
+    assert not shorter.recording.fingerprints.isdisjoint(list_tested_marks(await memory.tests()))

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from reflact import Trace
 from reflact.errors import DataError, StoreError
-from reflact.memory import Action, Evaluation, Gold, ScoreEvent, StateScore, Transition
+from reflact.memory import Action, Evaluation, Label, ScoreEvent, StateScore, Transition
 from reflact.memory_ports import StoredTrace
 from reflact.memory_store import MemoryStore
 from reflact.tasks import fan_out
@@ -27,9 +27,9 @@ from reflact.types import canonical_json
 pytestmark = pytest.mark.anyio
 
 PURPOSE = "Ship the order."
-LOW = Evaluation(phi_before=0, phi_after=0, reasoning="Nothing yet.", confidence=0.9)
-HIGH = Evaluation(phi_before=2, phi_after=6, reasoning="It is paid.", evidence=("paid",))
-GOLD = Gold(phi_before=2, phi_after=5, source="program")
+LOW = Evaluation(progress_before=0, progress_after=0, reasoning="Nothing yet.", confidence=0.9)
+HIGH = Evaluation(progress_before=2, progress_after=6, reasoning="It is paid.", evidence=("paid",))
+GOLD = Label(progress_before=2, progress_after=5, source="program")
 
 VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -48,7 +48,7 @@ def recorded(path: Path, events: int = 3) -> Trace:
     trace = Trace(PURPOSE, id="t", path=path)
     for n in range(events):
         trace.record(
-            step(after={"n": n, "text": "\u5b8c\u6210 \U0001f389\n\u2028"}), HIGH, gold=GOLD if n else None
+            step(after={"n": n, "text": "\u5b8c\u6210 \U0001f389\n\u2028"}), HIGH, label=GOLD if n else None
         )
     return trace
 
@@ -68,7 +68,7 @@ class Kept:
         self.events[trace_id, event.step] = event
         return new
 
-    async def label(self, trace_id: str, step: int, gold: Gold) -> None:
+    async def label(self, trace_id: str, step: int, gold: Label) -> None:
         raise AssertionError
 
     async def trace(self, trace_id: str) -> StoredTrace | None:
@@ -104,8 +104,8 @@ def test_steps_are_numbered_and_kept_in_order() -> None:
     """Each recorded step is an event with its number, its evaluation and its gold score."""
     trace = Trace(PURPOSE)
     assert trace.record(step(), LOW) == ScoreEvent(step=0, transition=step(), evaluation=LOW)
-    trace.record(step("paid", "shipped"), HIGH, gold=GOLD)
-    assert [(event.step, event.evaluation, event.gold) for event in trace.events] == [
+    trace.record(step("paid", "shipped"), HIGH, label=GOLD)
+    assert [(event.step, event.evaluation, event.label) for event in trace.events] == [
         (0, LOW, None),
         (1, HIGH, GOLD),
     ]
@@ -113,7 +113,7 @@ def test_steps_are_numbered_and_kept_in_order() -> None:
 
 def test_of_a_score_what_counts_is_recorded() -> None:
     """A critic's score is recorded as it stands after the guards."""
-    score = StateScore(evaluation=LOW, raw=HIGH, guarded=("no_change",))
+    score = StateScore(evaluation=LOW, raw=HIGH, applied_guards=("no_change",))
     assert Trace(PURPOSE).record(step(), score).evaluation == LOW
 
 
@@ -185,7 +185,7 @@ def test_a_file_torn_anywhere_gives_its_whole_part(tmp_path: Path) -> None:
         assert loaded.events == trace.events[:whole], length
         assert (loaded.id, loaded.purpose) == ("t", PURPOSE)
         kept = max(end for end in ends if end <= length)
-        assert loaded.lost == max(0, length - kept - 1)
+        assert loaded.n_lost_bytes == max(0, length - kept - 1)
 
 
 @pytest.mark.parametrize("damage", [b"\x00" * 40, b"\xff\xfe", b'{"step": 1', b"{'step': 1}", b""])
@@ -303,7 +303,7 @@ def test_a_torn_trace_goes_on_where_it_was_whole(tmp_path: Path) -> None:
         event = resumed.record(step("paid", "shipped"), LOW)
         resumed.finish()
         assert Trace.load(torn).events == (*before, event), length
-        assert Trace.load(torn).lost == 0
+        assert Trace.load(torn).n_lost_bytes == 0
 
 
 def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_finished_trace_stays_finished(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + b"more")
     resumed = Trace.resume(path)
-    assert resumed.finished
+    assert resumed.is_finished
     assert path.read_bytes() == whole
     with pytest.raises(DataError, match="finished"):
         resumed.record(step(), LOW)
@@ -326,8 +326,8 @@ def test_an_end_that_counts_other_events_is_none(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], lines[-1]]))
     resumed = Trace.resume(path)
-    assert not resumed.finished
-    assert resumed.lost == len(lines[-1])
+    assert not resumed.is_finished
+    assert resumed.n_lost_bytes == len(lines[-1])
     assert len(Trace.load(path).events) == len(resumed.events) == 2
 
 
@@ -379,14 +379,14 @@ async def test_a_store_gets_what_it_does_not_have() -> None:
     """Keeping a trace appends its new events, and says how many they were."""
     store, trace = Kept(), Trace(PURPOSE, id="t")
     trace.record(step(), LOW)
-    assert await trace.keep(store) == 1
+    assert await trace.save_to(store) == 1
     trace.record(step("paid", "shipped"), HIGH)
-    assert await trace.keep(store) == 1
-    assert await trace.keep(store) == 0
+    assert await trace.save_to(store) == 1
+    assert await trace.save_to(store) == 0
     stored = await store.trace("t")
     assert stored is not None
-    assert Trace.of(stored).events == trace.events
-    assert (Trace.of(stored).id, Trace.of(stored).purpose) == ("t", PURPOSE)
+    assert Trace.from_stored(stored).events == trace.events
+    assert (Trace.from_stored(stored).id, Trace.from_stored(stored).purpose) == ("t", PURPOSE)
 
 
 async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
@@ -394,14 +394,14 @@ async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     trace = recorded(path)
     async with MemoryStore(tmp_path / "memory.db") as store:
-        assert await trace.keep(store) == 3
+        assert await trace.save_to(store) == 3
         path.write_bytes(path.read_bytes() + b'{"step": 3, "tor')
         resumed = Trace.resume(path)
         resumed.record(step("paid", "shipped"), LOW)
-        assert await resumed.keep(store) == 1
+        assert await resumed.save_to(store) == 1
         stored = await store.trace("t")
     assert stored is not None
-    assert Trace.of(stored).events == resumed.events
+    assert Trace.from_stored(stored).events == resumed.events
 
 
 # ------------------------------------------------------------------------------------- much, and at once
@@ -456,7 +456,7 @@ async def test_a_long_trace_is_recorded_and_kept(tmp_path: Path) -> None:
     assert Trace.load(path).events == trace.events
     trace.record(step())
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        assert await Trace.load(path).keep(memory) == 3_001
+        assert await Trace.load(path).save_to(memory) == 3_001
         stored = await memory.trace("t")
     assert stored is not None
     assert stored.events == trace.events
@@ -481,4 +481,4 @@ def test_an_id_in_a_file_is_one_line(tmp_path: Path) -> None:
 
 def test_what_a_store_holds_is_read_whatever_its_id() -> None:
     """A trace that an older version stored under an odd id can still be learned from."""
-    assert Trace.of(StoredTrace(id="a\nb", purpose="p", events=())).id == "a\nb"
+    assert Trace.from_stored(StoredTrace(id="a\nb", purpose="p", events=())).id == "a\nb"

@@ -12,12 +12,12 @@ from typer.testing import CliRunner, Result
 from memory_pairs import make_pair
 from reflact import Trace
 from reflact.cli.app import app
-from reflact.memory import Action, Evaluation, Gold, Transition
+from reflact.memory import Action, Evaluation, Label, Transition
 from reflact.memory_store import MemoryStore
 
-SAID = Evaluation(phi_before=0, phi_after=7, reasoning="It says\x1b[2J so.", confidence=0.5)
-GOLD = Gold(phi_before=0, phi_after=2, source="human")
-AGREED = Gold(phi_before=0, phi_after=2, source="agreement")
+SAID = Evaluation(progress_before=0, progress_after=7, reasoning="It says\x1b[2J so.", confidence=0.5)
+GOLD = Label(progress_before=0, progress_after=2, source="human")
+AGREED = Label(progress_before=0, progress_after=2, source="agreement")
 
 
 def run(*arguments: object) -> Result:
@@ -34,7 +34,7 @@ def record(folder: Path, name: str) -> Path:
             action=Action(name="sort", arguments={"letters": 1}),
             after={"sorted": number + 1, "desk": "e" * 3000},
         )
-        trace.record(step, said, gold=gold)
+        trace.record(step, said, label=gold)
     trace.finish()
     return path
 

@@ -77,7 +77,7 @@ def trainer(
 async def left(folder: Path, run_id: str) -> Left:
     """Read what a run left."""
     async with open_store(folder / "run.db") as store:
-        rows = await store._database.rows("SELECT state FROM commits ORDER BY number DESC LIMIT 1", ())
+        rows = await store._database.fetch_rows("SELECT state FROM commits ORDER BY number DESC LIMIT 1", ())
         happened = await store.events(run_id)
         return Left(
             records=await store.records(run_id),
@@ -480,7 +480,7 @@ async def test_a_bare_break_cancels_the_run(tmp_path: Path) -> None:
             await checkpoint()
     assert summary.status == "completed"
     async with open_store(tmp_path / "run.db") as store:
-        rows = await store._database.rows("SELECT count(*) FROM commits WHERE kind = 'step'", ())
+        rows = await store._database.fetch_rows("SELECT count(*) FROM commits WHERE kind = 'step'", ())
     assert rows == [(4,)]
 
 

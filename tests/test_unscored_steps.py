@@ -12,14 +12,14 @@ from pydantic import JsonValue
 
 from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
 from reflact import Calibrator, Trace
-from reflact.calibration.constructions import Band, built, label_of
-from reflact.calibration.contrast import ContrastSettings, contrast, selected
+from reflact.calibration.constructions import DistanceBand, build_candidates, find_reference
+from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.meta_judge import meta_judge
-from reflact.calibration.mistakes import Made
+from reflact.calibration.meta_judge import judge_evaluations
+from reflact.calibration.mistakes import GenerationResult
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import DataError
-from reflact.memory import Action, Gold, ScoreEvent, Transition
+from reflact.memory import Action, Label, ScoreEvent, Transition
 from reflact.memory_ports import StoredTrace
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
@@ -37,21 +37,21 @@ def unscored(
     return one.model_copy(update={"evaluation": None})
 
 
-async def made(one: ScoreEvent, *, critic: PlainCritic | None = None) -> Made:
+async def made(one: ScoreEvent, *, critic: PlainCritic | None = None) -> GenerationResult:
     """Make the pairs of one step."""
-    return await contrast(
-        [one], purpose=PURPOSE, trace_id="t", plan=round_of(), llm=ScriptedLLM(mistaken), critic=critic
+    return await generate_contrast_pairs(
+        [one], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=ScriptedLLM(mistaken), critic=critic
     )
 
 
 def test_a_step_is_recorded_with_gold_alone_or_with_nothing(tmp_path: Path) -> None:
     """What a program knows needs no critic beside it, and a step that nobody judged is one as well."""
     trace = Trace(PURPOSE, path=tmp_path / "t.jsonl")
-    step, gold = event().transition, Gold(phi_before=2, phi_after=6, source="human")
-    trace.record(step, None, gold=gold)
-    trace.record(step, gold=gold)
+    step, gold = event().transition, Label(progress_before=2, progress_after=6, source="human")
+    trace.record(step, None, label=gold)
+    trace.record(step, label=gold)
     trace.record(step)
-    found = [(e.evaluation, e.gold) for e in Trace.load(tmp_path / "t.jsonl").events]
+    found = [(e.evaluation, e.label) for e in Trace.load(tmp_path / "t.jsonl").events]
     assert found == [(None, gold), (None, gold), (None, None)]
 
 
@@ -63,7 +63,7 @@ def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
         copy = Trace(trace.purpose, id=trace.id, path=again)
         for one in trace.events:
             assert one.evaluation is not None
-            copy.record(one.transition, one.evaluation, gold=one.gold)
+            copy.record(one.transition, one.evaluation, label=one.label)
         copy.finish()
         assert again.read_bytes() == path.read_bytes(), path.name
 
@@ -72,16 +72,16 @@ async def test_a_memory_keeps_exports_and_imports_them(tmp_path: Path) -> None:
     """Steps with gold alone come back whole from a memory, and from an export of it."""
     trace = Trace(PURPOSE, id="t")
     for one in (unscored(0), unscored(1, gold=False)):
-        trace.record(one.transition, gold=one.gold)
+        trace.record(one.transition, label=one.label)
     async with MemoryStore(tmp_path / "a.db") as memory, MemoryStore(tmp_path / "b.db") as other:
-        await trace.keep(memory)
-        gold = Gold(phi_before=2, phi_after=5, source="human")
+        await trace.save_to(memory)
+        gold = Label(progress_before=2, progress_after=5, source="human")
         await memory.label("t", 1, gold)
         await other.import_lines([line async for line in memory.export_lines()])
         stored = await other.trace("t")
     assert stored is not None
     assert [one.evaluation for one in stored.events] == [None, None]
-    assert [one.gold for one in stored.events] == [trace.events[0].gold, gold]
+    assert [one.label for one in stored.events] == [trace.events[0].label, gold]
 
 
 # ------------------------------------------------------------------------------------------- selection
@@ -102,8 +102,8 @@ def test_steps_are_selected_by_gold_or_because_they_changed(
     one: ScoreEvent, chosen: bool, without_still: bool
 ) -> None:
     """Gold says whether a step moved or stood still; without it, whether the states differ."""
-    assert bool(selected([one], ContrastSettings())) is chosen
-    assert bool(selected([one], ContrastSettings(include_no_change=False))) is without_still
+    assert bool(select_events([one], ContrastSettings())) is chosen
+    assert bool(select_events([one], ContrastSettings(include_no_change=False))) is without_still
 
 
 # ------------------------------------------------------------------------------------------- pairs
@@ -112,28 +112,28 @@ def test_steps_are_selected_by_gold_or_because_they_changed(
 def test_gold_alone_gives_all_perturbations() -> None:
     """What is right for the true step is wrong for each perturbed one; nothing was observed."""
     one = unscored()
-    assert one.gold is not None
-    label = label_of(one, one.gold)
-    found = {b.construction: b for b in built(one, label, purpose=PURPOSE, band=Band(1, 10))}
+    assert one.label is not None
+    label = find_reference(one, one.label)
+    found = {b.construction: b for b in build_candidates(one, label, purpose=PURPOSE, band=DistanceBand(1, 10))}
     assert set(found) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
-    assert all(b.wrong == label.right for b in found.values())
-    assert label.right.reasoning == "It was at 2 before the action and is at 6 after it."
-    assert label.right.evidence == ("chapters",)
+    assert all(b.wrong == label.evaluation for b in found.values())
+    assert label.evaluation.reasoning == "It was at 2 before the action and is at 6 after it."
+    assert label.evaluation.evidence == ("chapters",)
 
 
 async def test_gold_alone_makes_pairs_without_a_critic() -> None:
     """Every candidate of a step with gold becomes a pair, labelled by who gave the gold."""
     result = await made(unscored())
-    assert result.drops == ()
-    assert {pair.label for pair in result.pairs} == {"program"}
+    assert result.dropped == ()
+    assert {pair.label_source for pair in result.pairs} == {"program"}
     assert "observed" not in {pair.construction for pair in result.pairs}
 
 
 async def test_without_gold_samples_that_agree_make_pairs() -> None:
     """A step that nobody judged is labelled by agreement, and dropped where there is no critic to sample."""
     result = await made(unscored(gold=False), critic=PlainCritic((2, 6)))
-    assert {pair.label for pair in result.pairs} == {"agreement"}
-    assert [drop.reason for drop in (await made(unscored(gold=False))).drops] == ["unverified"] * 4
+    assert {pair.label_source for pair in result.pairs} == {"agreement"}
+    assert [drop.reason for drop in (await made(unscored(gold=False))).dropped] == ["unverified"] * 4
 
 
 async def test_there_is_nothing_to_judge_where_nobody_evaluated() -> None:
@@ -146,7 +146,7 @@ async def test_there_is_nothing_to_judge_where_nobody_evaluated() -> None:
         return {**points, "feedback": "Middling."}
 
     judge, critic = ScriptedLLM(middling, identity="judge"), ScriptedLLM(middling, identity="critic")
-    found = await meta_judge(
+    found = await judge_evaluations(
         [unscored(0), event(1)], purpose=PURPOSE, trace_id="t", judge=judge, critic=critic
     )
     assert [one.step for one in found] == [1]
@@ -181,7 +181,7 @@ def test_a_file_without_a_purpose_says_so(tmp_path: Path, read: Callable[[Path],
 def test_a_stored_trace_without_a_purpose_says_so() -> None:
     """What an older version stored is named by its id."""
     with pytest.raises(DataError, match="trace t is stored without a purpose"):
-        Trace.of(StoredTrace(id="t", purpose="", events=()))
+        Trace.from_stored(StoredTrace(id="t", purpose="", events=()))
 
 
 # ---------------------------------------------------------------------------------------- whole rounds
@@ -194,8 +194,8 @@ def letters(run: str, *, gold: bool) -> Trace:
         states = (f"Desk of {run}: {n} of 10 are sorted." for n in (done, done + 1))
         before, after = states
         step = Transition(before=before, action=Action(name="sort"), after=after)
-        right = Gold(phi_before=done, phi_after=done + 1, source="human")
-        trace.record(step, gold=right if gold else None)
+        right = Label(progress_before=done, progress_after=done + 1, source="human")
+        trace.record(step, label=right if gold else None)
     return trace
 
 
@@ -221,21 +221,21 @@ async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -
     async with MemoryStore(tmp_path / "memory.db") as memory:
         calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
         report = await calibrator.calibrate(learn, heldout=labelled)
-        assert {one.pair.label for one in await memory.pairs()} == {"agreement"}
-    assert (len(report.tests), report.tests[0].traces) == (1, 20)
+        assert {one.pair.label_source for one in await memory.pairs()} == {"agreement"}
+    assert (len(report.tests), report.tests[0].n_traces) == (1, 20)
 
 
 async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
     """Pairs are made of what samples agree on, and wait: no trace is there that could test them."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
         calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
-        report = await calibrator.calibrate([letters(f"run {n}", gold=False) for n in range(8)], anyway=True)
+        report = await calibrator.calibrate([letters(f"run {n}", gold=False) for n in range(8)], allow_untested=True)
         stored = await memory.pairs()
     assert stored
     assert {one.status for one in stored} == {"quarantined"}
-    assert (report.tests, report.promoted, report.held_out.before) == ((), 0, None)
-    assert report.not_tested is not None
-    assert "20" in report.not_tested
+    assert (report.tests, report.n_promoted, report.held_out.before) == ((), 0, None)
+    assert report.not_tested_reason is not None
+    assert "20" in report.not_tested_reason
 
 
 async def test_gold_alone_calibrates_a_critic(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ async def test_gold_alone_calibrates_a_critic(tmp_path: Path) -> None:
     async with MemoryStore(tmp_path / "memory.db") as memory:
         calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
         report = await calibrator.calibrate([letters(f"run {n}", gold=True) for n in range(110)])
-        assert {one.pair.label for one in await memory.pairs()} == {"human"}
+        assert {one.pair.label_source for one in await memory.pairs()} == {"human"}
     assert len(report.tests) == 1
     assert report.held_out.before is not None
     assert report.held_out.before.error.value == 0

@@ -15,13 +15,19 @@ import pytest
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
 from memory_pairs import promote
-from reflact.calibration.critic import CRITIC, Critic
-from reflact.calibration.memo import Kept
-from reflact.calibration.selection import Reader, ranked
-from reflact.calibration.showing import ABOVE, TRIED, Renderer, estimate, show_examples
+from reflact.calibration.critic import CRITIC_SCOPE, Critic
+from reflact.calibration.memo import PairCache
+from reflact.calibration.selection import RankingIndex, rank_pairs
+from reflact.calibration.showing import (
+    EXAMPLES_HEADER,
+    MAX_PAIRS_TRIED,
+    ExampleRenderer,
+    estimate_tokens,
+    show_examples,
+)
 from reflact.critic_config import CriticSettings
-from reflact.memory import MISTAKES, Action, ContrastPair, Evaluation, Scope, Transition
-from reflact.memory_cards import visible_to
+from reflact.memory import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Scope, Transition
+from reflact.memory_cards import is_visible_to
 from reflact.memory_store import MemoryStore
 from reflact.testing import ScriptedLLM
 
@@ -33,7 +39,7 @@ EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "con
 
 def examples_in(content: str) -> str:
     """Return the part of the user message that stands above the question."""
-    return content.partition("\n\n<purpose")[0] if content.startswith(ABOVE) else ""
+    return content.partition("\n\n<purpose")[0] if content.startswith(EXAMPLES_HEADER) else ""
 
 
 async def test_a_thousand_random_stores_and_budgets() -> None:
@@ -45,15 +51,15 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
         by_id = {one.pair.id: one for one in world.stored}
         pairs = [by_id[pair_id].pair for pair_id in score.pair_ids]
         settings = world.settings
-        whole = show_examples(pairs, room=10**9, most=10**9, each=settings.example_state_tokens)
-        assert estimate(whole.text) <= settings.example_tokens
-        assert len(pairs) == len(set(score.pair_ids)) <= settings.examples
+        whole = show_examples(pairs, max_tokens=10**9, max_pairs=10**9, tokens_per_field=settings.example_state_tokens)
+        assert estimate_tokens(whole.text) <= settings.example_tokens
+        assert len(pairs) == len(set(score.pair_ids)) <= settings.max_examples
         assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
-        assert all(visible_to(one.scope, world.scope) for one in pairs)
+        assert all(is_visible_to(one.scope, world.scope) for one in pairs)
         assert not any((one.purpose, one.transition) == (world.purpose, world.transition) for one in pairs)
         user = prompt.messages[1].content
         assert user.startswith(f"{whole.text}\n\n<purpose" if pairs else "<purpose")
-        assert ABOVE not in user.removeprefix(ABOVE)
+        assert EXAMPLES_HEADER not in user.removeprefix(EXAMPLES_HEADER)
         shown += len(pairs)
         passed_over += len(by_id) - len(pairs)
     assert shown > WORLDS / 2
@@ -74,19 +80,19 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
 )
 def test_a_scope_is_seen_by_those_who_name_one_of_its_values(scope: Scope, seen: list[bool]) -> None:
     """A field that is not empty hides a pair from all who do not name one of its values."""
-    assert [visible_to(scope, asking) for asking in ASKING] == seen
+    assert [is_visible_to(scope, asking) for asking in ASKING] == seen
 
 
 def test_an_example_holds_all_that_makes_it_one() -> None:
     """Input, right evaluation, wrong evaluation and the reason stand in it, numbers included."""
-    one = pair(Random(1)).model_copy(update={"purpose": "Ship it.", "why": "It is not shipped."})
-    text = show_examples([one], room=10**6, most=1, each=10**6).text
+    one = pair(Random(1)).model_copy(update={"purpose": "Ship it.", "reason": "It is not shipped."})
+    text = show_examples([one], max_tokens=10**6, max_pairs=1, tokens_per_field=10**6).text
     for tag in ("purpose", "before", "action", "after", "change", "right", "wrong", "why"):
         assert len(re.findall(rf"^<{tag}_*>$", text, re.MULTILINE)) == 1, tag
     for evaluation in (one.right, one.wrong):
         assert evaluation.reasoning in text
         assert evaluation.evidence[0] in text
-        assert f"phi after: {evaluation.phi_after:g}" in text
+        assert f"phi after: {evaluation.progress_after:g}" in text
     assert "Ship it." in text
     assert f"{one.mistake}: It is not shipped." in text
 
@@ -97,17 +103,17 @@ def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
     """Whatever counts, the whole text with its first line counts no more than the budget."""
     assert callable(count)
     pairs = [pair(Random(seed)) for seed in range(6)]
-    shown = show_examples(pairs, room=room, most=10, each=60, count=count)
+    shown = show_examples(pairs, max_tokens=room, max_pairs=10, tokens_per_field=60, count_tokens=count)
     assert shown.text == "" or count(shown.text) <= room
-    longer = show_examples(pairs, room=10**9, most=10, each=60, count=count)
+    longer = show_examples(pairs, max_tokens=10**9, max_pairs=10, tokens_per_field=60, count_tokens=count)
     assert len(longer.pairs) == 6
 
 
 def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
     """A pair that is too long is left out whole, and a shorter one after it is shown."""
-    small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"why": "because " * 2000})
-    alone = show_examples([small], room=10**6, most=5, each=60)
-    shown = show_examples([large, small], room=estimate(alone.text), most=5, each=60)
+    small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"reason": "because " * 2000})
+    alone = show_examples([small], max_tokens=10**6, max_pairs=5, tokens_per_field=60)
+    shown = show_examples([large, small], max_tokens=estimate_tokens(alone.text), max_pairs=5, tokens_per_field=60)
     assert shown == alone
 
 
@@ -131,9 +137,9 @@ def test_the_choice_is_the_same_in_every_process() -> None:
 def test_kinds_of_mistakes_take_turns() -> None:
     """However many pairs there are of one kind, the first ones shown are of different kinds."""
     random = Random(5)
-    kinds = ["inflated_score"] * 12 + [*MISTAKES[2:], "my own"]
+    kinds = ["inflated_score"] * 12 + [*MISTAKE_KINDS[2:], "my own"]
     pairs = [pair(random).model_copy(update={"mistake": kind}) for kind in kinds]
-    order = [*ranked(pairs, transition(random), purpose="p")]
+    order = [*rank_pairs(pairs, transition(random), purpose="p")]
     assert {one.mistake for one in order[:4]} == set(kinds)
     assert len(order) == len(pairs)
 
@@ -143,11 +149,11 @@ def test_credit_and_no_credit_balance_each_other() -> None:
     random = Random(6)
 
     def one(number: int, *, credit: bool) -> ContrastPair:
-        right = Evaluation(phi_before=2, phi_after=5 if credit else 2, reasoning=f"Example {number}.")
-        return pair(random).model_copy(update={"mistake": MISTAKES[number % 4], "right": right})
+        right = Evaluation(progress_before=2, progress_after=5 if credit else 2, reasoning=f"Example {number}.")
+        return pair(random).model_copy(update={"mistake": MISTAKE_KINDS[number % 4], "right": right})
 
     pairs = [one(n, credit=n % 5 == 0) for n in range(40)]
-    order = [*ranked(pairs, transition(random), purpose="p")]
+    order = [*rank_pairs(pairs, transition(random), purpose="p")]
     gives = [pair.right.delta > 0 for pair in order]
     assert [sum(gives[:n]) for n in (2, 4, 6, 8)] == [1, 2, 3, 4]
     assert sorted(order, key=lambda pair: pair.id) == sorted(pairs, key=lambda pair: pair.id)
@@ -164,25 +170,25 @@ def test_within_a_kind_the_more_relevant_comes_first() -> None:
         for n, purpose in ((7, "water the plants on the balcony"), (7, "sort the mail by sender"))
     )
     for pairs in ([near, far], [far, near]):
-        assert [*ranked(pairs, asked, purpose="water the plants on the balcony")] == [near, far]
-        assert [*ranked(pairs, asked, purpose="sort the mail by sender")] == [far, near]
+        assert [*rank_pairs(pairs, asked, purpose="water the plants on the balcony")] == [near, far]
+        assert [*rank_pairs(pairs, asked, purpose="sort the mail by sender")] == [far, near]
 
 
 async def test_the_very_transition_is_shown_only_when_asked_for() -> None:
     """A pair that gives the answer away is left out under its purpose, but not under another one."""
-    same = pair(Random(3), "Ship it.").model_copy(update={"scope": CRITIC})
+    same = pair(Random(3), "Ship it.").model_copy(update={"scope": CRITIC_SCOPE})
     llm = ScriptedLLM(lambda *_: EQUAL)
     critic = Critic(llm, memory=store_of(same))
     assert (await critic.score(same.transition, purpose="Ship it.")).pair_ids == ()
     assert (await critic.score(same.transition, purpose="Pay it.")).pair_ids == (same.id,)
-    told = Critic(llm, memory=store_of(same), settings=CriticSettings(show_same=True))
+    told = Critic(llm, memory=store_of(same), settings=CriticSettings(include_same_transition=True))
     assert (await told.score(same.transition, purpose="Ship it.")).pair_ids == (same.id,)
 
 
 @pytest.mark.parametrize("given", [(), (1,), (1, 2)])
 async def test_given_pairs_are_the_only_ones(given: tuple[int, ...]) -> None:
     """A replay test says what is shown: the memory is not asked, status and scope do not matter."""
-    memory = store_of(pair(Random(9)).model_copy(update={"scope": CRITIC}))
+    memory = store_of(pair(Random(9)).model_copy(update={"scope": CRITIC_SCOPE}))
     pairs: list[ContrastPair] = [pair(Random(seed)) for seed in given]
     llm = ScriptedLLM(lambda *_: EQUAL)
     score = await Critic(llm, memory=memory).score(transition(Random(4)), purpose="p", pairs=pairs)
@@ -197,7 +203,7 @@ async def test_the_memory_is_asked_anew_for_each_score() -> None:
     critic = Critic(ScriptedLLM(lambda *_: EQUAL), memory=memory)
     asked = transition(Random(4))
     assert (await critic.score(asked, purpose="p")).pair_ids == ()
-    new = pair(Random(9)).model_copy(update={"scope": CRITIC})
+    new = pair(Random(9)).model_copy(update={"scope": CRITIC_SCOPE})
     memory.stored.append(critic_worlds.stored(new, "promoted"))
     assert (await critic.score(asked, purpose="p")).pair_ids == (new.id,)
 
@@ -206,7 +212,7 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
     """What one opening of a store promotes on evidence, the next score through another one shows."""
     asked = Transition(before="Draft.", action=Action(name="send"), after="Draft. Sent: yes")
     promoted, waiting = (
-        pair(Random(n)).model_copy(update={"scope": CRITIC, "purpose": f"Send mail {n}."}) for n in (1, 2)
+        pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE, "purpose": f"Send mail {n}."}) for n in (1, 2)
     )
     one, other = (MemoryStore(tmp_path / "memory.db", scan=lambda _: None) for _ in range(2))
     async with one as mine, other as theirs:
@@ -222,7 +228,7 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
 async def test_what_was_tested_is_what_scores(tmp_path: Path) -> None:
     """With 200 promoted pairs a replay test's prompts are those of live and of pinned scores, to the byte."""
     promoted, batch = (
-        [pair(Random(n)).model_copy(update={"scope": CRITIC}) for n in numbers]
+        [pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in numbers]
         for numbers in (range(180), range(1000, 1020))
     )
     steps = [(f"Purpose {n}: {critic_worlds.text(Random(n))}", transition(Random(n))) for n in range(30)]
@@ -250,27 +256,27 @@ def test_an_example_is_rendered_once_whatever_is_scored() -> None:
 
     def count(text: str) -> int:
         counted.append(text)
-        return estimate(text)
+        return estimate_tokens(text)
 
     def some() -> list[ContrastPair]:
         return [pair(Random(seed)) for seed in range(40)]
 
-    read, render = Reader(), Renderer(60, count)
+    read, render = RankingIndex(), ExampleRenderer(60, count)
     asked, counts = transition(Random(99)), list[int]()
     for _ in range(2):
         shown = show_examples(
-            ranked(some(), asked, purpose="Ship it.", read=read), room=400, most=8, each=60, render=render
+            rank_pairs(some(), asked, purpose="Ship it.", index=read), max_tokens=400, max_pairs=8, tokens_per_field=60, render=render
         )
         counts.append(len(counted))
-        assert shown == show_examples(ranked(some(), asked, purpose="Ship it."), room=400, most=8, each=60)
+        assert shown == show_examples(rank_pairs(some(), asked, purpose="Ship it."), max_tokens=400, max_pairs=8, tokens_per_field=60)
     assert counts[0] > 0
     assert counts[1] == counts[0]
 
 
 def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
     """What a pair's id leaves out, such as why it is wrong, is shown as the pair at hand has it."""
-    render, one = Renderer(60), pair(Random(1))
-    other = one.model_copy(update={"why": "Another reason."})
+    render, one = ExampleRenderer(60), pair(Random(1))
+    other = one.model_copy(update={"reason": "Another reason."})
     assert one.id == other.id
     first, second = render(one, 1), render(other, 1)
     assert "Another reason." in second
@@ -281,18 +287,18 @@ def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
 def test_the_pair_that_was_longest_not_shown_is_forgotten_first() -> None:
     """Beyond its size a cache lets go of one pair, not of all; those that are ranked at once all stay."""
     pairs = [pair(Random(seed)) for seed in range(6)]
-    kept: Kept[int] = Kept(4)
+    kept: PairCache[int] = PairCache(4)
     for number, one in enumerate(pairs[:4]):
-        kept.keep(one, number)
+        kept.put(one, number)
     assert kept.get(pairs[0]) == 0
-    kept.keep(pairs[4], 4)
+    kept.put(pairs[4], 4)
     assert [kept.get(one) for one in pairs] == [0, None, 2, 3, 4, None]
-    reader = Reader(2)
-    assert reader.unread(pairs) == tuple(pairs)
+    reader = RankingIndex(2)
+    assert reader.list_unindexed(pairs) == tuple(pairs)
     reads = reader([*pairs, *pairs])
     assert [one.pair for one in reads] == pairs
-    assert reader.unread([*pairs, *pairs]) == ()
-    assert reader.unread(pairs[:1]) == ()
+    assert reader.list_unindexed([*pairs, *pairs]) == ()
+    assert reader.list_unindexed(pairs[:1]) == ()
     assert [one.id for one in reader(pairs[::-1])] == [one.id for one in pairs[::-1]]
     assert all(one is other for one, other in zip(reader(pairs), reads, strict=True))
 
@@ -306,9 +312,9 @@ def test_a_full_room_ends_the_search() -> None:
         return "word " * (15 if len(rendered) <= 2 else 300)
 
     pairs = [pair(Random(1)).model_copy(update={"purpose": f"p{n}"}) for n in range(500)]
-    shown = show_examples(iter(pairs), room=120, most=100, each=60, render=render)
+    shown = show_examples(iter(pairs), max_tokens=120, max_pairs=100, tokens_per_field=60, render=render)
     assert len(shown.pairs) == 2
-    assert len(rendered) == 2 + TRIED
+    assert len(rendered) == 2 + MAX_PAIRS_TRIED
     rendered.clear()
-    assert show_examples(pairs, room=0, most=100, each=60, render=render).pairs == ()
+    assert show_examples(pairs, max_tokens=0, max_pairs=100, tokens_per_field=60, render=render).pairs == ()
     assert rendered == []

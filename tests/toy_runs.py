@@ -171,8 +171,8 @@ async def run(
     summary = await trainer.train()
     async with open_store(store or folder / "run.db") as opened:
         query = "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1"
-        rows = await opened._database.rows(query, (summary.run_id,))
-        skills = await opened._database.rows("SELECT text FROM skills", ())
+        rows = await opened._database.fetch_rows(query, (summary.run_id,))
+        skills = await opened._database.fetch_rows("SELECT text FROM skills", ())
         return Ran(
             summary=summary,
             records=await opened.records(summary.run_id),

@@ -24,14 +24,14 @@ class StoredCalibration(FrozenModel):
 class CalibrationStore(Protocol):
     """Calibrations that were begun, so that one which was stopped goes on from what it began with."""
 
-    async def begin_calibration(self, identity: str, baseline: str) -> StoredCalibration:
+    async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
         """Book a calibration, on disk when this returns; ``identity`` is equal for equal ones."""
         ...
 
-    async def calibration(self, identity: str) -> StoredCalibration | None:
+    async def find_calibration(self, identity: str) -> StoredCalibration | None:
         """Return the latest calibration of an identity, or None."""
         ...
 
-    async def end_calibration(self, number: int, result: str) -> None:
+    async def finish_calibration(self, number: int, result: str) -> None:
         """Store what came of a calibration; of one that is over the first result stays."""
         ...

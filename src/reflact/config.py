@@ -369,4 +369,4 @@ class TrainerConfig(ConfigSection):
     @property
     def uses_critic(self) -> bool:
         """Whether a critic grades, or says its opinion to the failure analyst."""
-        return self.environment.grader == "critic" or self.critic.notes
+        return self.environment.grader == "critic" or self.critic.annotate

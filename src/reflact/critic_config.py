@@ -12,11 +12,11 @@ from reflact.roles import CHANGEABLE, ConfigSection
 class CriticSettings(ConfigSection):
     """What a critic shows, and how it takes what comes back."""
 
-    samples: int = Field(1, ge=1, le=25, description="Evaluations of each transition; the median one counts.")
+    n_samples: int = Field(1, ge=1, le=25, description="Evaluations of each transition; the median one counts.")
     example_tokens: int = Field(
         3000, ge=0, description="Room for all worked examples and the line above them; 0 shows none."
     )
-    examples: int = Field(8, ge=0, le=100, description="Worked examples at most.")
+    max_examples: int = Field(8, ge=0, le=100, description="Worked examples at most.")
     state_tokens: int = Field(
         2000,
         ge=32,
@@ -24,17 +24,17 @@ class CriticSettings(ConfigSection):
         "is cut, and the cut marked.",
     )
     example_state_tokens: int = Field(300, ge=32, description="The same, for each in a worked example.")
-    jump: float = Field(
+    max_jump: float = Field(
         4.0, ge=0, le=10, description="Largest |delta phi| with confidence taken as it comes."
     )
-    jump_confidence: float = Field(0.5, ge=0, le=1, description="Most confidence for a larger one.")
-    unsupported_confidence: float = Field(
+    max_jump_confidence: float = Field(0.5, ge=0, le=1, description="Most confidence for a larger one.")
+    max_unsupported_confidence: float = Field(
         0.2, ge=0, le=1, description="Most confidence without evidence, or with evidence that is not there."
     )
-    show_same: bool = Field(
+    include_same_transition: bool = Field(
         False, description="Show pairs of the very transition that is scored, under the same purpose."
     )
-    cache: int = Field(
+    cache_size: int = Field(
         1024, ge=0, description="Scores that are kept in memory.", json_schema_extra=CHANGEABLE
     )
 
@@ -51,10 +51,10 @@ class CriticConfig(CriticSettings):
     pass_threshold: float = Field(
         8.0, gt=0, le=10, description="The least phi of an answer that counts as solved, where it grades."
     )
-    notes: bool = Field(
+    annotate: bool = Field(
         False, description="Show failure analysts what it makes of each reply of a failed trajectory."
     )
-    anchors: int = Field(
+    max_anchors: int = Field(
         50,
         ge=0,
         description="Anchors of the memory that it scores before the run, at most, so that the summary says "

@@ -8,8 +8,13 @@ from collections.abc import Awaitable, Callable
 from pydantic import TypeAdapter
 
 from reflact.calibration.critic import Critic
-from reflact.calibration.grading import CriticGrader, CriticNotes, measure_on, used
-from reflact.calibration.replay import steps_in
+from reflact.calibration.grading import (
+    CriticAnnotator,
+    CriticGrader,
+    describe_critic,
+    measure_critic_on_steps,
+)
+from reflact.calibration.replay import list_pair_steps
 from reflact.critic_config import CriticConfig
 from reflact.errors import ConfigError
 from reflact.memory import ContrastPair
@@ -17,7 +22,7 @@ from reflact.memory_store import MemoryStore
 from reflact.ports import LLM, DecisionLog
 from reflact.prompts import PromptBook
 from reflact.results import CriticAccuracy, CriticDescription
-from reflact.store.encoding import read_back
+from reflact.store.encoding import parse_stored
 from reflact.types import canonical_json
 
 PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
@@ -37,22 +42,22 @@ class RunCritic:
     """
 
     def __init__(
-        self, critic: Critic, config: CriticConfig, *, decision_log: DecisionLog, limit: int
+        self, critic: Critic, config: CriticConfig, *, decision_log: DecisionLog, max_concurrent: int
     ) -> None:
         self._critic = critic
         self._config = config
         self._decision_log = decision_log
-        self._limit = limit
+        self._max_concurrent = max_concurrent
 
     @property
     def grader(self) -> CriticGrader:
         """The critic as grader."""
-        return CriticGrader(self._critic, passes_at=self._config.pass_threshold)
+        return CriticGrader(self._critic, pass_threshold=self._config.pass_threshold)
 
     @property
-    def annotator(self) -> CriticNotes:
+    def annotator(self) -> CriticAnnotator:
         """The critic beside the failure analyst."""
-        return CriticNotes(self._critic)
+        return CriticAnnotator(self._critic)
 
     async def measure_accuracy(self) -> CriticDescription:
         """Return the critic with its accuracy on anchors, which are scored where no earlier start did it.
@@ -64,9 +69,9 @@ class RunCritic:
         noted = await self._decision_log.get(0, ACCURACY_LABEL)
         if noted is not None:
             measured = CriticAccuracy.model_validate(noted)
-            return used(self._critic, None).model_copy(update={"measured": measured})
+            return describe_critic(self._critic, None).model_copy(update={"accuracy": measured})
         anchors = await _load_anchors(self._config)
-        found = used(self._critic, await measure_on(self._critic, steps_in(anchors), limit=self._limit))
+        found = describe_critic(self._critic, await measure_critic_on_steps(self._critic, list_pair_steps(anchors), max_concurrent=self._max_concurrent))
         if found.accuracy is not None:
             await self._decision_log.put(0, ACCURACY_LABEL, found.accuracy.model_dump(mode="json"))
         return found
@@ -100,8 +105,8 @@ async def pin_critic(
         await ensure_run()
         await decision_log.put(0, PAIRS_LABEL, canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json")))
         noted = await decision_log.get(0, PAIRS_LABEL)
-    return critic.pinned(
-        read_back(
+    return critic.pin_to(
+        parse_stored(
             lambda text: PAIRS_ADAPTER.validate_python(json.loads(text)), str(noted), "critic of this run"
         )
     )
@@ -120,7 +125,7 @@ async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[Contrast
 
 async def _load_anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
     """Return the anchors to measure on; none where the memory is gone since the run began."""
-    if config.memory is None or not config.anchors or not config.memory.is_file():
+    if config.memory is None or not config.max_anchors or not config.memory.is_file():
         return ()
     async with MemoryStore(config.memory) as memory:
-        return (await memory.anchors())[: config.anchors]
+        return (await memory.anchors())[: config.max_anchors]

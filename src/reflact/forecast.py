@@ -248,15 +248,15 @@ class _RunCostEstimator:
         Equal answers to an item are scored once.
         """
         own, grades = self._config.critic, self._config.environment.grader == "critic"
-        anchors = own.anchors if own.memory is not None and not self._done else 0
+        anchors = own.max_anchors if own.memory is not None and not self._done else 0
         scores = EstimateRange(expected=anchors, high=anchors)
         if grades:
             scores += rollouts.model_copy(update={"low": 0 if self._done else len(self._data.val)})
-        if own.notes:
+        if own.annotate:
             dealt = sum(len(batch) for step in self._plan_steps() for batch in step)
             scores += EstimateRange(expected=0 if grades else dealt / 2, high=dealt)
         tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.critic.reasks)
-        return scores * tries * exact_range(own.samples)
+        return scores * tries * exact_range(own.n_samples)
 
     # ------------------------------------------------------------------------------------------ tokens
 

@@ -17,12 +17,12 @@ from reflact.brief import ShortReprModel
 from reflact.types import FrozenModel, canonical_json, digest_text, join_canonical_json
 from reflact.values import is_same_json, iter_json_chunks
 
-Phi = Annotated[float, Field(ge=0, le=10)]
+Progress = Annotated[float, Field(ge=0, le=10)]
 """How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-MISTAKES: Final = ("credit_for_intention", "inflated_score", "ignored_evidence", "scale_inconsistency")
+MISTAKE_KINDS: Final = ("credit_for_intention", "inflated_score", "ignored_evidence", "scale_inconsistency")
 """The kinds of mistakes that critics are known to make; users may add their own."""
 
 Construction = Literal[
@@ -38,7 +38,7 @@ Construction = Literal[
 """How the wrong side came about: the critic's own mistake, a perturbed input, a mistake that a model
 was asked for, or one that a person or a program of the user's wrote."""
 
-GoldSource = Literal["program", "human", "agreement"]
+LabelSource = Literal["program", "human", "agreement"]
 
 # ----------------------------------------------------------------------------------------- transitions
 
@@ -58,26 +58,26 @@ class Transition(FrozenModel):
     after: JsonValue
 
     @property
-    def changed(self) -> bool:
+    def changes_state(self) -> bool:
         """Whether the states differ, in any way."""
         return not is_same_json(self.before, self.after)
 
     @property
-    def states(self) -> tuple[JsonValue, JsonValue, JsonValue]:
+    def payloads(self) -> tuple[JsonValue, JsonValue, JsonValue]:
         """What may be long about it: the states before and after, and the action's arguments."""
         return self.before, self.after, self.action.arguments
 
     @property
-    def plain(self) -> dict[str, JsonValue]:
+    def json_object(self) -> dict[str, JsonValue]:
         """Its fields as the JSON values that they are, which takes no time however large states are."""
         action: JsonValue = {"name": self.action.name, "arguments": self.action.arguments}
         return {"before": self.before, "action": action, "after": self.after}
 
     @property
-    def canonical(self) -> str:
+    def canonical_json(self) -> str:
         """Its canonical JSON."""
         return join_canonical_json(
-            {name: "".join(iter_json_chunks(value)) for name, value in self.plain.items()}
+            {name: "".join(iter_json_chunks(value)) for name, value in self.json_object.items()}
         )
 
 
@@ -88,8 +88,8 @@ class Evaluation(FrozenModel):
     that the judgement is right.
     """
 
-    phi_before: Phi
-    phi_after: Phi
+    progress_before: Progress
+    progress_after: Progress
     reasoning: str
     evidence: tuple[str, ...] = ()
     confidence: Share = 0.5
@@ -97,19 +97,19 @@ class Evaluation(FrozenModel):
     @property
     def delta(self) -> float:
         """The change, in -10..10."""
-        return self.phi_after - self.phi_before
+        return self.progress_after - self.progress_before
 
 
-class Gold(FrozenModel):
+class Label(FrozenModel):
     """What is right for a transition, who says so, and how far those who say so are apart (0 for one).
 
     Without ``phi_before``, as where only the state after was looked at, a step measures and tests a critic by
     its phi after like any other; pairs are made of it once that is known, see ``Trace.record``.
     """
 
-    phi_before: Phi | None = None
-    phi_after: Phi
-    source: GoldSource
+    progress_before: Progress | None = None
+    progress_after: Progress
+    source: LabelSource
     spread: float = Field(default=0.0, ge=0, le=10)
     reasoning: str = ""
     evidence: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Gold(FrozenModel):
     @property
     def delta(self) -> float | None:
         """The change, in -10..10; None where nothing is known of the state before."""
-        return None if self.phi_before is None else self.phi_after - self.phi_before
+        return None if self.progress_before is None else self.progress_after - self.progress_before
 
 
 class ScoreEvent(FrozenModel):
@@ -129,7 +129,7 @@ class ScoreEvent(FrozenModel):
     step: int = Field(ge=0)
     transition: Transition
     evaluation: Evaluation | None = None
-    gold: Gold | None = None
+    label: Label | None = None
 
 
 class StateScore(FrozenModel):
@@ -146,8 +146,8 @@ class StateScore(FrozenModel):
 
     evaluation: Evaluation
     raw: Evaluation
-    guarded: tuple[str, ...] = ()
-    samples: int = 1
+    applied_guards: tuple[str, ...] = ()
+    n_samples: int = 1
     spread: float = Field(default=0.0, ge=0, le=10)
     pair_ids: tuple[str, ...] = ()
 
@@ -195,19 +195,19 @@ class Provenance(FrozenModel):
     model: str | None = None
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
+    def as_origins(self) -> tuple[Origin, ...]:
         """The step that it names, or nothing."""
         return () if self.trace_id is None else (Origin(trace_id=self.trace_id, step=self.step),)
 
 
-class Hashes(NamedTuple):
+class PairHashes(NamedTuple):
     """Of all that makes a pair, and of its subject: purpose and transition."""
 
     pair: str
     subject: str
 
 
-_IDENTIFYING = ("purpose", "right", "wrong", "mistake", "scope")
+_IDENTITY_FIELDS = ("purpose", "right", "wrong", "mistake", "scope")
 
 
 class ContrastPair(FrozenModel):
@@ -232,11 +232,11 @@ class ContrastPair(FrozenModel):
     transition: Transition
     right: Evaluation
     wrong: Evaluation
-    why: str
+    reason: str
     mistake: str
     construction: Construction
-    label: GoldSource
-    judges: int = 0
+    label_source: LabelSource
+    n_judgements: int = 0
     agreement: Share | None = None
     scope: Scope = Scope(roles=("critic",))
     provenance: Provenance = Provenance()
@@ -247,18 +247,18 @@ class ContrastPair(FrozenModel):
         return self.hashes.pair
 
     @cached_property
-    def hashes(self) -> Hashes:
+    def hashes(self) -> PairHashes:
         """Its hashes; they take time in proportion to the states, once for each object and its copies."""
-        said = self.model_dump(mode="json", include=set(_IDENTIFYING))
+        said = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
         texts = {name: canonical_json(value) for name, value in said.items()}
-        texts["transition"] = self.transition.canonical
+        texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}
-        return Hashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
+        return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; its hashes are its own where what they follow from is another."""
         copied = super().model_copy(update=update, deep=deep)
-        if not {"transition", *_IDENTIFYING}.isdisjoint(update or ()):
+        if not {"transition", *_IDENTITY_FIELDS}.isdisjoint(update or ()):
             copied.__dict__.pop("hashes", None)
         return copied
 
@@ -289,11 +289,11 @@ class MemoryCard(FrozenModel):
     provenance: Provenance = Provenance()
     created_by: str = ""
     reason: str | None = None
-    created: datetime | None = None
-    changed: datetime | None = None
+    created_at: datetime | None = None
+    changed_at: datetime | None = None
 
 
-class Promotion(ShortReprModel):
+class PromotionEvidence(ShortReprModel):
     """The evidence on which a batch of pairs was promoted, or was not.
 
     Args:
@@ -316,10 +316,10 @@ class Promotion(ShortReprModel):
     """
 
     pair_ids: tuple[str, ...]
-    promoted: bool
-    traces: int
-    transitions: int
-    batches_before: int
+    passed_test: bool
+    n_traces: int
+    n_transitions: int
+    n_earlier_tests: int
     effect: float
     low: float
     high: float
@@ -329,4 +329,4 @@ class Promotion(ShortReprModel):
     prompt: str
     accuracy_change: float | None = None
     outcome: str = ""
-    unscored: int = 0
+    n_unscored: int = 0

@@ -22,7 +22,7 @@ from reflact.memory import (
     Evaluation,
     MemoryCard,
     Origin,
-    Promotion,
+    PromotionEvidence,
     Provenance,
     Scope,
     Transition,
@@ -30,7 +30,7 @@ from reflact.memory import (
 from reflact.types import FrozenModel, canonical_json, digest_json, digest_text, join_canonical_json
 from reflact.values import iter_json_chunks
 
-NEXT: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
+NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
         "candidate": frozenset({"quarantined", "rejected"}),
         "quarantined": frozenset({"promoted", "rejected", "archived"}),
@@ -41,7 +41,7 @@ NEXT: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
 )
 """Which states may follow a state."""
 
-ACTIVE: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
+ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
 """The states of cards that count against a store's bound."""
 
 PAIR_KINDS: Final[tuple[CardKind, CardKind]] = ("critic_calibration", "failure_pattern")
@@ -53,17 +53,17 @@ RELEVANCE, UTILITY, TRUST, RECENCY = 0.5, 0.3, 0.1, 0.1
 HALF_LIFE_DAYS = 30.0
 """After so many days without a change a card's recency is half of what it was."""
 
-LEVEL = 0.025
+TOTAL_ALPHA = 0.025
 """One-sided error probability of all batches ever tested on one held-out trace."""
 
-LEAST_TRACES = 20
+MIN_TRACES = 20
 """Fewer held-out traces decide nothing."""
 
-MOST_FALL = 0.02
+MAX_ACCURACY_FALL = 0.02
 """Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
 
 
-class Finding(FrozenModel):
+class ScanFinding(FrozenModel):
     """What a scan found: the rule's name, and what becomes of the unit.
 
     A unit that is quarantined for a finding is held until somebody releases it.
@@ -73,81 +73,81 @@ class Finding(FrozenModel):
     verdict: Literal["quarantine", "reject"]
 
 
-Scan = Callable[[Iterable[str]], Finding | None]
+Scanner = Callable[[Iterable[str]], ScanFinding | None]
 """Looks at all texts of a unit and returns the gravest finding, or None."""
 
 
-class Standing(NamedTuple):
+class RankedUnit(NamedTuple):
     """What a unit's rank follows from; ``relevance`` is 0 or more, in any unit of measure."""
 
     id: str
     relevance: float
     trust: float
     utility: float
-    changed: datetime
+    changed_at: datetime
 
 
-def moved(before: CardStatus, after: CardStatus, evidence: Promotion | None = None) -> CardStatus:
+def check_status_change(before: CardStatus, after: CardStatus, evidence: PromotionEvidence | None = None) -> CardStatus:
     """Return the state that follows, where it may.
 
     Raises:
         DataError: It must not follow, or promotion lacks evidence that says so.
     """
-    if after not in NEXT[before]:
-        raise DataError(f"a card that is {before} cannot become {after}; it can become {_list(NEXT[before])}")
-    if after == "promoted" and (evidence is None or not evidence.promoted):
+    if after not in NEXT_STATUSES[before]:
+        raise DataError(f"a card that is {before} cannot become {after}; it can become {_join_names(NEXT_STATUSES[before])}")
+    if after == "promoted" and (evidence is None or not evidence.passed_test):
         raise DataError("a card is promoted only on evidence of a test that it passed; test its batch")
     return after
 
 
-def level(before: int) -> float:
+def compute_alpha(n_earlier_tests: int) -> float:
     """Return the error probability of a test that ``before`` others preceded on the same traces."""
-    return LEVEL * 6 / (math.pi * (before + 1)) ** 2
+    return TOTAL_ALPHA * 6 / (math.pi * (n_earlier_tests + 1)) ** 2
 
 
-def utility_of(evidence: Promotion) -> float:
+def compute_utility(evidence: PromotionEvidence) -> float:
     """Return what a batch is worth, 0 to 1: 0.5, and 0.05 for each point of error that it took away."""
     return min(1.0, max(0.0, 0.5 + evidence.effect / 20))
 
 
-def misfit(evidence: Promotion, use: Literal["promote", "demote"]) -> str | None:
+def find_inconsistency(evidence: PromotionEvidence, kind: Literal["promote", "demote"]) -> str | None:
     """Return in words what evidence cannot be, whatever was measured; None where it may be what it says.
 
     Its level follows from the tests before it, its p-value from signs that are flipped in all ways; and what
     promotes or takes back must have shown that.
     """
-    shown = evidence.promoted if use == "promote" else not evidence.promoted
-    gain = evidence.effect if use == "promote" else -evidence.effect
+    shown = evidence.passed_test if kind == "promote" else not evidence.passed_test
+    gain = evidence.effect if kind == "promote" else -evidence.effect
     fall = 0.0 if evidence.accuracy_change is None else -evidence.accuracy_change
     sound = {
-        f"it compares {evidence.traces} traces, and fewer than {LEAST_TRACES} decide nothing": (
-            evidence.traces >= LEAST_TRACES
+        f"it compares {evidence.n_traces} traces, and fewer than {MIN_TRACES} decide nothing": (
+            evidence.n_traces >= MIN_TRACES
         ),
-        f"{evidence.traces} traces cannot have {evidence.transitions} transitions": (
-            evidence.transitions >= evidence.traces
+        f"{evidence.n_traces} traces cannot have {evidence.n_transitions} transitions": (
+            evidence.n_transitions >= evidence.n_traces
         ),
-        f"its level is {evidence.alpha:.4g}, and that after {evidence.batches_before} tests is "
-        f"{level(evidence.batches_before):.4g}": (
-            math.isclose(evidence.alpha, level(evidence.batches_before), rel_tol=1e-6)
+        f"its level is {evidence.alpha:.4g}, and that after {evidence.n_earlier_tests} tests is "
+        f"{compute_alpha(evidence.n_earlier_tests):.4g}": (
+            math.isclose(evidence.alpha, compute_alpha(evidence.n_earlier_tests), rel_tol=1e-6)
         ),
-        f"a p-value of {evidence.p_value:.4g} is none that {evidence.traces} traces can have": (
-            0.5**evidence.traces <= evidence.p_value <= 1
+        f"a p-value of {evidence.p_value:.4g} is none that {evidence.n_traces} traces can have": (
+            0.5**evidence.n_traces <= evidence.p_value <= 1
         ),
         f"its p-value {evidence.p_value:.4g} is above its level {evidence.alpha:.4g}": (
             not shown or evidence.p_value <= evidence.alpha
         ),
-        f"its effect is {evidence.effect:g}, which is no {'gain' if use == 'promote' else 'harm'}": (
+        f"its effect is {evidence.effect:g}, which is no {'gain' if kind == 'promote' else 'harm'}": (
             not shown or gain > 0
         ),
-        f"pairwise accuracy fell by {fall:g}": use == "demote" or not shown or fall <= MOST_FALL,
+        f"pairwise accuracy fell by {fall:g}": kind == "demote" or not shown or fall <= MAX_ACCURACY_FALL,
         f"it ended as {evidence.outcome}": (
-            not shown or evidence.outcome in {"", "better" if use == "promote" else "worse"}
+            not shown or evidence.outcome in {"", "better" if kind == "promote" else "worse"}
         ),
     }
     return next((words for words, fits in sound.items() if not fits), None)
 
 
-def visible_to(scope: Scope, asker: Scope) -> bool:
+def is_visible_to(scope: Scope, asker: Scope) -> bool:
     """Whether whoever asks may see a card: each field of its scope is empty or names one of the asker's."""
     fields = (
         (scope.roles, asker.roles),
@@ -158,25 +158,25 @@ def visible_to(scope: Scope, asker: Scope) -> bool:
     return named and (scope.user is None or scope.user == asker.user)
 
 
-def ranked(standings: Sequence[Standing], now: datetime | None = None) -> list[str]:
+def rank_units(units: Sequence[RankedUnit], now: datetime | None = None) -> list[str]:
     """Return ids, the best first; ties by id, so that equal input gives equal output.
 
     A rank is 0.5 relevance (as a share of the most relevant one's), 0.3 measured utility, 0.1 trust and
     0.1 recency, which halves every 30 days before ``now`` and does not count without it.
     """
-    most = max((standing.relevance for standing in standings), default=0.0)
+    most = max((standing.relevance for standing in units), default=0.0)
 
-    def rank(one: Standing) -> float:
+    def rank(one: RankedUnit) -> float:
         relevance = one.relevance / most if most > 0 else 0.0
-        days = 0.0 if now is None else max(0.0, (now - one.changed).total_seconds() / 86_400)
+        days = 0.0 if now is None else max(0.0, (now - one.changed_at).total_seconds() / 86_400)
         recency = 0.0 if now is None else 0.5 ** (days / HALF_LIFE_DAYS)
         worth = RELEVANCE * relevance + UTILITY * one.utility + TRUST * one.trust + RECENCY * recency
         return round(worth, 9)
 
-    return [one.id for one in sorted(standings, key=lambda one: (-rank(one), one.id))]
+    return [one.id for one in sorted(units, key=lambda one: (-rank(one), one.id))]
 
 
-def new_card(
+def create_card(
     kind: CardKind,
     content: str,
     *,
@@ -208,7 +208,7 @@ def content_id(card: MemoryCard) -> str:
     return digest_json(card.model_dump(mode="json", include=names))
 
 
-def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, MemoryCard]:
+def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, MemoryCard]:
     """Return a pair's cards: the right evaluation, and the wrong one with why; both with the transition.
 
     Their trust is the share of judges that found the right one, 0.5 without judges.
@@ -216,22 +216,22 @@ def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, M
     seen = "\n".join(
         (
             f"Purpose: {pair.purpose}",
-            f"Before: {_shown(pair.transition.before)}",
-            f"Action: {pair.transition.action.name} {_shown(pair.transition.action.arguments)}",
-            f"After: {_shown(pair.transition.after)}",
+            f"Before: {_format_state(pair.transition.before)}",
+            f"Action: {pair.transition.action.name} {_format_state(pair.transition.action.arguments)}",
+            f"After: {_format_state(pair.transition.after)}",
         )
     )
     right, wrong = PAIR_KINDS
     texts: tuple[tuple[CardKind, str, Evaluation, str], ...] = (
         (right, "Right evaluation", pair.right, pair.right.reasoning),
-        (wrong, f"Wrong evaluation ({pair.mistake})", pair.wrong, pair.why),
+        (wrong, f"Wrong evaluation ({pair.mistake})", pair.wrong, pair.reason),
     )
 
     def card(kind: CardKind, title: str, evaluation: Evaluation, strategy: str) -> MemoryCard:
         bare = MemoryCard(
             id="",
             kind=kind,
-            content=f"{seen}\n{title}: {_evaluated(evaluation)}",
+            content=f"{seen}\n{title}: {_format_evaluation(evaluation)}",
             pattern=pair.mistake,
             strategy=strategy,
             scope=pair.scope,
@@ -246,18 +246,18 @@ def cards_of(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, M
     return first, second
 
 
-def subject(pair: ContrastPair) -> str:
+def subject_hash(pair: ContrastPair) -> str:
     """Return the hash of what a pair speaks of: its purpose and transition."""
     return pair.hashes.subject
 
 
-def subject_of(purpose: str, transition: Transition) -> str:
+def compute_subject_hash(purpose: str, transition: Transition) -> str:
     """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
-    texts = {"purpose": canonical_json(purpose), "transition": transition.canonical}
+    texts = {"purpose": canonical_json(purpose), "transition": transition.canonical_json}
     return digest_text(join_canonical_json(texts))
 
 
-class Anchored(NamedTuple):
+class AnchorExclusions(NamedTuple):
     """What is never learned from: the traces that anchors were made of, and steps that show what they score.
 
     Args:
@@ -265,30 +265,30 @@ class Anchored(NamedTuple):
         states: The anchors' states after, hashed, by purpose.
     """
 
-    traces: frozenset[str]
-    states: Mapping[str, frozenset[str]]
+    trace_ids: frozenset[str]
+    state_hashes: Mapping[str, frozenset[str]]
 
     @classmethod
-    def of(cls, anchors: Iterable[ContrastPair]) -> Anchored:
+    def from_anchors(cls, anchors: Iterable[ContrastPair]) -> AnchorExclusions:
         """Return what anchors keep from being learned from."""
         kept = tuple(anchors)
         states: dict[str, set[str]] = {}
         for pair in kept:
             states.setdefault(pair.purpose, set()).add(digest_json(pair.transition.after))
         return cls(
-            frozenset(origin.trace_id for pair in kept for origin in pair.provenance.origins),
+            frozenset(origin.trace_id for pair in kept for origin in pair.provenance.as_origins),
             MappingProxyType({purpose: frozenset(after) for purpose, after in states.items()}),
         )
 
-    def holds(self, purpose: str, transition: Transition, origin: Origin) -> bool:
+    def excludes(self, purpose: str, transition: Transition, origin: Origin) -> bool:
         """Whether a step teaches nothing: it is of an anchor's trace, or shows its state after."""
-        if origin.trace_id in self.traces:
+        if origin.trace_id in self.trace_ids:
             return True
-        shown = self.states.get(purpose, frozenset())
+        shown = self.state_hashes.get(purpose, frozenset())
         return bool(shown) and not shown.isdisjoint(map(digest_json, (transition.before, transition.after)))
 
 
-class Recording(NamedTuple):
+class TraceIdentity(NamedTuple):
     """What a trace is to the count of tests: the same under any name, and still itself once it has grown.
 
     Args:
@@ -297,33 +297,33 @@ class Recording(NamedTuple):
     """
 
     id: str
-    contents: tuple[str, ...]
+    content_hashes: tuple[str, ...]
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """What stands for it in a test."""
-        return mark_of(self.contents[-1])
+        return compute_fingerprint(self.content_hashes[-1])
 
     @property
-    def marks(self) -> frozenset[str]:
+    def fingerprints(self) -> frozenset[str]:
         """What it may be known by in a test: its name, and what it holds or held before it grew."""
-        return frozenset(map(mark_of, (self.id, *self.contents)))
+        return frozenset(map(compute_fingerprint, (self.id, *self.content_hashes)))
 
 
-def first_content(purpose: str) -> str:
+def hash_purpose(purpose: str) -> str:
     """Return what stands for a trace without steps, 64 hexadecimal digits."""
     return digest_json([purpose])
 
 
-def next_content(content: str, transition: Transition) -> str:
+def extend_content_hash(content_hash: str, transition: Transition) -> str:
     """Return what stands for a trace with a further step: a hash of its purpose and all transitions.
 
     Neither its name nor any score is part of it, so copies of one recording are equal.
     """
-    return digest_text(f"[{canonical_json(content)},{transition.canonical}]")
+    return digest_text(f"[{canonical_json(content_hash)},{transition.canonical_json}]")
 
 
-def mark_of(name: str) -> str:
+def compute_fingerprint(name: str) -> str:
     """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of what it holds.
 
     It outlasts the trace, since a test stays a test. Whoever has the recording can see that it was held out.
@@ -331,35 +331,35 @@ def mark_of(name: str) -> str:
     return digest_json(name)[:32]
 
 
-def texts_of(value: JsonValue) -> Iterator[str]:
+def iter_texts(value: JsonValue) -> Iterator[str]:
     """Yield all texts in a JSON value, names of fields included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from texts_of(item)
+            yield from iter_texts(item)
     elif isinstance(value, dict):
         for name, item in value.items():
             yield name
-            yield from texts_of(item)
+            yield from iter_texts(item)
 
 
-def _evaluated(evaluation: Evaluation) -> str:
+def _format_evaluation(evaluation: Evaluation) -> str:
     quoted = "".join(f"\nEvidence: {quote}" for quote in evaluation.evidence)
-    return f"{evaluation.phi_before:g} -> {evaluation.phi_after:g}\nReasoning: {evaluation.reasoning}{quoted}"
+    return f"{evaluation.progress_before:g} -> {evaluation.progress_after:g}\nReasoning: {evaluation.reasoning}{quoted}"
 
 
-def _shown(value: JsonValue) -> str:
+def _format_state(value: JsonValue) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
         return value
-    return "".join(iter_json_chunks(value, write=_json, signs=(", ", ": ")))
+    return "".join(iter_json_chunks(value, write=_dump_json, signs=(", ", ": ")))
 
 
-def _json(value: JsonValue) -> str:
+def _dump_json(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _list(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return " or ".join(sorted(names)) or "nothing else"

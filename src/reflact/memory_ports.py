@@ -19,12 +19,12 @@ from reflact.memory import (
     CardStatus,
     ContrastPair,
     Origin,
-    Promotion,
+    PromotionEvidence,
     Scope,
     ScoreEvent,
     Share,
 )
-from reflact.memory_cards import Recording
+from reflact.memory_cards import TraceIdentity
 from reflact.types import FrozenModel
 
 
@@ -41,7 +41,7 @@ class Submission(FrozenModel):
     """
 
     unit_id: str
-    new: bool
+    is_new: bool
     status: CardStatus
     reason: str | None = None
 
@@ -59,17 +59,17 @@ class StoredPair(FrozenModel):
     trust: Share = 0.5
     utility: Share = 0.5
     created_by: str = ""
-    created: datetime
-    changed: datetime
+    created_at: datetime
+    changed_at: datetime
     origins: tuple[Origin, ...] = ()
 
     @property
-    def held(self) -> bool:
+    def needs_review(self) -> bool:
         """Whether somebody has to look at it before it counts; see ``CardStore.release``."""
         return self.status == "quarantined" and self.reason is not None
 
 
-class Query(FrozenModel):
+class CardQuery(FrozenModel):
     """What is looked for.
 
     Args:
@@ -99,7 +99,7 @@ class StatusChange(FrozenModel):
     before: CardStatus | None
     after: CardStatus
     reason: str | None
-    promotion: int | None = None
+    test_number: int | None = None
     version: int = 1
     at: datetime
 
@@ -119,28 +119,28 @@ class BatchTest(FrozenModel):
     """
 
     number: int
-    held_out: str
-    before: int
+    holdout_id: str
+    n_earlier_tests: int
     unit_ids: tuple[str, ...]
-    evidence: Promotion | None = None
-    use: Literal["promote", "demote"] = "promote"
-    traces: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    evidence: PromotionEvidence | None = None
+    kind: Literal["promote", "demote"] = "promote"
+    content_fingerprints: tuple[str, ...] = ()
+    name_fingerprints: tuple[str, ...] = ()
     at: datetime
 
     @property
-    def marks(self) -> frozenset[str]:
+    def fingerprints(self) -> frozenset[str]:
         """By what its traces are known: what each held, and what it was called."""
-        return frozenset((*self.traces, *self.names))
+        return frozenset((*self.content_fingerprints, *self.name_fingerprints))
 
 
-def count_tests(tests: Iterable[BatchTest], traces: Iterable[Recording]) -> int:
+def count_tests(tests: Iterable[BatchTest], traces: Iterable[TraceIdentity]) -> int:
     """Return how many tests were made on any of these traces."""
-    marks = frozenset[str]().union(*(trace.marks for trace in traces))
-    return sum(not marks.isdisjoint(test.marks) for test in tests)
+    marks = frozenset[str]().union(*(trace.fingerprints for trace in traces))
+    return sum(not marks.isdisjoint(test.fingerprints) for test in tests)
 
 
-class Forgotten(FrozenModel):
+class ForgetResult(FrozenModel):
     """What ``forget`` removed; the ids of units are hashes and hold nothing of their content.
 
     ``replies`` are those of models to calibration's questions that were removed, ``replies_left`` those that
@@ -149,14 +149,14 @@ class Forgotten(FrozenModel):
     """
 
     trace_id: str
-    trace: bool
-    events: int
+    trace_removed: bool
+    n_events: int
     unit_ids: tuple[str, ...]
-    cards: int
-    anchors: int
-    replies: int = 0
-    replies_left: int = 0
-    logged: bool = False
+    n_cards: int
+    n_anchors: int
+    n_responses: int = 0
+    n_responses_left: int = 0
+    remains_in_wal: bool = False
 
 
 class StoredTrace(FrozenModel):
@@ -167,7 +167,7 @@ class StoredTrace(FrozenModel):
     events: tuple[ScoreEvent, ...]
 
 
-class ListedTrace(NamedTuple):
+class TestableTrace(NamedTuple):
     """A stored trace by which something could be tested, without its steps.
 
     Args:
@@ -181,8 +181,8 @@ class ListedTrace(NamedTuple):
     number: int
     id: str
     purpose: str
-    content: str
-    taught: bool
+    content_hash: str
+    has_pairs: bool
 
 
 class TraceSummary(FrozenModel):
@@ -199,10 +199,10 @@ class TraceSummary(FrozenModel):
 
     id: str
     purpose: str
-    events: int
-    scored: int
-    gold: int
-    pairs: int
+    n_events: int
+    n_scored: int
+    n_labelled: int
+    n_pairs: int
 
 
 class CardStore(Protocol):
@@ -212,7 +212,7 @@ class CardStore(Protocol):
         """Store a pair with its two cards, scanned."""
         ...
 
-    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that a scope may see; the same objects as before."""
         ...
 
@@ -222,7 +222,7 @@ class CardStore(Protocol):
         """Return pairs in the order of their ids."""
         ...
 
-    async def room(self) -> int:
+    async def remaining_capacity(self) -> int:
         """Return how many pairs can be added before the bound archives one that no test refused."""
         ...
 
@@ -230,14 +230,14 @@ class CardStore(Protocol):
         self,
         unit_ids: Sequence[str],
         *,
-        held_out: str,
-        traces: Collection[Recording],
-        use: Literal["promote", "demote"] = "promote",
+        holdout_id: str,
+        traces: Collection[TraceIdentity],
+        kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         """Record a test before its level is chosen."""
         ...
 
-    async def close_test(self, number: int, evidence: Promotion) -> None:
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """Store how a test ended and do what follows."""
         ...
 
@@ -265,10 +265,10 @@ class TraceStore(Protocol):
         """Return a trace, or None."""
         ...
 
-    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
         """Return traces with steps of which a program or a person said what is right."""
         ...
 
-    async def purposes(self, *, most: int) -> frozenset[str]:
+    async def purposes(self, *, limit: int) -> frozenset[str]:
         """Return the different purposes of all traces."""
         ...

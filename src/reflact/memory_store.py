@@ -6,17 +6,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from reflact.calibration.scan import Remembering
-from reflact.memory_cards import Scan
-from reflact.store.calibrations import SQLiteCalibrations
-from reflact.store.cards import ACTIVE_CARDS, Clock, utc
+from reflact.calibration.scan import CachingScanner
+from reflact.memory_cards import Scanner
+from reflact.store.calibrations import SQLiteCalibrationStore
+from reflact.store.cards import MAX_ACTIVE_CARDS, TimeSource, utc_now
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database
-from reflact.store.exchange import SQLiteExchange
+from reflact.store.exchange import SQLiteExportStore
 from reflact.store.schema import SCHEMA
-from reflact.store.traces import SQLiteTraces
+from reflact.store.traces import SQLiteTraceStore
 
 
-class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
+class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
     """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
 
     The file may be a run's own and may be shared by several processes: what one promotes, the next read of
@@ -40,15 +40,15 @@ class MemoryStore(SQLiteExchange, SQLiteTraces, SQLiteCalibrations):
         self,
         path: Path | str,
         *,
-        active_cards: int = ACTIVE_CARDS,
-        scan: Scan | None = None,
-        clock: Clock = utc,
-        patience: float = LOCK_TIMEOUT_SECONDS,
+        max_active_cards: int = MAX_ACTIVE_CARDS,
+        scan: Scanner | None = None,
+        clock: TimeSource = utc_now,
+        lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         read_only: bool = False,
     ) -> None:
-        database = Database(Path(path), SCHEMA, lock_timeout=patience, read_only=read_only)
-        looks = Remembering() if scan is None else scan
-        super().__init__(database, scan=looks, active_cards=active_cards, clock=clock)
+        database = Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only)
+        looks = CachingScanner() if scan is None else scan
+        super().__init__(database, scan=looks, max_active_cards=max_active_cards, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()

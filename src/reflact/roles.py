@@ -157,7 +157,7 @@ class ModelConfig(ConfigSection):
             )
         return value
 
-    @field_validator("sample_header")
+    @field_validator("call_id_header")
     @classmethod
     def _check_call_id_header(cls, value: str | None) -> str | None:
         if value is not None and is_secret_name(value):

@@ -178,7 +178,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
 def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
     if not config.uses_critic:
         return
-    reason = "critic.notes" if config.critic.notes else "environment.grader: critic"
+    reason = "critic.notes" if config.critic.annotate else "environment.grader: critic"
     if not config.models.critic.model:
         raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
     if config.environment.grader == "critic" and overrides.environment is not None:
@@ -186,7 +186,7 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
             "environment.grader: critic grades the environment of the configuration, and another one is "
             "passed in Python: give that one a CriticGrader"
         )
-    if config.critic.notes and overrides.annotator is not None:
+    if config.critic.annotate and overrides.annotator is not None:
         raise ConfigError("critic.notes is on, and an annotator is passed in Python: choose one of them")
 
 
@@ -250,7 +250,7 @@ async def open_runtime(
         else:
             opening = open_store(config.store)
         store = await stack.enter_async_context(opening)
-        await store.check()
+        await store.check_integrity()
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
         yield await stack.enter_async_context(connect_models(plan, overrides, store, transport, on_event))
@@ -317,7 +317,7 @@ async def _pin_run_critic(plan: RunPlan, store: RunStore, llm: LLM) -> RunCritic
         decision_log=journal,
         ensure_run=lambda: store.open_run(plan.run_id, plan.identity, plain, resume=False),
     )
-    return RunCritic(critic, config.critic, decision_log=journal, limit=config.models.critic.concurrency)
+    return RunCritic(critic, config.critic, decision_log=journal, max_concurrent=config.models.critic.concurrency)
 
 
 def _add_critic(plan: RunPlan, own: RunCritic) -> RunPlan:
@@ -327,7 +327,7 @@ def _add_critic(plan: RunPlan, own: RunCritic) -> RunPlan:
     config, environment = plan.config, plan.environment
     if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
         environment = environment.with_grader(own.grader)
-    annotator = own.annotator if config.critic.notes else plan.annotator
+    annotator = own.annotator if config.critic.annotate else plan.annotator
     return replace(plan, environment=environment, critic=_find_critic(environment), annotator=annotator)
 
 

@@ -17,40 +17,40 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
-from reflact.calibration.config import DEFAULTS, CalibratorSettings
-from reflact.calibration.cost_estimate import CostEstimate, estimate_cost
+from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
+from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
-    BatchTested,
-    Calibrated,
     CalibrationEvent,
-    Failed,
-    NotTested,
-    Stopped,
-    Tell,
-    TraceLeftOut,
-    TraceTaken,
+    CalibrationEventCallback,
+    CalibrationFinished,
+    CalibratorStopped,
+    PairBatchTested,
+    TestPostponed,
+    TraceAccepted,
+    TraceFailed,
+    TraceSkipped,
 )
-from reflact.calibration.given import require, require_memory, require_model, require_traces
-from reflact.calibration.limited import Books, CountedLLM, LimitedLLM
-from reflact.calibration.live import Learning, Offered, Waiting
+from reflact.calibration.given import require_memory, require_model, require_traces, require_type
+from reflact.calibration.limited import LimitedLLM, MeteredLLM, UsageLedger
+from reflact.calibration.live import BoundedQueue, QueueResult, TraceLearner
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.review import NotEnoughTraces, Use
-from reflact.calibration.rounds import Also, Memory, Rounds
+from reflact.calibration.review import NotEnoughTraces, ReplayTestUse
+from reflact.calibration.rounds import CalibrationMemory, PairCallback, RoundRunner
 from reflact.calibration.trace import Trace
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
-from reflact.memory import ContrastPair, Promotion
+from reflact.memory import ContrastPair, PromotionEvidence
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_prompts
 from reflact.results import Usage
 from reflact.tasks import Stream, open_task_group
 from reflact.types import FrozenModel
 
-HOPELESS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
+FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 """Errors after which no further call can succeed."""
 
 
-class Counts(FrozenModel):
+class TraceCounts(FrozenModel):
     """What became of the traces that were handed over.
 
     Args:
@@ -60,10 +60,10 @@ class Counts(FrozenModel):
         failed: Taken up, but something went wrong with them.
     """
 
-    taken: int = 0
-    dropped: int = 0
-    rejected: int = 0
-    failed: int = 0
+    n_accepted: int = 0
+    n_dropped: int = 0
+    n_rejected: int = 0
+    n_failed: int = 0
 
 
 class Calibrator:
@@ -89,42 +89,42 @@ class Calibrator:
     def __init__(
         self,
         llm: LLM,
-        store: Memory,
+        store: CalibrationMemory,
         *,
         critic: Critic | None = None,
         judges: int | None = None,
-        settings: CalibratorSettings = DEFAULTS,
+        settings: CalibratorSettings = DEFAULT_CALIBRATOR_SETTINGS,
         prompts: PromptBook | None = None,
-        tell: Tell | None = None,
+        on_event: CalibrationEventCallback | None = None,
     ) -> None:
-        require_model(llm, who="a calibrator")
-        require_memory(store, who="a calibrator")
-        settings = settings if judges is None else _judged(settings, judges)
+        require_model(llm, caller="a calibrator")
+        require_memory(store, caller="a calibrator")
+        settings = settings if judges is None else _set_judges(settings, judges)
         prompts = prompts or load_prompts()
-        self._books, places = Books(), anyio.Semaphore(settings.concurrency)
-        self._critic = critic or Critic(CountedLLM(llm, self._books), memory=store, prompts=prompts)
+        self._usage_ledger, places = UsageLedger(), anyio.Semaphore(settings.concurrency)
+        self._critic = critic or Critic(MeteredLLM(llm, self._usage_ledger), memory=store, prompts=prompts)
 
         def door(model: LLM) -> LLM:
-            return LimitedLLM(CountedLLM(model, self._books), places)
+            return LimitedLLM(MeteredLLM(model, self._usage_ledger), places)
 
         at_work = critic or Critic(llm, memory=store, prompts=prompts)
-        self._rounds = Rounds(
+        self._rounds = RoundRunner(
             door(llm),
             store,
-            at_work.through(door),
+            at_work.wrap_llm(door),
             settings=settings,
             prompts=prompts,
-            tested=self._tested,
-            tell=self._say,
-            books=self._books,
+            on_test=self._emit_test,
+            on_event=self._emit,
+            usage_ledger=self._usage_ledger,
         )
         self._store, self._settings = store, settings
-        self._learning = Learning(store, self._rounds, settings=settings)
-        self._queue: Waiting[Trace] = Waiting(settings.queue, settings.when_full)
-        self._listener = tell
-        self._counts = Counts()
+        self._worker = TraceLearner(store, self._rounds, settings=settings)
+        self._queue: BoundedQueue[Trace] = BoundedQueue(settings.queue_size, settings.full_queue_policy)
+        self._on_event = on_event
+        self._counts = TraceCounts()
         self._stopped = False
-        self._at_work = False
+        self._is_working = False
         self._idle = anyio.Event()
         self._stack = AsyncExitStack()
 
@@ -134,7 +134,7 @@ class Calibrator:
         return self._critic
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> TraceCounts:
         """What became of submitted traces so far."""
         return self._counts
 
@@ -145,14 +145,14 @@ class Calibrator:
         Replies that were refused and replies found in a store are included; what a critic that was passed in
         is asked by others is not.
         """
-        return self._books.usage
+        return self._usage_ledger.usage
 
     # -------------------------------------------------------------------------------- beside an agent
 
     async def __aenter__(self) -> Self:
         tasks = await self._stack.enter_async_context(open_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
-        tasks.start_soon(self._work)
+        tasks.start_soon(self._run_worker)
         return self
 
     async def __aexit__(
@@ -167,26 +167,26 @@ class Calibrator:
         A full queue does what ``settings.when_full`` says; see ``hand_over`` for waiting. A trace may be
         handed over again when it has grown.
         """
-        require(trace, Trace, what="what is submitted")
+        require_type(trace, Trace, subject="what is submitted")
         if self._stopped:
-            return self._left_out(trace, "stopped")
-        return self._offered(trace, self._queue.offer(trace))
+            return self._record_skipped(trace, "stopped")
+        return self._record_queue_result(trace, self._queue.offer(trace))
 
-    async def hand_over(self, trace: Trace) -> bool:
+    async def submit_and_wait(self, trace: Trace) -> bool:
         """Hand a trace over; where the policy is ``block`` this waits until there is room."""
-        require(trace, Trace, what="what is handed over")
+        require_type(trace, Trace, subject="what is handed over")
         if self._stopped:
-            return self._left_out(trace, "stopped")
-        return self._offered(trace, await self._queue.put(trace))
+            return self._record_skipped(trace, "stopped")
+        return self._record_queue_result(trace, await self._queue.put(trace))
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing is queued and nothing is under way."""
-        while not self._stopped and (self._queue or self._at_work):
+        while not self._stopped and (self._queue or self._is_working):
             await self._idle.wait()
 
     # ------------------------------------------------------------------------------------- awaited
 
-    def pairs(self, trace: Trace) -> Stream[ContrastPair]:
+    def stream_pairs(self, trace: Trace) -> Stream[ContrastPair]:
         """Return an iterator over a trace's pairs, each as soon as it is in the store.
 
         Leaving ``async with`` around it, or a bare ``break``, cancels what is under way.
@@ -197,14 +197,14 @@ class Calibrator:
             StoreError: While iterating: the store cannot be read or written.
         """
 
-        async def produce(send: Also) -> None:
-            standing = await self._rounds.reviewer.standing()
-            await self._rounds.make(
+        async def produce(send: PairCallback) -> None:
+            standing = await self._rounds.tester.take_snapshot()
+            await self._rounds.generate_pairs(
                 trace,
-                self._rounds.first,
-                writer=self._rounds.writer(),
-                known_ids=standing.known,
-                also=send,
+                self._rounds.first_round_plan,
+                writer=self._rounds.make_writer(),
+                known_pair_ids=standing.known_pair_ids,
+                on_pair=send,
             )
 
         return Stream(produce)
@@ -214,8 +214,8 @@ class Calibrator:
         traces: Sequence[Trace],
         *,
         heldout: Sequence[Trace] | None = None,
-        anyway: bool = False,
-        again: bool = False,
+        allow_untested: bool = False,
+        ignore_finished: bool = False,
     ) -> CalibrationReport:
         """Make pairs, test them, promote what helps, and measure the critic before and after.
 
@@ -238,15 +238,15 @@ class Calibrator:
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
-        require_traces(traces, Trace, what="what is learned from")
+        require_traces(traces, Trace, subject="what is learned from")
         if heldout is not None:
-            require_traces(heldout, Trace, what="what is held out")
+            require_traces(heldout, Trace, subject="what is held out")
         anchors = await self._store.anchors()
-        course, missing = await self._rounds.open(traces, heldout, anchors)
-        if missing is not None and not anyway and (course.report is None or again):
+        course, missing = await self._rounds.open_calibration(traces, heldout, anchors)
+        if missing is not None and not allow_untested and (course.report is None or ignore_finished):
             raise DataError(f"nothing could be tested, so nothing was asked: {missing}")
-        report = await self._rounds.run(course, anchors, again=again)
-        self._say(Calibrated(report=report))
+        report = await self._rounds.run(course, anchors, ignore_finished=ignore_finished)
+        self._emit(CalibrationFinished(report=report))
         return report
 
     async def estimate_cost(
@@ -256,7 +256,7 @@ class Calibrator:
         heldout: Sequence[Trace] | None = None,
         anchors: Sequence[ContrastPair] = (),
         reasks: int = 2,
-    ) -> CostEstimate:
+    ) -> CalibrationCostEstimate:
         """Return how many calls ``calibrate`` takes of the same traces at least and at most; none is made.
 
         Args:
@@ -269,19 +269,19 @@ class Calibrator:
             StoreError: The store cannot be read.
         """
         by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
-        course, missing = await self._rounds.open(traces, heldout, tuple(by_id.values()))
+        course, missing = await self._rounds.open_calibration(traces, heldout, tuple(by_id.values()))
         work = partial(
             estimate_cost,
             course,
             missing=missing,
             anchors=tuple(by_id.values()),
             settings=self._settings,
-            samples=self._critic.settings.samples,
-            reasks=reasks,
+            n_samples=self._critic.settings.n_samples,
+            max_reasks=reasks,
         )
         return await to_thread.run_sync(work)
 
-    async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
+    async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
         """Measure every promoted batch again on held-out traces, and demote what harms.
 
         Raises:
@@ -292,87 +292,87 @@ class Calibrator:
 
     # ------------------------------------------------------------------------------------ the task
 
-    async def _work(self) -> None:
+    async def _run_worker(self) -> None:
         while not self._stopped:
             trace = await self._queue.take()
-            self._at_work = True
+            self._is_working = True
             try:
-                await self._one(trace)
-            except HOPELESS as error:
-                self._failed(trace, error)
+                await self._process_trace(trace)
+            except FATAL_ERRORS as error:
+                self._record_failure(trace, error)
                 self._stop(str(error))
             except Exception as error:  # noqa: BLE001 - nothing that works beside an agent may end it
-                self._failed(trace, error)
+                self._record_failure(trace, error)
             finally:
-                self._at_work = False
-                self._rest()
+                self._is_working = False
+                self._signal_idle()
 
-    async def _one(self, trace: Trace) -> None:
-        held_out = await self._learning.keep(trace)
-        self._say(TraceTaken(trace_id=trace.id, use="hold_out" if held_out else "learn"))
+    async def _process_trace(self, trace: Trace) -> None:
+        held_out = await self._worker.store_trace(trace)
+        self._emit(TraceAccepted(trace_id=trace.id, use="hold_out" if held_out else "learn"))
         if not held_out:
-            self._rounds.made(trace, await self._learning.learn(trace))
-        await self._learning.test()
+            self._rounds.emit_pairs_generated(trace, await self._worker.generate_pairs(trace))
+        await self._worker.test_if_due()
 
-    def _tested(self, result: Promotion | NotEnoughTraces, pairs: int, use: Use) -> None:
+    def _emit_test(self, result: PromotionEvidence | NotEnoughTraces, pairs: int, use: ReplayTestUse) -> None:
         if isinstance(result, NotEnoughTraces):
-            self._say(
-                NotTested(
-                    pairs=pairs,
-                    traces=result.traces,
-                    needed=result.needed,
-                    words=result.words,
+            self._emit(
+                TestPostponed(
+                    n_pairs=pairs,
+                    n_traces=result.n_traces,
+                    n_needed_traces=result.n_needed,
+                    explanation=result.explanation,
                     usage=self.usage,
                 )
             )
         else:
-            self._say(BatchTested(use=use, evidence=result, usage=self.usage))
+            self._emit(PairBatchTested(use=use, evidence=result, usage=self.usage))
 
-    def _offered(self, trace: Trace, offered: Offered[Trace]) -> bool:
-        if offered.dropped is not None:
-            self._count(dropped=1)
-            self._say(TraceLeftOut(trace_id=offered.dropped.id, reason="dropped"))
-        if not offered.taken:
-            return self._left_out(trace, "stopped" if self._stopped else "full")
-        self._count(taken=1)
+    def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
+        if offered.dropped_element is not None:
+            self._add_counts(dropped=1)
+            self._emit(TraceSkipped(trace_id=offered.dropped_element.id, reason="dropped"))
+        if not offered.is_queued:
+            return self._record_skipped(trace, "stopped" if self._stopped else "full")
+        self._add_counts(taken=1)
         return True
 
-    def _left_out(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
-        self._count(rejected=1)
-        self._say(TraceLeftOut(trace_id=trace.id, reason=reason))
+    def _record_skipped(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
+        self._add_counts(rejected=1)
+        self._emit(TraceSkipped(trace_id=trace.id, reason=reason))
         return False
 
-    def _failed(self, trace: Trace, error: Exception) -> None:
-        self._count(failed=1)
-        self._say(Failed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
+    def _record_failure(self, trace: Trace, error: Exception) -> None:
+        self._add_counts(failed=1)
+        self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
 
     def _stop(self, reason: str) -> None:
         self._close()
-        self._say(Stopped(reason=reason))
+        self._emit(CalibratorStopped(reason=reason))
 
     def _close(self) -> None:
         self._stopped = True
         self._queue.close()
-        self._rest()
+        self._signal_idle()
 
-    def _rest(self) -> None:
+    def _signal_idle(self) -> None:
         self._idle.set()
         self._idle = anyio.Event()
 
-    def _count(self, **more: int) -> None:
+    def _add_counts(self, **more: int) -> None:
         counts = {name: getattr(self._counts, name) + n for name, n in more.items()}
         self._counts = self._counts.model_copy(update=counts)
 
-    def _say(self, event: CalibrationEvent) -> None:
-        if self._listener is not None:
+    def _emit(self, event: CalibrationEvent) -> None:
+        if self._on_event is not None:
             with suppress(Exception):  # a listener's mistake must not end the agent
-                self._listener(event)
+                self._on_event(event)
 
 
-def _judged(settings: CalibratorSettings, judges: int) -> CalibratorSettings:
+def _set_judges(settings: CalibratorSettings, judges: int) -> CalibratorSettings:
     contrast = settings.contrast
     try:
-        given = type(contrast).model_validate({**contrast.model_dump(), "judges": judges})
+        given = type(contrast).model_validate({**contrast.model_dump(), "n_judges": judges})
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"judges: {said}") from None

@@ -21,19 +21,19 @@ from reflact.values import is_same_json
 
 S = TypeVar("S")
 
-NOTHING = "Nothing changed."
-ABSENT = "(not there)"
+NO_CHANGE_TEXT = "Nothing changed."
+ABSENT_TEXT = "(not there)"
 """Stands for the side of a change on which a field is not there."""
 
-WHOLE = "state"
+ROOT_PATH = "state"
 """Where a change stands that has no field."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
-_LINES_COMPARED = 200
-_AROUND = 60
+_MAX_DIFF_LINES = 200
+_CONTEXT_CHARS = 60
 
 
-class Change(NamedTuple):
+class FieldChange(NamedTuple):
     """One field that differs; ``before`` and ``after`` are JSON text, None where the field is not there."""
 
     path: str
@@ -51,7 +51,7 @@ def show_state(value: JsonValue) -> str:
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def show_change(before: JsonValue, after: JsonValue, *, brief: bool = False) -> str:
+def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -> str:
     """Return the difference of two states as text.
 
     Two texts give a unified diff; other values a line for each field that differs, ``path: before -> after``.
@@ -62,17 +62,17 @@ def show_change(before: JsonValue, after: JsonValue, *, brief: bool = False) -> 
         after: The state after.
         brief: Leave out, marked, what long texts have in common at their beginnings and ends.
     """
-    if isinstance(before, str) and isinstance(after, str) and not brief:
-        return _text_diff(show_state(before), show_state(after)) or NOTHING
-    return show_fields(changes(before, after), brief=brief)
+    if isinstance(before, str) and isinstance(after, str) and not shorten:
+        return _diff_texts(show_state(before), show_state(after)) or NO_CHANGE_TEXT
+    return show_fields(list_changes(before, after), shorten=shorten)
 
 
-def show_fields(fields: Iterable[Change], *, brief: bool = False) -> str:
+def show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
     """Return fields that differ as text, a line for each; ``brief`` as in ``show_change``."""
-    return show_state("\n".join(_line(change, brief) for change in fields)) or NOTHING
+    return show_state("\n".join(_format_change(change, shorten) for change in fields)) or NO_CHANGE_TEXT
 
 
-def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Change]:
+def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[FieldChange]:
     """Yield the fields in which two JSON values differ, in the order of their paths within each level.
 
     Lists are compared between what they have in common at their beginnings and ends, place by place.
@@ -81,66 +81,66 @@ def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Cha
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
-            yield from _field(before, after, name, path)
+            yield from _compare_field(before, after, name, path)
     elif isinstance(before, list) and isinstance(after, list):
-        yield from _places(before, after, path)
+        yield from _compare_elements(before, after, path)
     else:
-        yield Change(path or WHOLE, _json(before), _json(after))
+        yield FieldChange(path or ROOT_PATH, _format_json(before), _format_json(after))
 
 
-def _field(
-    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, above: str
-) -> Iterator[Change]:
+def _compare_field(
+    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, parent: str
+) -> Iterator[FieldChange]:
     if name not in before:
-        yield Change(_below(above, name), None, _json(after[name]))
+        yield FieldChange(_join_path(parent, name), None, _format_json(after[name]))
     elif name not in after:
-        yield Change(_below(above, name), _json(before[name]), None)
+        yield FieldChange(_join_path(parent, name), _format_json(before[name]), None)
     elif not is_same_json(before[name], after[name]):
-        yield from changes(before[name], after[name], _below(above, name))
+        yield from list_changes(before[name], after[name], _join_path(parent, name))
 
 
-def _places(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[Change]:
-    start, end = _shared(before, after, is_same_json)
+def _compare_elements(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[FieldChange]:
+    start, end = _count_common_ends(before, after, is_same_json)
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     for n in range(max(len(old), len(new))):
         place = f"{path}[{start + n}]"
         if n >= len(old):
-            yield Change(place, None, _json(new[n]))
+            yield FieldChange(place, None, _format_json(new[n]))
         elif n >= len(new):
-            yield Change(place, _json(old[n]), None)
+            yield FieldChange(place, _format_json(old[n]), None)
         else:
-            yield from changes(old[n], new[n], place)
+            yield from list_changes(old[n], new[n], place)
 
 
-def _below(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     if not _NAME.fullmatch(name):
-        return f"{path}[{_json(name)}]"
+        return f"{path}[{_format_json(name)}]"
     return f"{path}.{name}" if path else name
 
 
-def _json(value: JsonValue) -> str:
+def _format_json(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def _line(change: Change, brief: bool) -> str:
+def _format_change(change: FieldChange, shorten: bool) -> str:
     old, new = change.before, change.after
-    if brief and old is not None and new is not None:
-        old, new = _apart(old, new)
-    sides = (ABSENT if side is None else side for side in (old, new))
+    if shorten and old is not None and new is not None:
+        old, new = _drop_common_ends(old, new)
+    sides = (ABSENT_TEXT if side is None else side for side in (old, new))
     return f"{change.path}: {' -> '.join(sides)}"
 
 
-def _apart(old: str, new: str) -> tuple[str, str]:
+def _drop_common_ends(old: str, new: str) -> tuple[str, str]:
     """Return two texts without most of what they share at both ends."""
-    start, end = _shared(old, new)
-    start, end = max(0, start - _AROUND), max(0, end - _AROUND)
+    start, end = _count_common_ends(old, new)
+    start, end = max(0, start - _CONTEXT_CHARS), max(0, end - _CONTEXT_CHARS)
     marks = [f"[... {n:,} equal characters ...]" if n else "" for n in (start, end)]
     inner = (text[start : len(text) - end] for text in (old, new))
     first, second = (f"{marks[0]}{text}{marks[1]}" for text in inner)
     return first, second
 
 
-def _shared(old: Sequence[S], new: Sequence[S], same: Callable[[S, S], bool] = eq) -> tuple[int, int]:
+def _count_common_ends(old: Sequence[S], new: Sequence[S], same: Callable[[S, S], bool] = eq) -> tuple[int, int]:
     """Return how much two sequences share at the beginning, and how much of the rest at the end."""
     most = min(len(old), len(new))
     start = next((n for n in range(most) if not same(old[n], new[n])), most)
@@ -149,20 +149,20 @@ def _shared(old: Sequence[S], new: Sequence[S], same: Callable[[S, S], bool] = e
     return start, end
 
 
-def _text_diff(before: str, after: str) -> str:
+def _diff_texts(before: str, after: str) -> str:
     old, new = before.splitlines(), after.splitlines()
-    start, end = _shared(old, new)
+    start, end = _count_common_ends(old, new)
     inner_old, inner_new = old[start : len(old) - end], new[start : len(new) - end]
     if before != after and not inner_old and not inner_new:
-        return " -> ".join(_apart(_json(before), _json(after)))
-    if max(len(inner_old), len(inner_new)) > _LINES_COMPARED:
+        return " -> ".join(_drop_common_ends(_format_json(before), _format_json(after)))
+    if max(len(inner_old), len(inner_new)) > _MAX_DIFF_LINES:
         return "\n".join([*(f"-{line}" for line in inner_old), *(f"+{line}" for line in inner_new)])
     lead, trail = old[max(0, start - 2) : start], old[len(old) - end :][:2]
     lines = difflib.unified_diff([*lead, *inner_old, *trail], [*lead, *inner_new, *trail], lineterm="", n=2)
     return "\n".join("@@" if line.startswith("@@") else line for line in [*lines][2:])
 
 
-class Seen:
+class TransitionView:
     """The texts of a transition, each made when it is first asked for, in time in proportion to the states.
 
     Args:
@@ -173,47 +173,47 @@ class Seen:
         self.transition = transition
 
     @property
-    def sides(self) -> tuple[JsonValue, JsonValue]:
+    def states(self) -> tuple[JsonValue, JsonValue]:
         """The states before and after."""
         return self.transition.before, self.transition.after
 
     @cached_property
-    def before(self) -> str:
+    def before_text(self) -> str:
         """The state before, as it is shown."""
         return show_state(self.transition.before)
 
     @cached_property
-    def after(self) -> str:
+    def after_text(self) -> str:
         """The state after, as it is shown."""
         return show_state(self.transition.after)
 
     @cached_property
-    def change(self) -> str:
+    def change_text(self) -> str:
         """What changed."""
-        texts = all(isinstance(side, str) for side in self.sides)
-        return show_change(*self.sides) if texts else show_fields(self.fields)
+        texts = all(isinstance(side, str) for side in self.states)
+        return show_change(*self.states) if texts else show_fields(self.changed_fields)
 
     @cached_property
-    def brief_change(self) -> str:
+    def short_change_text(self) -> str:
         """What changed, without most of what long texts have in common."""
-        return show_fields(self.fields, brief=True)
+        return show_fields(self.changed_fields, shorten=True)
 
     @cached_property
-    def fields(self) -> tuple[Change, ...]:
+    def changed_fields(self) -> tuple[FieldChange, ...]:
         """The fields that changed."""
-        return tuple(changes(*self.sides))
+        return tuple(list_changes(*self.states))
 
     @cached_property
-    def canonical(self) -> str:
+    def canonical_json(self) -> str:
         """The transition as canonical JSON, from which its hashes follow."""
-        return self.transition.canonical
+        return self.transition.canonical_json
 
-    def subject(self, purpose: str) -> str:
+    def subject_hash(self, purpose: str) -> str:
         """Return the hash of the transition under a purpose; see ``memory_cards.subject_of``."""
-        fields = {"purpose": canonical_json(purpose), "transition": self.canonical}
+        fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
         return digest_text(join_canonical_json(fields))
 
 
-def seen(transition: Transition | Seen) -> Seen:
+def view_transition(transition: Transition | TransitionView) -> TransitionView:
     """Return a transition as it is looked at, with the texts that it has by now."""
-    return transition if isinstance(transition, Seen) else Seen(transition)
+    return transition if isinstance(transition, TransitionView) else TransitionView(transition)

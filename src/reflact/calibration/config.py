@@ -13,16 +13,16 @@ from reflact.config import BudgetConfig, PromptsConfig, ReplayConfig
 from reflact.critic_config import CriticSettings
 from reflact.roles import ConfigSection, ModelConfig
 
-WhenFull = Literal["block", "drop_oldest", "reject"]
+FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
 
-SlicesBy = Literal["trace", "purpose"]
+HoldoutBy = Literal["trace", "purpose"]
 """What keeps traces together in one slice."""
 
 
 class PairSettings(ContrastSettings):
     """How a calibrator makes contrast pairs: judged, and with calls bounded for all traces together."""
 
-    judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    n_judges: int = Field(5, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
     concurrency: int = Field(
         32,
         ge=1,
@@ -39,25 +39,25 @@ class CalibratorSettings(ConfigSection):
     curriculum: CurriculumSettings = Field(
         default_factory=CurriculumSettings, description="What rounds of contrast pairs ask for."
     )
-    queue: int = Field(64, ge=1, description="Traces that wait beside an agent at most.")
-    when_full: WhenFull = Field(
+    queue_size: int = Field(64, ge=1, description="Traces that wait beside an agent at most.")
+    full_queue_policy: FullQueuePolicy = Field(
         "drop_oldest",
         description="What happens to a trace when the queue is full: `drop_oldest` drops the one that waits "
         "longest, `reject` the new one; `block` lets `hand_over` wait and rejects what is submitted.",
     )
-    slices: int = Field(
+    holdout_folds: int = Field(
         4,
         ge=2,
         description="Traces are sorted into so many slices, by a hash. One of them is held out: it tests and "
         "is never learned from.",
     )
-    slices_by: SlicesBy | None = Field(
+    holdout_by: HoldoutBy | None = Field(
         None,
         description="What a trace's slice follows from: its id (`trace`), or its `purpose`, so that all "
         "traces of a purpose are on one side; null: its purpose where there are twice as many as slices.",
     )
-    most_held_out: int = Field(100, ge=1, description="Held-out traces that are scored at most.")
-    batch: int = Field(
+    max_held_out_traces: int = Field(100, ge=1, description="Held-out traces that are scored at most.")
+    batch_size: int = Field(
         16, ge=1, description="Beside an agent: pairs that have to be there before they are tested together."
     )
     concurrency: int = Field(
@@ -69,7 +69,7 @@ class CalibratorSettings(ConfigSection):
     )
 
 
-DEFAULTS = CalibratorSettings()
+DEFAULT_CALIBRATOR_SETTINGS = CalibratorSettings()
 
 
 class CriticModels(ConfigSection):
@@ -112,11 +112,11 @@ class CalibrateConfig(ConfigSection):
     )
 
 
-def anchored(config: CalibrateConfig, base: Path) -> CalibrateConfig:
+def resolve_paths(config: CalibrateConfig, folder: Path) -> CalibrateConfig:
     """Return a configuration whose inputs count from a folder; ``memory`` and ``store`` stay as they are."""
 
     def at(path: Path | None) -> Path | None:
-        return None if path is None else base / path.expanduser()
+        return None if path is None else folder / path.expanduser()
 
     return config.model_copy(
         update={

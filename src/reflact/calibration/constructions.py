@@ -24,43 +24,43 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.calibration.changes import changes, show_state
-from reflact.calibration.guards import Grounds
-from reflact.memory import Action, Construction, Evaluation, Gold, GoldSource, ScoreEvent, Transition
+from reflact.calibration.changes import list_changes, show_state
+from reflact.calibration.guards import QuotableTexts
+from reflact.memory import Action, Construction, Evaluation, Label, LabelSource, ScoreEvent, Transition
 from reflact.types import FrozenModel
 from reflact.values import is_same_json
 
-HIDDEN = "(not shown)"
+HIDDEN_TEXT = "(not shown)"
 """Stands for what is withdrawn from a state."""
 
-CLOSE = 0.5
+MAX_LABEL_DISTANCE = 0.5
 """So near to gold without reasons, an evaluation's own reasons are taken for it."""
 
-ROUNDING = 1e-9
-_QUOTE = 80
-_FIELDS = 3
+DISTANCE_TOLERANCE = 1e-9
+_MAX_QUOTE_CHARS = 80
+_MAX_QUOTED_FIELDS = 3
 
 
-class Label(FrozenModel):
+class ReferenceEvaluation(FrozenModel):
     """What is right for a step, and who says so."""
 
-    right: Evaluation
-    source: GoldSource
+    evaluation: Evaluation
+    source: LabelSource
 
 
-class Band(NamedTuple):
+class DistanceBand(NamedTuple):
     """How far a wrong phi after may be from the right one."""
 
     nearest: float
     farthest: float
 
-    def holds(self, wrong: Evaluation, right: Evaluation) -> bool:
+    def contains(self, wrong: Evaluation, right: Evaluation) -> bool:
         """Whether the distance of two evaluations lies within."""
-        distance = abs(wrong.phi_after - right.phi_after)
-        return self.nearest - ROUNDING <= distance <= self.farthest + ROUNDING
+        distance = abs(wrong.progress_after - right.progress_after)
+        return self.nearest - DISTANCE_TOLERANCE <= distance <= self.farthest + DISTANCE_TOLERANCE
 
 
-class Built(FrozenModel):
+class PairCandidate(FrozenModel):
     """A pair's two sides with their input, before anything was paid for or compared."""
 
     construction: Construction
@@ -69,56 +69,56 @@ class Built(FrozenModel):
     transition: Transition
     right: Evaluation
     wrong: Evaluation
-    source: GoldSource
+    source: LabelSource
     why: str
 
 
-def label_of(event: ScoreEvent, gold: Gold) -> Label | None:
+def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | None:
     """Return what gold says of a step, in the words of its reasons or of an evaluation close to it.
 
     Without either the words are bare, and what changed is the evidence. None where gold says nothing of the
     state before: then only half of what is right is known.
     """
-    own, before = event.evaluation, gold.phi_before
+    own, before = event.evaluation, label.progress_before
     if before is None:
         return None
-    if own is not None and not gold.reasoning.strip() and _distance(own, before, gold.phi_after) <= CLOSE:
-        given = {"phi_before": before, "phi_after": gold.phi_after}
-        return Label(right=own.model_copy(update=given), source=gold.source)
-    low, high = _phi(before), _phi(gold.phi_after)
+    if own is not None and not label.reasoning.strip() and _measure_distance(own, before, label.progress_after) <= MAX_LABEL_DISTANCE:
+        given = {"progress_before": before, "progress_after": label.progress_after}
+        return ReferenceEvaluation(evaluation=own.model_copy(update=given), source=label.source)
+    low, high = _format_progress(before), _format_progress(label.progress_after)
     bare = f"It was at {low} before the action and is at {high} after it."
     right = Evaluation(
-        phi_before=before,
-        phi_after=gold.phi_after,
-        reasoning=gold.reasoning if gold.reasoning.strip() else bare,
-        evidence=gold.evidence or quotes(event.transition),
+        progress_before=before,
+        progress_after=label.progress_after,
+        reasoning=label.reasoning if label.reasoning.strip() else bare,
+        evidence=label.evidence or quote_changes(event.transition),
         confidence=1,
     )
-    return Label(right=right, source=gold.source)
+    return ReferenceEvaluation(evaluation=right, source=label.source)
 
 
-def _distance(own: Evaluation, before: float, after: float) -> float:
-    return max(abs(own.phi_before - before), abs(own.phi_after - after))
+def _measure_distance(own: Evaluation, progress_before: float, progress_after: float) -> float:
+    return max(abs(own.progress_before - progress_before), abs(own.progress_after - progress_after))
 
 
-def built(event: ScoreEvent, label: Label, *, purpose: str, band: Band) -> tuple[Built, ...]:
+def build_candidates(event: ScoreEvent, reference: ReferenceEvaluation, *, purpose: str, band: DistanceBand) -> tuple[PairCandidate, ...]:
     """Return all pairs that need no model, the best first; each within the band."""
-    found = (_observed(event, label, purpose, band), *_perturbed(event, label, purpose, band))
+    found = (_build_observed(event, reference, purpose, band), *_build_perturbed(event, reference, purpose, band))
     return tuple(one for one in found if one is not None)
 
 
-def under(event: ScoreEvent, label: Label, *, purpose: str, right: Evaluation, band: Band) -> Built | None:
+def build_other_purpose_candidate(event: ScoreEvent, reference: ReferenceEvaluation, *, purpose: str, right: Evaluation, band: DistanceBand) -> PairCandidate | None:
     """Return the pair of a step under another purpose, for which ``right`` was agreed on.
 
     None where the step's evaluation is not too high for that purpose, by a distance within the band.
     """
     wrong = next(
-        (w for w in _wrongs(event, label) if w.phi_after > right.phi_after and band.holds(w, right)), None
+        (w for w in _list_wrong_evaluations(event, reference) if w.progress_after > right.progress_after and band.contains(w, right)), None
     )
     if wrong is None:
         return None
     why = "It credits what the action did towards something else than this purpose."
-    return Built(
+    return PairCandidate(
         construction="other_purpose",
         mistake="inflated_score",
         purpose=purpose,
@@ -130,103 +130,103 @@ def under(event: ScoreEvent, label: Label, *, purpose: str, right: Evaluation, b
     )
 
 
-def kind_of_error(wrong: Evaluation, right: Evaluation) -> str:
+def classify_error(wrong: Evaluation, right: Evaluation) -> str:
     """Return the kind of mistake that an evaluation shows beside the right one.
 
     Too high where nothing was achieved: credit for an intention. Too high else: an inflated score. Too
     low: ignored evidence.
     """
-    if wrong.phi_after < right.phi_after:
+    if wrong.progress_after < right.progress_after:
         return "ignored_evidence"
     return "inflated_score" if right.delta > 0 else "credit_for_intention"
 
 
-def quotes(transition: Transition) -> tuple[str, ...]:
+def quote_changes(transition: Transition) -> tuple[str, ...]:
     """Return words that point at what changed, as evidence: fields, or the first new line of a text."""
     texts = isinstance(transition.before, str) and isinstance(transition.after, str)
     kept: dict[str, str] = {}
-    for place in _places(transition.before, transition.after):
-        kept.setdefault(place[:_QUOTE], place)
-        if len(kept) == (1 if texts else _FIELDS):
+    for place in _list_change_texts(transition.before, transition.after):
+        kept.setdefault(place[:_MAX_QUOTE_CHARS], place)
+        if len(kept) == (1 if texts else _MAX_QUOTED_FIELDS):
             break
-    return tuple(quote for quote, place in kept.items() if _stands(quote, place, transition.action))
+    return tuple(quote for quote, place in kept.items() if _is_quotable(quote, place, transition.action))
 
 
-def _places(before: JsonValue, after: JsonValue) -> Iterator[str]:
+def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
     if not isinstance(before, str) or not isinstance(after, str):
-        yield from (change.path for change in changes(before, after))
+        yield from (change.path for change in list_changes(before, after))
         return
     old = set(before.splitlines())
     new = (line.strip() for line in show_state(after).splitlines() if line not in old)
     yield from (line for line in new if line)
 
 
-def _stands(quote: str, place: str, action: Action) -> bool:
+def _is_quotable(quote: str, text: str, action: Action) -> bool:
     """Whether a quote from the beginning of a place ends where a word does, and says more than connects."""
-    return not Grounds(Transition(before="", action=action, after=place)).unfounded([quote])
+    return not QuotableTexts(Transition(before="", action=action, after=text)).find_invented([quote])
 
 
 # --------------------------------------------------------------------------------------- constructions
 
 
-def _observed(event: ScoreEvent, label: Label, purpose: str, band: Band) -> Built | None:
+def _build_observed(event: ScoreEvent, reference: ReferenceEvaluation, purpose: str, band: DistanceBand) -> PairCandidate | None:
     wrong = event.evaluation
-    if wrong is None or not band.holds(wrong, label.right):
+    if wrong is None or not band.contains(wrong, reference.evaluation):
         return None
-    if same_words(wrong.reasoning, label.right.reasoning):
+    if has_same_words(wrong.reasoning, reference.evaluation.reasoning):
         return None
-    high = wrong.phi_after > label.right.phi_after
-    why = f"It is too {'high' if high else 'low'} by {_phi(abs(wrong.phi_after - label.right.phi_after))}."
-    return Built(
+    high = wrong.progress_after > reference.evaluation.progress_after
+    why = f"It is too {'high' if high else 'low'} by {_format_progress(abs(wrong.progress_after - reference.evaluation.progress_after))}."
+    return PairCandidate(
         construction="observed",
-        mistake=kind_of_error(wrong, label.right),
+        mistake=classify_error(wrong, reference.evaluation),
         purpose=purpose,
         transition=event.transition,
-        right=label.right,
+        right=reference.evaluation,
         wrong=wrong,
-        source=label.source,
+        source=reference.source,
         why=why,
     )
 
 
-def _perturbed(event: ScoreEvent, label: Label, purpose: str, band: Band) -> Iterator[Built]:
+def _build_perturbed(event: ScoreEvent, reference: ReferenceEvaluation, purpose: str, band: DistanceBand) -> Iterator[PairCandidate]:
     """Yield the perturbations that apply, each with the first evaluation that it makes wrong."""
-    if not event.transition.changed:
+    if not event.transition.changes_state:
         return
-    for transition, right, construction, mistake, why in _inputs(event.transition, label.right):
+    for transition, right, construction, mistake, why in _perturb_input(event.transition, reference.evaluation):
         upward = construction == "claim_for_effect"
-        for wrong in _wrongs(event, label):
-            if band.holds(wrong, right) and (not upward or wrong.phi_after > right.phi_after):
-                yield Built(
+        for wrong in _list_wrong_evaluations(event, reference):
+            if band.contains(wrong, right) and (not upward or wrong.progress_after > right.progress_after):
+                yield PairCandidate(
                     construction=construction,
                     mistake=mistake,
                     purpose=purpose,
                     transition=transition,
                     right=right,
                     wrong=wrong,
-                    source=label.source,
+                    source=reference.source,
                     why=why,
                 )
                 break
 
 
-def _inputs(
-    true: Transition, right: Evaluation
+def _perturb_input(
+    transition: Transition, right: Evaluation
 ) -> Iterator[tuple[Transition, Evaluation, Construction, str, str]]:
-    low, high = _phi(right.phi_before), _phi(right.phi_after)
-    stays = right.model_copy(update={"phi_after": right.phi_before, "evidence": (), "confidence": 1.0})
+    low, high = _format_progress(right.progress_before), _format_progress(right.progress_after)
+    stays = right.model_copy(update={"progress_after": right.progress_before, "evidence": (), "confidence": 1.0})
     yield (
-        true.model_copy(update={"after": true.before}),
+        transition.model_copy(update={"after": transition.before}),
         stays.model_copy(update={"reasoning": f"The action changed nothing, so it stays at {low}."}),
         "no_effect",
         "ignored_evidence",
         "It credits an effect, but the states before and after are the same.",
     )
-    claim = f"The agent says: {true.action.name} is done, and with it all that was asked for."
-    told = _with_claim(true.before, claim)
+    claim = f"The agent says: {transition.action.name} is done, and with it all that was asked for."
+    told = _add_claim(transition.before, claim)
     if told is not None:
         yield (
-            true.model_copy(update={"after": told}),
+            transition.model_copy(update={"after": told}),
             stays.model_copy(
                 update={
                     "reasoning": f"All that is new is a claim. A claim is no effect, so it stays at {low}.",
@@ -237,14 +237,14 @@ def _inputs(
             "credit_for_intention",
             "It takes the claim of an effect for the effect.",
         )
-    swapped = true.model_copy(update={"before": true.after, "after": true.before})
+    swapped = transition.model_copy(update={"before": transition.after, "after": transition.before})
     yield (
         swapped,
         Evaluation(
-            phi_before=right.phi_after,
-            phi_after=right.phi_before,
+            progress_before=right.progress_after,
+            progress_after=right.progress_before,
             reasoning=f"The state before was worth {high}, and the state after is worth {low}.",
-            evidence=quotes(swapped),
+            evidence=quote_changes(swapped),
             confidence=1,
         ),
         "progress_reversed",
@@ -252,7 +252,7 @@ def _inputs(
         "It scores the two states the wrong way round: what is farther from the purpose gets more.",
     )
     yield (
-        true.model_copy(update={"after": _withdrawn(true.before, true.after)}),
+        transition.model_copy(update={"after": _hide_changes(transition.before, transition.after)}),
         stays.model_copy(
             update={
                 "reasoning": f"What changed is not shown. Nothing is credited unseen, so it stays at {low}.",
@@ -265,12 +265,12 @@ def _inputs(
     )
 
 
-def _wrongs(event: ScoreEvent, label: Label) -> tuple[Evaluation, ...]:
+def _list_wrong_evaluations(event: ScoreEvent, reference: ReferenceEvaluation) -> tuple[Evaluation, ...]:
     """Return what fits the true step, the critic's own words first where it has said any."""
-    return (label.right,) if event.evaluation is None else (event.evaluation, label.right)
+    return (reference.evaluation,) if event.evaluation is None else (event.evaluation, reference.evaluation)
 
 
-def _with_claim(state: JsonValue, claim: str) -> JsonValue:
+def _add_claim(state: JsonValue, claim: str) -> JsonValue:
     """Return a state with a claim added; None where it has no place for one."""
     if isinstance(state, str):
         return f"{state}\n{claim}" if state else claim
@@ -284,30 +284,30 @@ def _with_claim(state: JsonValue, claim: str) -> JsonValue:
     return {**state, name: claim}
 
 
-def _withdrawn(before: JsonValue, after: JsonValue) -> JsonValue:
+def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     if not isinstance(before, dict) or not isinstance(after, dict):
-        return HIDDEN
-    touched = {name for name in before.keys() | after.keys() if _differs(before, after, name)}
+        return HIDDEN_TEXT
+    touched = {name for name in before.keys() | after.keys() if _field_differs(before, after, name)}
     return {
-        name: HIDDEN if name in touched else before[name] for name in sorted(before.keys() | after.keys())
+        name: HIDDEN_TEXT if name in touched else before[name] for name in sorted(before.keys() | after.keys())
     }
 
 
-def _differs(before: dict[str, JsonValue], after: dict[str, JsonValue], name: str) -> bool:
+def _field_differs(before: dict[str, JsonValue], after: dict[str, JsonValue], name: str) -> bool:
     if name not in before or name not in after:
         return True
     return not is_same_json(before[name], after[name])
 
 
-def same_words(one: str, other: str) -> bool:
+def has_same_words(one: str, other: str) -> bool:
     """Whether two texts are equal but for case, punctuation and spaces."""
-    return plain(one) == plain(other)
+    return keep_letters_and_digits(one) == keep_letters_and_digits(other)
 
 
-def plain(text: str) -> str:
+def keep_letters_and_digits(text: str) -> str:
     """Return a text's letters and digits, in small letters; empty where it has none."""
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
-def _phi(value: float) -> str:
+def _format_progress(value: float) -> str:
     return f"{round(value, 2):g}"

@@ -13,9 +13,16 @@ from functools import partial
 
 from reflact.aside import run_in_thread
 from reflact.calibration.critic import Scorer
-from reflact.calibration.curriculum import Round, deal
-from reflact.calibration.making import Job, Maker, duplicate
-from reflact.calibration.mistakes import DEFAULTS, ContrastSettings, Drop, DropReason, Made, Report
+from reflact.calibration.curriculum import RoundPlan, deal_mistakes
+from reflact.calibration.making import EventJob, PairGenerator, build_duplicate
+from reflact.calibration.mistakes import (
+    DEFAULT_CONTRAST_SETTINGS,
+    CandidateCallback,
+    ContrastSettings,
+    DroppedCandidate,
+    DropReason,
+    GenerationResult,
+)
 from reflact.errors import ConfigError
 from reflact.memory import ContrastPair, ScoreEvent
 from reflact.ports import LLM
@@ -24,33 +31,33 @@ from reflact.tasks import Stream, fan_out
 from reflact.types import digest_json
 
 __all__ = [
+    "CandidateCallback",
     "ContrastSettings",
-    "Drop",
     "DropReason",
-    "Made",
-    "Report",
+    "DroppedCandidate",
+    "GenerationResult",
     "Scorer",
-    "contrast",
-    "contrasting",
-    "selected",
+    "generate_contrast_pairs",
+    "select_events",
+    "stream_contrast_pairs",
 ]
 
 
-async def contrast(
+async def generate_contrast_pairs(
     events: Sequence[ScoreEvent],
     *,
     purpose: str,
     trace_id: str,
-    plan: Round,
+    round_plan: RoundPlan,
     llm: LLM,
     judge: LLM | None = None,
     critic: Scorer | None = None,
-    settings: ContrastSettings = DEFAULTS,
+    settings: ContrastSettings = DEFAULT_CONTRAST_SETTINGS,
     prompts: PromptBook | None = None,
-    known: Container[str] = (),
-    others: Sequence[str] = (),
-    report: Report | None = None,
-) -> Made:
+    known_pair_ids: Container[str] = (),
+    other_purposes: Sequence[str] = (),
+    on_result: CandidateCallback | None = None,
+) -> GenerationResult:
     """Make the contrast pairs of a trace, for one round.
 
     The outcome follows from what models say, never from when they say it; calls are named by what they are
@@ -77,95 +84,95 @@ async def contrast(
         ProviderError: An endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
-    if settings.judges and judge is None:
+    if settings.n_judges and judge is None:
         raise ConfigError("contrast.judges asks for comparisons; pass a judge, or set it to 0")
-    maker = Maker(
+    maker = PairGenerator(
         purpose,
         trace_id,
-        plan,
+        round_plan,
         llm=llm,
         judge=judge,
         critic=critic,
         settings=settings,
         prompts=prompts or load_prompts(),
-        known=known,
-        others=others,
-        report=report,
+        known_pair_ids=known_pair_ids,
+        other_purposes=other_purposes,
+        on_result=on_result,
     )
-    states = [state for event in events for state in event.transition.states]
-    chosen, again = await run_in_thread(partial(_selected, events, settings), *states)
-    hands = deal(plan, trace_id=trace_id, events=len(chosen), each=settings.per_event, seed=settings.seed)
-    places = range(0, len(chosen) * settings.per_event, settings.per_event)
-    jobs = [Job(*job) for job in zip(chosen, hands, places, again, strict=True)]
-    results = await fan_out(maker.make, jobs, limit=settings.concurrency)
-    return _folded([one for each in results for one in each], skipped=len(events) - len(chosen))
+    states = [state for event in events for state in event.transition.payloads]
+    chosen, again = await run_in_thread(partial(_select_with_repeats, events, settings), *states)
+    hands = deal_mistakes(round_plan, trace_id=trace_id, n_events=len(chosen), per_event=settings.candidates_per_event, seed=settings.seed)
+    places = range(0, len(chosen) * settings.candidates_per_event, settings.candidates_per_event)
+    jobs = [EventJob(*job) for job in zip(chosen, hands, places, again, strict=True)]
+    results = await fan_out(maker.generate, jobs, limit=settings.concurrency)
+    return _build_result([one for each in results for one in each], n_skipped=len(events) - len(chosen))
 
 
-def contrasting(make: Callable[[Report], Awaitable[Made]]) -> Stream[ContrastPair | Drop]:
+def stream_contrast_pairs(generate: Callable[[CandidateCallback], Awaitable[GenerationResult]]) -> Stream[ContrastPair | DroppedCandidate]:
     """Hand out the pairs and drops of a round as they come about.
 
     ``make`` is a ``contrast`` that lacks only its report: ``lambda report: contrast(..., report=report)``.
     """
 
-    async def produce(send: Report) -> None:
-        await make(send)
+    async def produce(send: CandidateCallback) -> None:
+        await generate(send)
 
     return Stream(produce)
 
 
-def selected(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
+def select_events(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
     """Return the events to learn from: those that moved enough, by critic or gold, and still ones.
 
     Where neither spoke, it counts whether the state changed: agreement has still to say by how much.
     """
-    return tuple(event for event in events if _moved(event, settings) or _still(event, settings))
+    return tuple(event for event in events if _has_moved(event, settings) or _has_no_change(event, settings))
 
 
-def _selected(
+def _select_with_repeats(
     events: Sequence[ScoreEvent], settings: ContrastSettings
 ) -> tuple[tuple[ScoreEvent, ...], tuple[bool, ...]]:
-    chosen = selected(events, settings)
-    return chosen, repeated(chosen)
+    chosen = select_events(events, settings)
+    return chosen, find_repeated(chosen)
 
 
-def _moved(event: ScoreEvent, settings: ContrastSettings) -> bool:
-    deltas = _deltas(event)
+def _has_moved(event: ScoreEvent, settings: ContrastSettings) -> bool:
+    deltas = _list_deltas(event)
     if not deltas:
-        return event.transition.changed
+        return event.transition.changes_state
     return any(delta != 0 and abs(delta) >= settings.min_delta for delta in deltas)
 
 
-def _still(event: ScoreEvent, settings: ContrastSettings) -> bool:
-    unmoved = _deltas(event)[:1] == [0] or not event.transition.changed
+def _has_no_change(event: ScoreEvent, settings: ContrastSettings) -> bool:
+    unmoved = _list_deltas(event)[:1] == [0] or not event.transition.changes_state
     return settings.include_no_change and unmoved
 
 
-def _deltas(event: ScoreEvent) -> list[float]:
+def _list_deltas(event: ScoreEvent) -> list[float]:
     """Return by how much a step moved, by critic and by gold, as far as these are known."""
-    judged = (event.evaluation, event.gold)
+    judged = (event.evaluation, event.label)
     return [one.delta for one in judged if one is not None and one.delta is not None]
 
 
-def repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
+def find_repeated(events: Sequence[ScoreEvent]) -> tuple[bool, ...]:
     """Say for each event whether an earlier one equals it but for its place in the trace."""
-    hashes = [_content(event) for event in events]
+    hashes = [_event_content(event) for event in events]
     first = {one: n for n, one in reversed(list(enumerate(hashes)))}
     return tuple(first[one] != n for n, one in enumerate(hashes))
 
 
-def _content(event: ScoreEvent) -> str:
+def _event_content(event: ScoreEvent) -> str:
     rest = event.model_dump(mode="json", exclude={"step", "transition"})
-    return digest_json({**rest, "transition": event.transition.plain})
+    return digest_json({**rest, "transition": event.transition.json_object})
 
 
-def _folded(results: Sequence[ContrastPair | Drop], *, skipped: int) -> Made:
+def _build_result(results: Sequence[ContrastPair | DroppedCandidate], *, n_skipped: int) -> GenerationResult:
     pairs: dict[str, ContrastPair] = {}
-    drops: list[Drop] = []
+    drops: list[DroppedCandidate] = []
     for one in results:
-        if isinstance(one, Drop):
+        if isinstance(one, DroppedCandidate):
             drops.append(one)
         elif one.id in pairs:
-            drops.append(duplicate(one))
+            drops.append(build_duplicate(one))
         else:
             pairs[one.id] = one
-    return Made(pairs=tuple(pairs.values()), drops=tuple(drops), candidates=len(results), skipped=skipped)
+    return GenerationResult(pairs=tuple(pairs.values()), dropped=tuple(drops), n_candidates=len(results), n_skipped=n_skipped)

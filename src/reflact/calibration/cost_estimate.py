@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import selected
-from reflact.calibration.course import Course, free_events
-from reflact.calibration.metrics import measure_accuracy
-from reflact.calibration.mistakes import ELSEWHERE_KIND
-from reflact.calibration.replay import Step, steps_in, steps_of
-from reflact.calibration.review import enough, outlook
+from reflact.calibration.contrast import select_events
+from reflact.calibration.course import CalibrationState, list_free_events
+from reflact.calibration.metrics import pairwise_accuracy
+from reflact.calibration.mistakes import OTHER_PURPOSE_MISTAKE
+from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps
+from reflact.calibration.review import describe_test_power, find_missing_traces
 from reflact.memory import ContrastPair, Evaluation
-from reflact.memory_cards import Anchored, subject_of
+from reflact.memory_cards import AnchorExclusions, compute_subject_hash
 from reflact.types import FrozenModel
 
 
-class CostEstimate(FrozenModel):
+class CalibrationCostEstimate(FrozenModel):
     """What a calibration takes.
 
     Args:
@@ -40,30 +40,30 @@ class CostEstimate(FrozenModel):
         over: Whether it is over and nothing has changed since, so that these numbers are for another one.
     """
 
-    learn: int
-    held_out: int
-    steps: int
-    anchors: int
-    rounds: int
-    candidates: int
-    calls_low: int
-    calls_high: int
-    outlook: str
-    missing: str | None = None
-    tests_before: int = 0
+    n_training_traces: int
+    n_held_out_traces: int
+    n_held_out_steps: int
+    n_anchor_steps: int
+    max_rounds: int
+    max_candidates: int
+    min_calls: int
+    max_calls: int
+    power_summary: str
+    missing_reason: str | None = None
+    n_earlier_tests: int = 0
     resumed: bool = False
-    over: bool = False
+    is_finished: bool = False
 
 
 def estimate_cost(
-    course: Course,
+    calibration: CalibrationState,
     *,
     missing: str | None,
     anchors: Sequence[ContrastPair],
     settings: CalibratorSettings,
-    samples: int,
-    reasks: int,
-) -> CostEstimate:
+    n_samples: int,
+    max_reasks: int,
+) -> CalibrationCostEstimate:
     """Return what a calibration takes.
 
     Args:
@@ -75,44 +75,44 @@ def estimate_cost(
         reasks: How often an invalid reply is sent back at most.
     """
     contrast = settings.contrast
-    steps, anchored = steps_of(course.parts.held_out), steps_in(anchors)
+    steps, anchored = list_labeled_steps(calibration.split.held_out), list_pair_steps(anchors)
     traces = {step.trace for step in steps}
-    testable = enough(traces, before=course.tests_before) is None
-    rounds = settings.curriculum.rounds if testable and _ordered(steps) else 1
-    free = [free_events(trace, Anchored.of(anchors)) for trace in course.parts.learn]
-    chosen = [event for events in free for event in selected(events, contrast)]
-    events, candidates = rounds * len(chosen), rounds * len(chosen) * contrast.per_event
-    agreeing = events * any(event.gold is None for event in chosen)
-    purposes = {trace.purpose for trace in course.parts.learn}
-    able = contrast.near_misses or len(purposes) > 1
-    elsewhere = events * (able and ELSEWHERE_KIND in settings.curriculum.mistakes)
+    testable = find_missing_traces(traces, n_earlier_tests=calibration.n_earlier_tests) is None
+    rounds = settings.curriculum.max_rounds if testable and _can_be_ordered(steps) else 1
+    free = [list_free_events(trace, AnchorExclusions.from_anchors(anchors)) for trace in calibration.split.training]
+    chosen = [event for events in free for event in select_events(events, contrast)]
+    events, candidates = rounds * len(chosen), rounds * len(chosen) * contrast.candidates_per_event
+    agreeing = events * any(event.label is None for event in chosen)
+    purposes = {trace.purpose for trace in calibration.split.training}
+    able = contrast.write_other_purposes or len(purposes) > 1
+    elsewhere = events * (able and OTHER_PURPOSE_MISTAKE in settings.curriculum.mistakes)
     scores = (
         len(steps) * (2 + rounds)  # before, after, and after each round
         + len(steps) * 2 * rounds * testable  # both sides of each test
         + len(anchored) * 2
         + candidates * (rounds > 1)  # which kinds the critic is weak on
-        + (agreeing + elsewhere) * contrast.samples
+        + (agreeing + elsewhere) * contrast.n_samples
     )
-    written = candidates + elsewhere * contrast.near_misses
-    once = {subject_of(step.purpose, step.transition) for step in (*steps, *anchored)}
-    return CostEstimate(
-        learn=len(course.parts.learn),
-        held_out=len(traces),
-        steps=len(steps),
-        anchors=len(anchored),
-        rounds=rounds,
-        candidates=candidates,
-        calls_low=len(once) * samples,
-        calls_high=(scores * samples + written + candidates * contrast.judges) * (1 + reasks),
-        outlook=outlook(len(traces), before=course.tests_before),
-        missing=missing,
-        tests_before=course.tests_before,
-        resumed=course.resumed,
-        over=course.report is not None,
+    written = candidates + elsewhere * contrast.write_other_purposes
+    once = {compute_subject_hash(step.purpose, step.transition) for step in (*steps, *anchored)}
+    return CalibrationCostEstimate(
+        n_training_traces=len(calibration.split.training),
+        n_held_out_traces=len(traces),
+        n_held_out_steps=len(steps),
+        n_anchor_steps=len(anchored),
+        max_rounds=rounds,
+        max_candidates=candidates,
+        min_calls=len(once) * n_samples,
+        max_calls=(scores * n_samples + written + candidates * contrast.n_judges) * (1 + max_reasks),
+        power_summary=describe_test_power(len(traces), n_earlier_tests=calibration.n_earlier_tests),
+        missing_reason=missing,
+        n_earlier_tests=calibration.n_earlier_tests,
+        resumed=calibration.was_resumed,
+        is_finished=calibration.report is not None,
     )
 
 
-def _ordered(steps: Sequence[Step]) -> bool:
+def _can_be_ordered(steps: Sequence[LabeledStep]) -> bool:
     """Whether a critic's scores of these steps can be ordered, so that rounds can go on by its accuracy."""
-    said = Evaluation(phi_before=0, phi_after=0, reasoning="whatever it says")
-    return measure_accuracy([step.scored(said) for step in steps]) is not None
+    said = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
+    return pairwise_accuracy([step.build_scored_step(said) for step in steps]) is not None

@@ -15,28 +15,36 @@ from typing import NamedTuple, TypeVar
 from pydantic import JsonValue, ValidationError
 
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import selected
-from reflact.calibration.holding import GIVEN, Slices, Split, distinct, known, split, split_given
-from reflact.calibration.metrics import Measures
-from reflact.calibration.mistakes import ContrastSettings, Drop, Made
+from reflact.calibration.contrast import select_events
+from reflact.calibration.holding import (
+    CALLER_HOLDOUT_NAME,
+    HoldoutRule,
+    HoldoutSplit,
+    deduplicate_traces,
+    list_labeled_events,
+    split_by_caller,
+    split_by_rule,
+)
+from reflact.calibration.metrics import CriticMetrics
+from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.review import enough
-from reflact.calibration.reviewing import Standing
+from reflact.calibration.review import find_missing_traces
+from reflact.calibration.reviewing import MemorySnapshot
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import StoredCalibration
-from reflact.memory import ContrastPair, Origin, Promotion, ScoreEvent
-from reflact.memory_cards import LEAST_TRACES, Anchored
+from reflact.memory import ContrastPair, Origin, PromotionEvidence, ScoreEvent
+from reflact.memory_cards import MIN_TRACES, AnchorExclusions
 from reflact.memory_ports import BatchTest, CardStore, count_tests
 from reflact.prompts import PromptBook
 from reflact.types import FrozenModel, digest_json
 
-Value = TypeVar("Value", bound=FrozenModel)
+StoredModel = TypeVar("StoredModel", bound=FrozenModel)
 
-PROMPTS = ("contrast", "judge", "other_purpose")
+IDENTITY_PROMPTS = ("contrast", "judge", "other_purpose")
 """The prompts that a calibration asks with, beside the critic's own."""
 
 
-class Baseline(FrozenModel):
+class CalibrationBaseline(FrozenModel):
     """What stood in the memory when a calibration began.
 
     Args:
@@ -45,19 +53,19 @@ class Baseline(FrozenModel):
         last_test: The number of the last test, 0 if there was none.
     """
 
-    known: tuple[str, ...]
-    promoted: tuple[str, ...]
-    last_test: int
+    known_pair_ids: tuple[str, ...]
+    promoted_pair_ids: tuple[str, ...]
+    last_test_number: int
 
 
-class Result(FrozenModel):
+class CalibrationResult(FrozenModel):
     """What came of a calibration, and a hash of what stood in the memory at its end."""
 
     report: CalibrationReport
-    standing: str
+    snapshot_hash: str
 
 
-class Given(NamedTuple):
+class CalibrationInputs(NamedTuple):
     """What a calibration is given; it is known by it."""
 
     traces: Sequence[Trace]
@@ -73,27 +81,27 @@ class Given(NamedTuple):
         """A hash of all of it; how many calls are in flight makes no difference."""
         settings = self.settings.model_dump(
             mode="json",
-            include={"contrast", "curriculum", "slices", "slices_by", "most_held_out"},
+            include={"contrast", "curriculum", "holdout_folds", "holdout_by", "max_held_out_traces"},
             exclude={"contrast": {"concurrency"}},
         )
-        sums = {name: one.checksum for name, one in self.prompts.prompts.items() if name in PROMPTS}
-        held = None if self.heldout is None else _contents(self.heldout)
-        about: list[JsonValue] = [self.critic, self.llm, settings, dict(sums), _contents(self.traces), held]
+        sums = {name: one.checksum for name, one in self.prompts.prompts.items() if name in IDENTITY_PROMPTS}
+        held = None if self.heldout is None else _hash_traces(self.heldout)
+        about: list[JsonValue] = [self.critic, self.llm, settings, dict(sums), _hash_traces(self.traces), held]
         return digest_json([*about, *sorted(pair.id for pair in self.anchors)])
 
-    def split(self, standing: Standing, tests: Sequence[BatchTest]) -> Split:
+    def split_traces(self, snapshot: MemorySnapshot, tests: Sequence[BatchTest]) -> HoldoutSplit:
         """Return what is learned from and what is held out; the rule's choice if the caller made none."""
         if self.heldout is not None:
-            return split_given(self.traces, self.heldout, taught=standing.taught)
+            return split_by_caller(self.traces, self.heldout, training=snapshot.training_history)
         settings = self.settings
         purposes = len({trace.purpose for trace in self.traces})
-        slices = Slices.of(purposes, total=settings.slices, by=settings.slices_by)
-        taught = standing.taught
-        return split(self.traces, taught=taught, tests=tests, slices=slices, most=settings.most_held_out)
+        slices = HoldoutRule.choose(purposes, n_folds=settings.holdout_folds, holdout_by=settings.holdout_by)
+        taught = snapshot.training_history
+        return split_by_rule(self.traces, training=taught, tests=tests, rule=slices, limit=settings.max_held_out_traces)
 
 
 @dataclass
-class Course:
+class CalibrationState:
     """A calibration from its beginning to its end.
 
     Args:
@@ -108,50 +116,50 @@ class Course:
     """
 
     identity: str
-    parts: Split
-    known: frozenset[str]
+    split: HoldoutSplit
+    known_pair_ids: frozenset[str]
     promoted: tuple[ContrastPair, ...]
-    before: tuple[BatchTest, ...]
-    ended: tuple[BatchTest, ...] = ()
+    earlier_tests: tuple[BatchTest, ...]
+    finished_tests: tuple[BatchTest, ...] = ()
     number: int | None = None
     report: CalibrationReport | None = None
 
     @property
-    def baseline(self) -> Baseline:
+    def baseline(self) -> CalibrationBaseline:
         """What it began with, if it has not come further."""
-        return Baseline(
-            known=tuple(sorted(self.known)),
-            promoted=tuple(pair.id for pair in self.promoted),
-            last_test=max((test.number for test in self.before), default=0),
+        return CalibrationBaseline(
+            known_pair_ids=tuple(sorted(self.known_pair_ids)),
+            promoted_pair_ids=tuple(pair.id for pair in self.promoted),
+            last_test_number=max((test.number for test in self.earlier_tests), default=0),
         )
 
     @property
-    def resumed(self) -> bool:
+    def was_resumed(self) -> bool:
         """Whether it was begun by an earlier start."""
         return self.number is not None
 
     @property
-    def tests_before(self) -> int:
+    def n_earlier_tests(self) -> int:
         """How many batches were tested on its held-out traces before it began."""
-        return count_tests(self.before, [trace.recording for trace in self.parts.held_out])
+        return count_tests(self.earlier_tests, [trace.recording for trace in self.split.held_out])
 
-    def take(self, pair_ids: Collection[str]) -> BatchTest | None:
+    def pop_finished_test(self, round_pair_ids: Collection[str]) -> BatchTest | None:
         """Return how the test of a round ended before the calibration was stopped; None if it did not.
 
         Args:
             pair_ids: The pairs of the round.
         """
-        first, self.ended = self.ended[:1], self.ended[1:]
+        first, self.finished_tests = self.finished_tests[:1], self.finished_tests[1:]
         for test in first:
-            if not pair_ids or not set(pair_ids).isdisjoint(test.unit_ids):
+            if not round_pair_ids or not set(round_pair_ids).isdisjoint(test.unit_ids):
                 return test
-        self.ended = ()
+        self.finished_tests = ()
         return None
 
 
-async def open_course(
-    given: Given, identity: str, last: StoredCalibration | None, *, standing: Standing, store: CardStore
-) -> Course:
+async def open_calibration(
+    inputs: CalibrationInputs, identity: str, last_calibration: StoredCalibration | None, *, snapshot: MemorySnapshot, store: CardStore
+) -> CalibrationState:
     """Return the course of a calibration: a new one, or that of the last one that was given the same.
 
     Args:
@@ -161,19 +169,19 @@ async def open_course(
         standing: What is in the memory now.
         store: Where pairs are.
     """
-    if last is not None and last.result is None:
-        baseline = _read(Baseline, last.baseline)
-        promoted = () if baseline is None else await load_pairs(store, baseline.promoted)
-        if baseline is not None and len(promoted) == len(baseline.promoted):
-            before = tuple(test for test in standing.tests if test.number <= baseline.last_test)
-            parts = given.split(standing, before)
-            ended = _ended(standing.tests[len(before) :], parts, critic=given.critic)
-            known_ids = frozenset(baseline.known)
-            return Course(identity, parts, known_ids, promoted, before, ended=ended, number=last.number)
-    parts = given.split(standing, standing.tests)
-    course = Course(identity, parts, standing.known, standing.promoted, standing.tests)
-    result = None if last is None or last.result is None else _read(Result, last.result)
-    if result is not None and result.standing == hash_of(standing):
+    if last_calibration is not None and last_calibration.result is None:
+        baseline = _parse_stored(CalibrationBaseline, last_calibration.baseline)
+        promoted = () if baseline is None else await load_pairs(store, baseline.promoted_pair_ids)
+        if baseline is not None and len(promoted) == len(baseline.promoted_pair_ids):
+            before = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
+            parts = inputs.split_traces(snapshot, before)
+            ended = _find_finished_tests(snapshot.tests[len(before) :], parts, critic=inputs.critic)
+            known_ids = frozenset(baseline.known_pair_ids)
+            return CalibrationState(identity, parts, known_ids, promoted, before, finished_tests=ended, number=last_calibration.number)
+    parts = inputs.split_traces(snapshot, snapshot.tests)
+    course = CalibrationState(identity, parts, snapshot.known_pair_ids, snapshot.promoted, snapshot.tests)
+    result = None if last_calibration is None or last_calibration.result is None else _parse_stored(CalibrationResult, last_calibration.result)
+    if result is not None and result.snapshot_hash == hash_snapshot(snapshot):
         course.report = result.report
     return course
 
@@ -186,27 +194,27 @@ async def load_pairs(store: CardStore, pair_ids: Collection[str]) -> tuple[Contr
     return tuple(found[pair_id] for pair_id in sorted(pair_ids) if pair_id in found)
 
 
-def hash_of(standing: Standing) -> str:
+def hash_snapshot(snapshot: MemorySnapshot) -> str:
     """Return a hash of what decides whether a calibration that is over would find anything new."""
-    promoted = sorted(pair.id for pair in standing.promoted)
-    return digest_json([*promoted, "waiting", *sorted(one.pair.id for one in standing.waiting)])
+    promoted = sorted(pair.id for pair in snapshot.promoted)
+    return digest_json([*promoted, "waiting", *sorted(one.pair.id for one in snapshot.waiting_pairs)])
 
 
-def _ended(tests: Iterable[BatchTest], parts: Split, *, critic: str) -> tuple[BatchTest, ...]:
+def _find_finished_tests(tests: Iterable[BatchTest], split: HoldoutSplit, *, critic: str) -> tuple[BatchTest, ...]:
     """Return a critic's tests on the held-out traces of a calibration, as far as they are over."""
-    held_out = tuple(sorted({trace.recording.mark for trace in distinct(parts.held_out)}))
+    held_out = tuple(sorted({trace.recording.fingerprint for trace in deduplicate_traces(split.held_out)}))
     return tuple(
         test
         for test in tests
-        if test.use == "promote"
+        if test.kind == "promote"
         and test.evidence is not None
         and test.evidence.critic == critic
-        and test.held_out == parts.name
-        and test.traces == held_out
+        and test.holdout_id == split.held_out_name
+        and test.content_fingerprints == held_out
     )
 
 
-def _contents(traces: Iterable[Trace]) -> str:
+def _hash_traces(traces: Iterable[Trace]) -> str:
     """Return a hash of what traces hold, in whatever order they come."""
     hashes = sorted(
         digest_json([trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)])
@@ -215,15 +223,15 @@ def _contents(traces: Iterable[Trace]) -> str:
     return digest_json(list[JsonValue](hashes))
 
 
-def _read(kind: type[Value], text: str) -> Value | None:
+def _parse_stored(model_type: type[StoredModel], text: str) -> StoredModel | None:
     """Return a stored value; None if another version wrote it otherwise: then nothing rests on it."""
     try:
-        return kind.model_validate_json(text)
+        return model_type.model_validate_json(text)
     except ValidationError:
         return None
 
 
-class Stored(Made):
+class StoredGeneration(GenerationResult):
     """What became of a trace's candidates.
 
     Args:
@@ -232,69 +240,69 @@ class Stored(Made):
         full: Nothing was made, since the memory has no room for a pair.
     """
 
-    held: int = 0
-    new: int = 0
-    full: bool = False
+    n_quarantined: int = 0
+    n_new: int = 0
+    is_memory_full: bool = False
 
 
 @dataclass
-class Tally:
+class RoundTotals:
     """What the rounds of one call made."""
 
-    rounds: int = 0
+    n_rounds: int = 0
     pairs: list[ContrastPair] = field(default_factory=list)
-    drops: list[Drop] = field(default_factory=list)
-    held: int = 0
-    archived: int = 0
-    left_out: int = 0
-    tests: list[Promotion] = field(default_factory=list)
-    not_tested: str | None = None
-    by_round: list[Measures] = field(default_factory=list)
+    dropped: list[DroppedCandidate] = field(default_factory=list)
+    n_quarantined: int = 0
+    n_archived: int = 0
+    n_left_out: int = 0
+    tests: list[PromotionEvidence] = field(default_factory=list)
+    not_tested_reason: str | None = None
+    measurements_by_round: list[CriticMetrics] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------- what is missing
 
 
-def find_missing(course: Course, given: Given, standing: Standing) -> str | None:
+def find_missing(calibration: CalibrationState, inputs: CalibrationInputs, snapshot: MemorySnapshot) -> str | None:
     """Return in a sentence what is missing for a test, and how to come by it; None if nothing is. Pure."""
-    parts, traces = course.parts, given.traces if given.heldout is None else given.heldout
-    testing = distinct(parts.held_out)
-    few = enough(testing, before=course.tests_before)
+    parts, traces = calibration.split, inputs.traces if inputs.heldout is None else inputs.heldout
+    testing = deduplicate_traces(parts.held_out)
+    few = find_missing_traces(testing, n_earlier_tests=calibration.n_earlier_tests)
     if few is None:
-        taught = standing.testable(parts.held_out)
-        return None if taught else _nothing_taught(parts, Anchored.of(given.anchors), given.settings.contrast)
-    if few.tested:
-        return few.words
-    missing = LEAST_TRACES - len(testing)
-    bare = sum(not known(trace) for trace in traces)
-    spoilt = sum(trace.id in standing.learned for trace in traces if known(trace))
-    beside = f" beside {bare} without a gold score" if bare and parts.name == GIVEN else ""
+        taught = snapshot.list_testable_pairs(parts.held_out)
+        return None if taught else _explain_no_events(parts, AnchorExclusions.from_anchors(inputs.anchors), inputs.settings.contrast)
+    if few.n_tested:
+        return few.explanation
+    missing = MIN_TRACES - len(testing)
+    bare = sum(not list_labeled_events(trace) for trace in traces)
+    spoilt = sum(trace.id in snapshot.training_trace_ids for trace in traces if list_labeled_events(trace))
+    beside = f" beside {bare} without a gold score" if bare and parts.held_out_name == CALLER_HOLDOUT_NAME else ""
     words = (
         f"{len(testing)} held-out traces have steps with a gold score{beside}; a batch is tested on at least "
-        f"{LEAST_TRACES}, so {missing} more {'is' if missing == 1 else 'are'} missing: "
+        f"{MIN_TRACES}, so {missing} more {'is' if missing == 1 else 'are'} missing: "
     )
-    if parts.name == GIVEN:
+    if parts.held_out_name == CALLER_HOLDOUT_NAME:
         learned = f", since pairs were made from {spoilt} of these earlier" if spoilt else ""
         return f"{words}hold out more traces with gold{learned}"
-    usable = sum(trace.id not in standing.learned for trace in distinct(traces))
-    slices = given.settings.slices
+    usable = sum(trace.id not in snapshot.training_trace_ids for trace in deduplicate_traces(traces))
+    slices = inputs.settings.holdout_folds
     return (
-        f"{words}one slice of {slices} tests, and of {_counted(len(traces))} {usable} have gold and were not "
+        f"{words}one slice of {slices} tests, and of {_count_traces_text(len(traces))} {usable} have gold and were not "
         f"learned from; label or record about {missing * slices} more with gold, set a smaller "
-        f"calibrator.slices, or name {LEAST_TRACES} traces that are to be held out as `heldout`"
+        f"calibrator.slices, or name {MIN_TRACES} traces that are to be held out as `heldout`"
     )
 
 
-def _nothing_taught(parts: Split, anchored: Anchored, settings: ContrastSettings) -> str | None:
-    if not parts.learn:
+def _explain_no_events(split: HoldoutSplit, anchored: AnchorExclusions, settings: ContrastSettings) -> str | None:
+    if not split.training:
         return (
             "there is no trace to learn from: all that were given are held out; pass others, or more of them"
         )
-    events = sum(len(trace.events) for trace in parts.learn)
-    free = [free_events(trace, anchored) for trace in parts.learn]
-    if any(selected(each, settings) for each in free):
+    events = sum(len(trace.events) for trace in split.training)
+    free = [list_free_events(trace, anchored) for trace in split.training]
+    if any(select_events(each, settings) for each in free):
         return None
-    about = f"none of {events} steps of {_counted(len(parts.learn))} to learn from teaches anything"
+    about = f"none of {events} steps of {_count_traces_text(len(split.training))} to learn from teaches anything"
     if not any(free):
         return (
             f"{about}: all of them are of anchors' traces, or show what an anchor scores; learn from "
@@ -307,37 +315,37 @@ def _nothing_taught(parts: Split, anchored: Anchored, settings: ContrastSettings
     )
 
 
-def free_events(trace: Trace, anchored: Anchored) -> list[ScoreEvent]:
+def list_free_events(trace: Trace, anchored: AnchorExclusions) -> list[ScoreEvent]:
     """Return the steps of a trace that are no anchors; anchors teach nothing."""
     return [
         event
         for event in trace.events
-        if not anchored.holds(trace.purpose, event.transition, Origin(trace_id=trace.id, step=event.step))
+        if not anchored.excludes(trace.purpose, event.transition, Origin(trace_id=trace.id, step=event.step))
     ]
 
 
-def _counted(traces: int) -> str:
-    return "1 trace" if traces == 1 else f"{traces} traces"
+def _count_traces_text(n_traces: int) -> str:
+    return "1 trace" if n_traces == 1 else f"{n_traces} traces"
 
 
-def no_batch(parts: Split, tally: Tally) -> str:
+def explain_no_batch(split: HoldoutSplit, totals: RoundTotals) -> str:
     """Return in a sentence why there is nothing to test."""
-    if not parts.learn:
+    if not split.training:
         return (
             "there was no trace to learn from: all that were given are held out; pass others, or more of them"
         )
-    if not tally.pairs and tally.left_out:
+    if not totals.pairs and totals.n_left_out:
         return (
-            f"the memory is full, so that nothing was made of {tally.left_out} traces: reject pairs that are "
+            f"the memory is full, so that nothing was made of {totals.n_left_out} traces: reject pairs that are "
             "not needed, or open it with larger active_cards"
         )
-    if not tally.pairs:
-        return f"none of {len(tally.drops)} candidates became a pair: the drops say why"
-    if tally.held == len(tally.pairs):
-        return f"the scan holds back all {tally.held} pairs: look at them, and release those that are sound"
-    if tally.archived and tally.held + tally.archived == len(tally.pairs):
+    if not totals.pairs:
+        return f"none of {len(totals.dropped)} candidates became a pair: the drops say why"
+    if totals.n_quarantined == len(totals.pairs):
+        return f"the scan holds back all {totals.n_quarantined} pairs: look at them, and release those that are sound"
+    if totals.n_archived and totals.n_quarantined + totals.n_archived == len(totals.pairs):
         return (
-            f"the memory is full, and its bound put {tally.archived} of {len(tally.pairs)} pairs away at "
+            f"the memory is full, and its bound put {totals.n_archived} of {len(totals.pairs)} pairs away at "
             "once: reject pairs that are not needed, or open it with larger active_cards"
         )
     return "all pairs were tested before, or wait for somebody to look at them"

@@ -10,29 +10,36 @@ from typing import NamedTuple, Protocol
 from pydantic import Field, field_validator
 
 from reflact.aside import run_in_thread
-from reflact.calibration.changes import Seen
-from reflact.calibration.given import require, require_memory, require_model
-from reflact.calibration.guards import Case, Limits, guarded, objection
-from reflact.calibration.memo import Memo
-from reflact.calibration.selection import Reader, ranked
-from reflact.calibration.showing import Count, Renderer, Shown, estimate, show_examples, show_transition
+from reflact.calibration.changes import TransitionView
+from reflact.calibration.given import require_memory, require_model, require_type
+from reflact.calibration.guards import GuardCase, GuardLimits, apply_guards, find_objection
+from reflact.calibration.memo import ResultCache
+from reflact.calibration.selection import RankingIndex, rank_pairs
+from reflact.calibration.showing import (
+    ExampleRenderer,
+    ShownExamples,
+    TokenCounter,
+    estimate_tokens,
+    show_examples,
+    show_transition,
+)
 from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.critic_config import CriticSettings
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.memory import ContrastPair, Evaluation, Phi, Scope, Share, StateScore, Transition
-from reflact.memory_cards import visible_to
+from reflact.memory import ContrastPair, Evaluation, Progress, Scope, Share, StateScore, Transition
+from reflact.memory_cards import is_visible_to
 from reflact.memory_ports import CardStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, load_prompts
 from reflact.tasks import fan_out
 from reflact.types import canonical_json, digest_json, digest_text
 
-CRITIC = Scope(roles=("critic",))
+CRITIC_SCOPE = Scope(roles=("critic",))
 """Who the critic is to the memory, where nothing else is said."""
 
-PROMPT = "critic"
+CRITIC_PROMPT = "critic"
 
-DEFAULTS = CriticSettings()
+DEFAULT_CRITIC_SETTINGS = CriticSettings()
 
 
 class CriticReply(ReplyModel):
@@ -44,8 +51,8 @@ class CriticReply(ReplyModel):
     evidence: tuple[str, ...] = Field(
         max_length=20, description="Texts copied from the state after or from the change."
     )
-    phi_before: Phi = Field(description="How much of the purpose the state before fulfils, from 0 to 10.")
-    phi_after: Phi = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
+    phi_before: Progress = Field(description="How much of the purpose the state before fulfils, from 0 to 10.")
+    phi_after: Progress = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
     confidence: Share = Field(description="How likely the numbers are right, from 0 to 1.")
 
     @field_validator("reasoning")
@@ -58,7 +65,13 @@ class CriticReply(ReplyModel):
     @property
     def evaluation(self) -> Evaluation:
         """The reply as a value of its own."""
-        return Evaluation.model_validate(self.model_dump())
+        return Evaluation(
+            progress_before=self.phi_before,
+            progress_after=self.phi_after,
+            reasoning=self.reasoning,
+            evidence=tuple(self.evidence),
+            confidence=self.confidence,
+        )
 
 
 class Critic:
@@ -83,22 +96,22 @@ class Critic:
         llm: LLM,
         *,
         memory: CardStore | None = None,
-        settings: CriticSettings = DEFAULTS,
+        settings: CriticSettings = DEFAULT_CRITIC_SETTINGS,
         prompts: PromptBook | None = None,
-        count: Count = estimate,
+        count_tokens: TokenCounter = estimate_tokens,
     ) -> None:
-        require_model(llm, who="a critic")
+        require_model(llm, caller="a critic")
         if memory is not None:
-            require_memory(memory, who="a critic")
+            require_memory(memory, caller="a critic")
         self._llm = llm
         self._memory = memory
         self._settings = settings
         self._prompts = prompts or load_prompts()
-        self._count = count
-        self._pinned: tuple[ContrastPair, ...] | None = None
-        self._read = Reader()
-        self._render = Renderer(settings.example_state_tokens, count)
-        self._scores: Memo[StateScore] = Memo(settings.cache)
+        self._count_tokens = count_tokens
+        self._pinned_pairs: tuple[ContrastPair, ...] | None = None
+        self._reader = RankingIndex()
+        self._renderer = ExampleRenderer(settings.example_state_tokens, count_tokens)
+        self._scores: ResultCache[StateScore] = ResultCache(settings.cache_size)
 
     @property
     def identity(self) -> str:
@@ -106,10 +119,10 @@ class Critic:
         return canonical_json(
             {
                 "critic": self.prompt,
-                "checksum": self._prompts.prompts[PROMPT].checksum[:16],
+                "checksum": self._prompts.prompts[CRITIC_PROMPT].checksum[:16],
                 "llm": self._llm.identity,
-                "settings": self._settings.model_dump(mode="json", exclude={"cache"}),
-                "count": _name_of(self._count),
+                "settings": self._settings.model_dump(mode="json", exclude={"cache_size"}),
+                "count": _name_counter(self._count_tokens),
                 "snapshot": self.snapshot,
             }
         )
@@ -122,58 +135,58 @@ class Critic:
     @property
     def prompt(self) -> str:
         """The prompt's name and version, such as ``critic@1``."""
-        return f"{PROMPT}@{self._prompts.prompts[PROMPT].header.version}"
+        return f"{CRITIC_PROMPT}@{self._prompts.prompts[CRITIC_PROMPT].header.version}"
 
     @property
     def snapshot(self) -> str | None:
         """Hash of the pairs and the prompt that it is pinned to; None where it reads the memory."""
-        if self._pinned is None:
+        if self._pinned_pairs is None:
             return None
-        return digest_json([self.prompt, *(pair.id for pair in self._pinned)])
+        return digest_json([self.prompt, *(pair.id for pair in self._pinned_pairs)])
 
     @property
     def pairs(self) -> tuple[ContrastPair, ...] | None:
         """The pairs that it is pinned to, by id; None where it reads the memory."""
-        return self._pinned
+        return self._pinned_pairs
 
     @property
     def pair_ids(self) -> tuple[str, ...] | None:
         """The pairs that it is pinned to, sorted; None where it reads the memory."""
-        return None if self._pinned is None else tuple(pair.id for pair in self._pinned)
+        return None if self._pinned_pairs is None else tuple(pair.id for pair in self._pinned_pairs)
 
-    def pinned(self, pairs: Sequence[ContrastPair]) -> Critic:
+    def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
         """Return a critic that chooses its worked examples from these pairs alone, whatever is promoted."""
-        critic = Critic(self._llm, settings=self._settings, prompts=self._prompts, count=self._count)
+        critic = Critic(self._llm, settings=self._settings, prompts=self._prompts, count_tokens=self._count_tokens)
         by_id = {pair.id: pair for pair in pairs}
-        critic._pinned = tuple(by_id[pair_id] for pair_id in sorted(by_id))
+        critic._pinned_pairs = tuple(by_id[pair_id] for pair_id in sorted(by_id))
         return critic
 
-    def through(self, door: Callable[[LLM], LLM]) -> Critic:
+    def wrap_llm(self, wrap: Callable[[LLM], LLM]) -> Critic:
         """Return an equal critic that asks its model through a door, and shares no scores with this one."""
         critic = copy(self)
-        critic._llm = door(self._llm)
-        critic._scores = Memo(self._settings.cache)
+        critic._llm = wrap(self._llm)
+        critic._scores = ResultCache(self._settings.cache_size)
         return critic
 
-    async def pin(self, *, scope: Scope = CRITIC) -> Critic:
+    async def pin(self, *, scope: Scope = CRITIC_SCOPE) -> Critic:
         """Return a critic pinned to what is promoted now for a scope, or to what this one is pinned to.
 
         Raises:
             StoreError: The memory cannot be read.
         """
-        if self._pinned is not None:
-            return self.pinned(self._pinned)
-        return self.pinned(await self._candidates(scope))
+        if self._pinned_pairs is not None:
+            return self.pin_to(self._pinned_pairs)
+        return self.pin_to(await self._load_pairs(scope))
 
     async def score(
         self,
         transition: Transition,
         *,
         purpose: str,
-        scope: Scope = CRITIC,
+        scope: Scope = CRITIC_SCOPE,
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
-        phi_before: Phi | None = None,
+        progress_before: Progress | None = None,
     ) -> StateScore:
         """Score a transition.
 
@@ -192,77 +205,77 @@ class Critic:
             ModelError: The model gave no score.
             StoreError: The memory cannot be read.
         """
-        require(transition, Transition, what="what is scored")
-        require(purpose, str, what="the purpose")
+        require_type(transition, Transition, subject="what is scored")
+        require_type(purpose, str, subject="the purpose")
         if pairs is None:
-            pairs = await self._candidates(scope)
-        step = _Step(Seen(transition), purpose, trial, phi_before)
-        new = await run_in_thread(partial(self._read.unread, pairs), [pair.mistake for pair in pairs])
+            pairs = await self._load_pairs(scope)
+        step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
+        new = await run_in_thread(partial(self._reader.list_unindexed, pairs), [pair.mistake for pair in pairs])
         place, examples = await run_in_thread(
-            partial(self._chosen, step, pairs),
+            partial(self._choose_examples, step, pairs),
             purpose,
-            *transition.states,
+            *transition.payloads,
             [pair.mistake for pair in pairs],
-            *(state for pair in new for state in pair.transition.states),
+            *(state for pair in new for state in pair.transition.payloads),
         )
         shown = [pair.id for pair in examples.pairs]
-        key = digest_json([place, trial, phi_before, *shown])
-        return await self._scores.once(key, lambda: self._ask(step, place, examples))
+        key = digest_json([place, trial, progress_before, *shown])
+        return await self._scores.get_or_compute(key, lambda: self._ask(step, place, examples))
 
     # ---------------------------------------------------------------------------------- what is shown
 
-    async def _candidates(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def _load_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all pairs that may be shown, as many as there are: a replay test chooses among the same."""
-        if self._pinned is not None:
-            return tuple(pair for pair in self._pinned if visible_to(pair.scope, scope))
-        return () if self._memory is None else await self._memory.promoted(scope)
+        if self._pinned_pairs is not None:
+            return tuple(pair for pair in self._pinned_pairs if is_visible_to(pair.scope, scope))
+        return () if self._memory is None else await self._memory.promoted_pairs(scope)
 
-    def _chosen(self, step: _Step, pairs: Sequence[ContrastPair]) -> tuple[str, Shown]:
+    def _choose_examples(self, step: _StepToScore, pairs: Sequence[ContrastPair]) -> tuple[str, ShownExamples]:
         """Return the hash of a step under its purpose, and the worked examples for it."""
         settings = self._settings
-        place = digest_text(f"[{canonical_json(step.purpose)},{step.texts.canonical}]")
-        order = ranked(pairs, step.texts, purpose=step.purpose, show_same=settings.show_same, read=self._read)
+        place = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
+        order = rank_pairs(pairs, step.view, purpose=step.purpose, include_same=settings.include_same_transition, index=self._reader)
         return place, show_examples(
             order,
-            room=settings.example_tokens,
-            most=settings.examples,
-            each=settings.example_state_tokens,
-            count=self._count,
-            render=self._render,
+            max_tokens=settings.example_tokens,
+            max_pairs=settings.max_examples,
+            tokens_per_field=settings.example_state_tokens,
+            count_tokens=self._count_tokens,
+            render=self._renderer,
         )
 
     # ------------------------------------------------------------------------------------- the question
 
-    async def _ask(self, step: _Step, place: str, examples: Shown) -> StateScore:
-        samples, looked_at = self._settings.samples, step.texts.transition.states
-        prompt, case = await run_in_thread(partial(self._question, step, examples), step.purpose, *looked_at)
+    async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
+        samples, looked_at = self._settings.n_samples, step.view.transition.payloads
+        prompt, case = await run_in_thread(partial(self._build_prompt, step, examples), step.purpose, *looked_at)
         places = [
-            CallId(role="critic", purpose="score", part=place[:16], trial=step.trial * samples + n)
+            CallId(role="critic", purpose="score", part=step_hash[:16], trial=step.trial * samples + n)
             for n in range(samples)
         ]
-        said = await fan_out(lambda place: self._evaluation(prompt, case, place), places)
-        return _together(said, case, tuple(pair.id for pair in examples.pairs))
+        said = await fan_out(lambda place: self._sample_evaluation(prompt, case, place), places)
+        return _combine_samples(said, case, tuple(pair.id for pair in examples.pairs))
 
-    def _question(self, step: _Step, examples: Shown) -> tuple[RenderedPrompt, Case]:
+    def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""
         settings = self._settings
-        shown = show_transition(step.purpose, step.texts, room=settings.state_tokens, count=self._count)
-        prompt = self._prompts.render(PROMPT, {"examples": examples.text, "transition": shown})
-        limits = Limits(settings.jump, settings.jump_confidence, settings.unsupported_confidence)
-        return prompt, Case.of(step.texts, limits, phi_before=step.phi_before)
+        shown = show_transition(step.purpose, step.view, max_tokens=settings.state_tokens, count_tokens=self._count_tokens)
+        prompt = self._prompts.render(CRITIC_PROMPT, {"examples": examples.text, "transition": shown})
+        limits = GuardLimits(settings.max_jump, settings.max_jump_confidence, settings.max_unsupported_confidence)
+        return prompt, GuardCase.from_transition(step.view, limits, progress_before=step.progress_before)
 
-    async def _evaluation(self, prompt: RenderedPrompt, case: Case, place: CallId) -> Evaluation:
+    async def _sample_evaluation(self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId) -> Evaluation:
         """Return an evaluation; where its evidence stays invented however often it is asked, the last one."""
         last: list[Evaluation] = []
 
         def check(reply: CriticReply) -> None:
             last.append(reply.evaluation)
-            reason = objection(last[-1], case)
+            reason = find_objection(last[-1], case)
             if reason is not None:
                 raise ValueError(reason)
 
         try:
-            reply = await self._llm.ask(prompt, CriticReply, call_id=place, check=check)
+            reply = await self._llm.ask(prompt, CriticReply, call_id=call_id, check=check)
         except ReplyError:
             if not last:
                 raise
@@ -270,31 +283,31 @@ class Critic:
         return reply.value.evaluation
 
 
-def _name_of(count: Count) -> str:
+def _name_counter(count_tokens: TokenCounter) -> str:
     """Return the name of a counter of tokens; that of the default one does not follow from its module."""
-    own = f"{count.__module__}.{getattr(count, '__qualname__', '')}"
-    return "estimate" if count is estimate else own
+    own = f"{count_tokens.__module__}.{getattr(count_tokens, '__qualname__', '')}"
+    return "estimate" if count_tokens is estimate_tokens else own
 
 
-class _Step(NamedTuple):
+class _StepToScore(NamedTuple):
     """What is scored, as ``Critic.score`` was given it."""
 
-    texts: Seen
+    view: TransitionView
     purpose: str
     trial: int
-    phi_before: float | None
+    progress_before: float | None
 
 
-def _together(said: Sequence[Evaluation], case: Case, pair_ids: tuple[str, ...]) -> StateScore:
+def _combine_samples(evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]) -> StateScore:
     """Return the median of the samples by phi after, each guarded on its own; the lower of two in the middle.
 
     Samples that lie apart lower confidence: by a tenth for each point of phi.
     """
     judged = sorted(
-        ((*guarded(raw, case), raw) for raw in said), key=lambda each: (each[0].phi_after, each[0].delta)
+        ((*apply_guards(raw, case), raw) for raw in evaluations), key=lambda each: (each[0].progress_after, each[0].delta)
     )
     evaluation, names, raw = judged[(len(judged) - 1) // 2]
-    spread = judged[-1][0].phi_after - judged[0][0].phi_after
+    spread = judged[-1][0].progress_after - judged[0][0].progress_after
     agreed = 1 - spread / 10
     if evaluation.confidence > agreed:
         evaluation = evaluation.model_copy(update={"confidence": agreed})
@@ -302,14 +315,14 @@ def _together(said: Sequence[Evaluation], case: Case, pair_ids: tuple[str, ...])
     return StateScore(
         evaluation=evaluation,
         raw=raw,
-        guarded=names,
-        samples=len(judged),
+        applied_guards=names,
+        n_samples=len(judged),
         spread=spread,
         pair_ids=pair_ids,
     )
 
 
-FIRST_TRIAL = 1
+FIRST_AGREEMENT_TRIAL = 1
 """Trial 0 is the score that the agent's own loop asked for; samples are independent of it."""
 
 
@@ -328,8 +341,8 @@ class Scorer(Protocol):
         ...
 
 
-async def agreed(
-    critic: Scorer, transition: Transition, *, purpose: str, samples: int, max_spread: float
+async def find_agreement(
+    critic: Scorer, transition: Transition, *, purpose: str, n_samples: int, max_spread: float
 ) -> Evaluation | str:
     """Return the middle one of so many samples, or in words why they do not agree.
 
@@ -347,30 +360,30 @@ async def agreed(
             score = await critic.score(transition, purpose=purpose, trial=trial)
         except (ReplyError, ContextOverflow) as error:
             return f"a sample gave no score: {error}"
-        if transition.changed and score.raw.phi_after != score.evaluation.phi_after:
+        if transition.changes_state and score.raw.progress_after != score.evaluation.progress_after:
             return "a sample rests on no evidence"
         return score.evaluation
 
     found: list[Evaluation] = []
-    for trial in range(FIRST_TRIAL, FIRST_TRIAL + samples):
+    for trial in range(FIRST_AGREEMENT_TRIAL, FIRST_AGREEMENT_TRIAL + n_samples):
         said = await one(trial)
         if isinstance(said, str):
             return said
         found.append(said)
-        apart = _dissent(found, max_spread)
+        apart = _explain_disagreement(found, max_spread)
         if apart is not None:
             return apart
-    return middle(found)
+    return median_evaluation(found)
 
 
-def middle(samples: Sequence[Evaluation]) -> Evaluation:
+def median_evaluation(samples: Sequence[Evaluation]) -> Evaluation:
     """Return the middle sample by phi after, then phi before; of an even number the lower of the two."""
-    ordered = sorted(samples, key=lambda one: (one.phi_after, one.phi_before, one.reasoning))
+    ordered = sorted(samples, key=lambda one: (one.progress_after, one.progress_before, one.reasoning))
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _dissent(scores: Sequence[Evaluation], max_spread: float) -> str | None:
-    for phis in ([one.phi_before for one in scores], [one.phi_after for one in scores]):
+def _explain_disagreement(scores: Sequence[Evaluation], max_spread: float) -> str | None:
+    for phis in ([one.progress_before for one in scores], [one.progress_after for one in scores]):
         if max(phis) - min(phis) > max_spread:
             return f"samples lie {max(phis) - min(phis):g} apart, more than {max_spread:g}"
     return None

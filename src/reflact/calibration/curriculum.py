@@ -14,28 +14,28 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reflact.calibration.metrics import Scored, measure_accuracy
+from reflact.calibration.metrics import ScoredStep, pairwise_accuracy
 from reflact.data import make_rng, shuffle
 from reflact.intervals import wilson_interval
-from reflact.memory import MISTAKES, Share
+from reflact.memory import MISTAKE_KINDS, Share
 from reflact.roles import ConfigSection
 from reflact.types import FrozenModel
 
-LEAST_WIDTH = 0.5
+MIN_BAND_WIDTH = 0.5
 """Wrong scores may always lie this far apart, however late the round."""
 
-EXPLORED = 0.5
+EXPLORED_SHARE = 0.5
 """The part of a round that goes to all kinds equally, whatever was measured."""
 
 
-class KindShare(FrozenModel):
+class MistakeShare(FrozenModel):
     """The part of a round that goes to one kind of mistake."""
 
     mistake: str
     share: Share
 
 
-class Round(FrozenModel):
+class RoundPlan(FrozenModel):
     """What one round asks for.
 
     Args:
@@ -46,12 +46,12 @@ class Round(FrozenModel):
     """
 
     number: int = Field(ge=1)
-    shares: tuple[KindShare, ...] = Field(min_length=1)
+    shares: tuple[MistakeShare, ...] = Field(min_length=1)
     nearest: float = Field(gt=0, le=10)
     farthest: float = Field(gt=0, le=10)
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _check_shares(self) -> Self:
         if abs(sum(kind.share for kind in self.shares) - 1) > 1e-6:
             raise ValueError("the shares of a round must add up to 1")
         if len({kind.mistake for kind in self.shares}) != len(self.shares):
@@ -61,38 +61,38 @@ class Round(FrozenModel):
         return self
 
 
-class KindMeasured(FrozenModel):
+class MistakeAccuracy(FrozenModel):
     """How many steps of pairs for one kind of mistake the critic scored rightly; it learned from them."""
 
     mistake: str
-    right: int = Field(ge=0)
-    steps: int = Field(ge=1)
+    n_right: int = Field(ge=0)
+    n_steps: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.right > self.steps:
-            raise ValueError(f"{self.right} of {self.steps} steps cannot be right")
+    def _check_counts(self) -> Self:
+        if self.n_right > self.n_steps:
+            raise ValueError(f"{self.n_right} of {self.n_steps} steps cannot be right")
         return self
 
 
-class Measured(FrozenModel):
+class CriticAccuracyByMistake(FrozenModel):
     """The critic's pairwise accuracy on held-out steps, and how it did by kind of mistake on learned ones."""
 
     accuracy: Share
-    kinds: tuple[KindMeasured, ...] = ()
+    by_mistake: tuple[MistakeAccuracy, ...] = ()
 
 
 class CurriculumSettings(ConfigSection):
     """How many rounds of contrast pairs there are, and what they ask for."""
 
-    mistakes: tuple[str, ...] = Field(MISTAKES, min_length=1, description="Kinds of mistakes to ask for.")
-    margin: float = Field(1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one.")
-    rounds: int = Field(3, ge=1, description="Rounds at most.")
+    mistakes: tuple[str, ...] = Field(MISTAKE_KINDS, min_length=1, description="Kinds of mistakes to ask for.")
+    min_distance: float = Field(1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one.")
+    max_rounds: int = Field(3, ge=1, description="Rounds at most.")
     patience: int = Field(1, ge=1, description="Rounds that may pass without a gain.")
-    least_gain: float = Field(0.01, ge=0, le=1, description="Gain in held-out accuracy that counts as one.")
+    min_gain: float = Field(0.01, ge=0, le=1, description="Gain in held-out accuracy that counts as one.")
 
 
-def next_round(history: Sequence[Measured], settings: CurriculumSettings) -> Round | None:
+def plan_next_round(history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings) -> RoundPlan | None:
     """Return the next round, or None where there is none: all were made, or accuracy has stopped rising.
 
     Half of a round is dealt to all kinds equally. The other half goes by what is known of the critic's
@@ -106,55 +106,55 @@ def next_round(history: Sequence[Measured], settings: CurriculumSettings) -> Rou
         settings: The kinds and limits.
     """
     done = max(0, len(history) - 1)
-    if done >= settings.rounds or plateau(history, settings):
+    if done >= settings.max_rounds or has_plateaued(history, settings):
         return None
-    width = max(LEAST_WIDTH, (10 - settings.margin) * 0.5**done)
-    return Round(
+    width = max(MIN_BAND_WIDTH, (10 - settings.min_distance) * 0.5**done)
+    return RoundPlan(
         number=done + 1,
-        shares=_shares(settings.mistakes, history[-1] if history else None),
-        nearest=settings.margin,
-        farthest=min(10.0, settings.margin + width),
+        shares=_compute_shares(settings.mistakes, history[-1] if history else None),
+        nearest=settings.min_distance,
+        farthest=min(10.0, settings.min_distance + width),
     )
 
 
-def plateau(history: Sequence[Measured], settings: CurriculumSettings) -> bool:
+def has_plateaued(history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings) -> bool:
     """Whether the last ``patience`` rounds gained less than ``least_gain`` over the best before them."""
     accuracies = [measured.accuracy for measured in history]
     before, lately = accuracies[: -settings.patience], accuracies[-settings.patience :]
-    return bool(before) and max(lately) - max(before) < settings.least_gain
+    return bool(before) and max(lately) - max(before) < settings.min_gain
 
 
-def measured(scored: Sequence[Scored]) -> Measured | None:
+def summarize_accuracy(scored: Sequence[ScoredStep]) -> CriticAccuracyByMistake | None:
     """Return what a curriculum needs to know of a critic's scores; None where no states could be compared."""
-    accuracy = measure_accuracy(scored)
+    accuracy = pairwise_accuracy(scored)
     if accuracy is None:
         return None
     steps = Counter(mistake for step in scored for mistake in step.mistakes)
-    right = Counter(mistake for step in scored if step.right for mistake in step.mistakes)
-    kinds = tuple(KindMeasured(mistake=k, right=right[k], steps=steps[k]) for k in sorted(steps))
-    return Measured(accuracy=accuracy, kinds=kinds)
+    right = Counter(mistake for step in scored if step.is_right for mistake in step.mistakes)
+    kinds = tuple(MistakeAccuracy(mistake=k, n_right=right[k], n_steps=steps[k]) for k in sorted(steps))
+    return CriticAccuracyByMistake(accuracy=accuracy, by_mistake=kinds)
 
 
-def deal(plan: Round, *, trace_id: str, events: int, each: int, seed: int) -> tuple[tuple[str, ...], ...]:
+def deal_mistakes(round_plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int, seed: int) -> tuple[tuple[str, ...], ...]:
     """Return for each event of a trace which kinds of mistakes to make pairs of: ``each`` of them.
 
     Over the events of a trace the kinds have their shares, rounded up or down; over many traces they have
     them whole, since which way is drawn for each trace. A kind goes to an event twice only where it has
     more places than there are events. All of it follows from seed, round and trace.
     """
-    label = f"contrast/deal/{plan.number}/{trace_id}"
+    label = f"contrast/deal/{round_plan.number}/{trace_id}"
     counts = apportion(
-        shuffle(plan.shares, seed, f"{label}/kinds"), events * each, at=make_rng(seed, label).random()
+        shuffle(round_plan.shares, seed, f"{label}/kinds"), n_events * per_event, offset=make_rng(seed, label).random()
     )
     row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
-    hands: list[list[str]] = [[] for _ in range(events)]
-    order = shuffle(range(events), seed, f"{label}/events")
+    hands: list[list[str]] = [[] for _ in range(n_events)]
+    order = shuffle(range(n_events), seed, f"{label}/events")
     for place, kind in enumerate(row):
-        hands[order[place % events]].append(kind)
+        hands[order[place % n_events]].append(kind)
     return tuple(tuple(hand) for hand in hands)
 
 
-def apportion(shares: Sequence[KindShare], places: int, *, at: float) -> dict[str, int]:
+def apportion(shares: Sequence[MistakeShare], n_places: int, *, offset: float) -> dict[str, int]:
     """Return how many of so many places each kind gets: its share, rounded up or down without bias.
 
     Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the shares lie
@@ -165,35 +165,35 @@ def apportion(shares: Sequence[KindShare], places: int, *, at: float) -> dict[st
         places: How many there are.
         at: Where the first mark lies, from 0 to below 1; drawn evenly, each kind gets its part on average.
     """
-    total, end, first = sum(Fraction(kind.share) for kind in shares), Fraction(0), Fraction(at)
+    total, end, first = sum(Fraction(kind.share) for kind in shares), Fraction(0), Fraction(offset)
     counts = {}
     for kind in shares:
-        start, end = end, end + Fraction(kind.share) / total * places
+        start, end = end, end + Fraction(kind.share) / total * n_places
         counts[kind.mistake] = ceil(end - first) - ceil(start - first)
     return counts
 
 
-def _shares(mistakes: Sequence[str], last: Measured | None) -> tuple[KindShare, ...]:
-    known = {kind.mistake: kind for kind in last.kinds} if last is not None else {}
-    weak = {m: _weakness(known[m]) if m in known else 0.0 for m in mistakes}
+def _compute_shares(mistakes: Sequence[str], last_accuracy: CriticAccuracyByMistake | None) -> tuple[MistakeShare, ...]:
+    known = {kind.mistake: kind for kind in last_accuracy.by_mistake} if last_accuracy is not None else {}
+    weak = {m: _measure_weakness(known[m]) if m in known else 0.0 for m in mistakes}
     total, equal = sum(weak.values()), 1 / len(mistakes)
     parts = {m: weak[m] / total if total > 0 else equal for m in mistakes}
-    return tuple(KindShare(mistake=m, share=EXPLORED * equal + (1 - EXPLORED) * parts[m]) for m in mistakes)
+    return tuple(MistakeShare(mistake=m, share=EXPLORED_SHARE * equal + (1 - EXPLORED_SHARE) * parts[m]) for m in mistakes)
 
 
-def _weakness(kind: KindMeasured) -> float:
-    return wilson_interval(kind.steps - kind.right, kind.steps)[0]
+def _measure_weakness(kind: MistakeAccuracy) -> float:
+    return wilson_interval(kind.n_steps - kind.n_right, kind.n_steps)[0]
 
 
-def history_of(held_out: Sequence[Scored | None], invited: Sequence[Scored | None]) -> list[Measured]:
+def build_history(held_out: Sequence[ScoredStep | None], invited: Sequence[ScoredStep | None]) -> list[CriticAccuracyByMistake]:
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
     Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
     to how their batches came about.
     """
-    accuracy = measure_accuracy([one for one in held_out if one is not None])
+    accuracy = pairwise_accuracy([one for one in held_out if one is not None])
     if accuracy is None:
         return []
-    learned = measured([one for one in invited if one is not None])
-    kinds: tuple[KindMeasured, ...] = () if learned is None else learned.kinds
-    return [Measured(accuracy=accuracy, kinds=kinds)]
+    learned = summarize_accuracy([one for one in invited if one is not None])
+    kinds: tuple[MistakeAccuracy, ...] = () if learned is None else learned.by_mistake
+    return [CriticAccuracyByMistake(accuracy=accuracy, by_mistake=kinds)]

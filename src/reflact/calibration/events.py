@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from reflact.brief import ShortReprModel
-from reflact.calibration.metrics import Scored, measure_accuracy
+from reflact.calibration.metrics import ScoredStep, pairwise_accuracy
 from reflact.calibration.results import CalibrationReport, DropCount
-from reflact.memory import Promotion
+from reflact.memory import PromotionEvidence
 from reflact.results import Usage
 
 
-class Figures(ShortReprModel):
+class ScoreSummary(ShortReprModel):
     """A critic's scores of some steps, in short; the report has all figures, with intervals.
 
     Args:
@@ -30,32 +30,32 @@ class Figures(ShortReprModel):
         accuracy: Pairwise accuracy, 0..1; None where nothing can be ordered.
     """
 
-    steps: int
-    unscored: int = 0
+    n_steps: int
+    n_unscored: int = 0
     error: float | None = None
     accuracy: float | None = None
 
 
-class Began(ShortReprModel):
+class CalibrationStarted(ShortReprModel):
     """A call of ``calibrate`` began: so many traces, and steps whose correct score is known.
 
     ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
     """
 
     kind: Literal["began"] = "began"
-    learn: int
-    held_out: int
-    steps: int
-    anchors: int
+    n_training_traces: int
+    n_held_out_traces: int
+    n_held_out_steps: int
+    n_anchor_steps: int
     resumed: bool = False
 
 
-class RoundBegan(ShortReprModel):
+class RoundStarted(ShortReprModel):
     """A round of contrast pairs began, over so many traces."""
 
     kind: Literal["round_began"] = "round_began"
     number: int
-    traces: int
+    n_traces: int
     usage: Usage = Usage()
 
 
@@ -64,19 +64,19 @@ class CriticMeasured(ShortReprModel):
 
     kind: Literal["critic_measured"] = "critic_measured"
     when: Literal["before", "after"]
-    held_out: Figures
-    anchors: Figures
+    held_out: ScoreSummary
+    anchors: ScoreSummary
     usage: Usage = Usage()
 
 
-class Calibrated(ShortReprModel):
+class CalibrationFinished(ShortReprModel):
     """A call of ``calibrate`` ended; the last of its events."""
 
     kind: Literal["calibrated"] = "calibrated"
     report: CalibrationReport
 
 
-class TraceTaken(ShortReprModel):
+class TraceAccepted(ShortReprModel):
     """A trace came up in the queue: it is learned from, or kept to test on."""
 
     kind: Literal["trace_taken"] = "trace_taken"
@@ -84,7 +84,7 @@ class TraceTaken(ShortReprModel):
     use: Literal["learn", "hold_out"]
 
 
-class TraceLeftOut(ShortReprModel):
+class TraceSkipped(ShortReprModel):
     """A trace was not taken: the queue was full, or the calibrator had stopped.
 
     ``dropped`` ones had been queued and made room for newer ones.
@@ -95,7 +95,7 @@ class TraceLeftOut(ShortReprModel):
     reason: Literal["full", "dropped", "stopped"]
 
 
-class PairsMade(ShortReprModel):
+class PairsGenerated(ShortReprModel):
     """The contrast pairs of a trace are in the store.
 
     ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none. Where the
@@ -104,35 +104,35 @@ class PairsMade(ShortReprModel):
 
     kind: Literal["pairs_made"] = "pairs_made"
     trace_id: str
-    candidates: int
-    kept: int
-    held: int
-    full: bool = False
-    drops: tuple[DropCount, ...] = ()
+    n_candidates: int
+    n_pairs: int
+    n_quarantined: int
+    is_memory_full: bool = False
+    dropped: tuple[DropCount, ...] = ()
     usage: Usage = Usage()
 
 
-class BatchTested(ShortReprModel):
+class PairBatchTested(ShortReprModel):
     """A batch of pairs was tested on held-out traces; promoted ones count from the next score on."""
 
     kind: Literal["batch_tested"] = "batch_tested"
     use: Literal["promote", "demote"] = "promote"
-    evidence: Promotion
+    evidence: PromotionEvidence
     usage: Usage = Usage()
 
 
-class NotTested(ShortReprModel):
+class TestPostponed(ShortReprModel):
     """A batch waits: there are too few held-out traces to decide on it."""
 
     kind: Literal["not_tested"] = "not_tested"
-    pairs: int
-    traces: int
-    needed: int
-    words: str
+    n_pairs: int
+    n_traces: int
+    n_needed_traces: int
+    explanation: str
     usage: Usage = Usage()
 
 
-class Failed(ShortReprModel):
+class TraceFailed(ShortReprModel):
     """Something went wrong with a trace, or beside any; the calibrator goes on with the next one."""
 
     kind: Literal["failed"] = "failed"
@@ -141,7 +141,7 @@ class Failed(ShortReprModel):
     message: str
 
 
-class Stopped(ShortReprModel):
+class CalibratorStopped(ShortReprModel):
     """The calibrator takes no further traces: its budget is spent, or its model cannot be reached at all."""
 
     kind: Literal["stopped"] = "stopped"
@@ -149,33 +149,33 @@ class Stopped(ShortReprModel):
 
 
 CalibrationEvent = Annotated[
-    Began
-    | RoundBegan
+    CalibrationStarted
+    | RoundStarted
     | CriticMeasured
-    | Calibrated
-    | TraceTaken
-    | TraceLeftOut
-    | PairsMade
-    | BatchTested
-    | NotTested
-    | Failed
-    | Stopped,
+    | CalibrationFinished
+    | TraceAccepted
+    | TraceSkipped
+    | PairsGenerated
+    | PairBatchTested
+    | TestPostponed
+    | TraceFailed
+    | CalibratorStopped,
     Field(discriminator="kind"),
 ]
 
-Tell = Callable[[CalibrationEvent], None]
+CalibrationEventCallback = Callable[[CalibrationEvent], None]
 """Is told of an event; must not block."""
 
-CALIBRATION_EVENT: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
+CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
 """Reads such an event from JSON."""
 
 
-def figures_of(scored: Sequence[Scored | None]) -> Figures:
+def summarize_scores(scored: Sequence[ScoredStep | None]) -> ScoreSummary:
     """Return the figures of scores, of which None stands for a step without a valid one."""
     found = [one for one in scored if one is not None]
-    return Figures(
-        steps=len(found),
-        unscored=len(scored) - len(found),
+    return ScoreSummary(
+        n_steps=len(found),
+        n_unscored=len(scored) - len(found),
         error=math.fsum(abs(one.error) for one in found) / len(found) if found else None,
-        accuracy=measure_accuracy(found),
+        accuracy=pairwise_accuracy(found),
     )

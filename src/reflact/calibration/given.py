@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from reflact.errors import ConfigError, DataError
 
-GIVEN_SHOWN = 40
+MAX_SHOWN_INPUT = 40
 """Characters of a wrong value that a message repeats at most."""
 
-FORMS = {
+TYPE_DESCRIPTIONS = {
     "str": "text",
     "Transition": "a Transition(before=..., action=Action(name=...), after=...)",
     "Evaluation": "what critic.score returns, or an Evaluation; gold has a name, record(step, gold=...)",
@@ -23,7 +23,7 @@ FORMS = {
 """What to give where something else was given."""
 
 
-def require(value: object, *kinds: type, what: str) -> None:
+def require_type(value: object, *kinds: type, subject: str) -> None:
     """Make sure that a value is of one of these kinds.
 
     Args:
@@ -35,35 +35,35 @@ def require(value: object, *kinds: type, what: str) -> None:
         DataError: It is of another kind.
     """
     if not isinstance(value, kinds):
-        raise DataError(f"{what} is {a(value)}; give {FORMS[kinds[0].__name__]}")
+        raise DataError(f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[kinds[0].__name__]}")
 
 
-def one_line(name: object, *, what: str = "the id of a trace") -> str:
+def require_trace_id(name: object, *, subject: str = "the id of a trace") -> str:
     """Return the id of a trace: text on one line, since lists and messages show it, and files hold it.
 
     Raises:
         DataError: It is no text, empty, or holds what cannot be seen.
     """
     if not isinstance(name, str):
-        raise DataError(f"{what} is {a(name)}; give text")
+        raise DataError(f"{subject} is {describe_type(name)}; give text")
     if not name.strip() or not name.isprintable():
-        raise DataError(f"{what} is {name!r}; give it letters, digits and signs on one line")
+        raise DataError(f"{subject} is {name!r}; give it letters, digits and signs on one line")
     return name
 
 
-def require_traces(traces: object, kind: type, *, what: str) -> None:
+def require_traces(traces: object, trace_type: type, *, subject: str) -> None:
     """Make sure that a value is a list of traces.
 
     Raises:
         DataError: It is a single one, or holds something else.
     """
     if not isinstance(traces, Iterable) or isinstance(traces, str | bytes):
-        raise DataError(f"{what} is {a(traces)}; give a list of traces, such as Trace.load_all(folder)")
+        raise DataError(f"{subject} is {describe_type(traces)}; give a list of traces, such as Trace.load_all(folder)")
     for number, trace in enumerate(traces):
-        require(trace, kind, what=f"{what}, number {number},")
+        require_type(trace, trace_type, subject=f"{subject}, number {number},")
 
 
-def require_model(llm: object, *, who: str) -> None:
+def require_model(llm: object, *, caller: str) -> None:
     """Make sure that a model can be asked.
 
     Raises:
@@ -73,15 +73,15 @@ def require_model(llm: object, *, who: str) -> None:
         return
     if isinstance(llm, AbstractAsyncContextManager):
         raise ConfigError(
-            f"the model of {who} is not connected yet: `async with connect(...) as llm`, then pass llm"
+            f"the model of {caller} is not connected yet: `async with connect(...) as llm`, then pass llm"
         )
     raise ConfigError(
-        f"{who} needs a connected model and got {a(llm)}: `async with connect(ModelConfig(model=...), "
+        f"{caller} needs a connected model and got {describe_type(llm)}: `async with connect(ModelConfig(model=...), "
         "store=...) as llm` gives one"
     )
 
 
-def require_memory(memory: object, *, who: str) -> None:
+def require_memory(memory: object, *, caller: str) -> None:
     """Make sure that pairs can be found in a memory.
 
     Raises:
@@ -89,18 +89,18 @@ def require_memory(memory: object, *, who: str) -> None:
     """
     if not callable(getattr(memory, "promoted", None)):
         raise ConfigError(
-            f"{who} needs an open memory and got {a(memory)}: `async with MemoryStore(path) as memory` gives "
+            f"{caller} needs an open memory and got {describe_type(memory)}: `async with MemoryStore(path) as memory` gives "
             "one"
         )
 
 
-def a(value: object) -> str:
+def describe_type(value: object) -> str:
     """Return what a value is, in words."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def wrong(error: ValidationError) -> str:
+def describe_first_error(error: ValidationError) -> str:
     """Return what is wrong first with a value that was read from JSON: the field, and what stands there."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
@@ -117,4 +117,4 @@ def wrong(error: ValidationError) -> str:
         case _:
             said = first["msg"][:1].lower() + first["msg"][1:]
     given = json.dumps(first["input"])
-    return field + (said if len(given) > GIVEN_SHOWN else f"{said}, got {given}")
+    return field + (said if len(given) > MAX_SHOWN_INPUT else f"{said}, got {given}")

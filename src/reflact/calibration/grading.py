@@ -8,10 +8,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from reflact.calibration.critic import Critic
-from reflact.calibration.guards import words_of
-from reflact.calibration.metrics import Measures, measure
-from reflact.calibration.replay import Step, score_steps, steps_of
-from reflact.calibration.rollouts import REPLY, last_heard, transitions_of
+from reflact.calibration.guards import split_words
+from reflact.calibration.metrics import CriticMetrics, compute_metrics
+from reflact.calibration.replay import LabeledStep, list_labeled_steps, score_steps
+from reflact.calibration.rollouts import REPLY_ACTION, last_messages, list_transitions
 from reflact.calibration.trace import Trace
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.memory import Action, StateScore, Transition
@@ -19,7 +19,7 @@ from reflact.results import CriticAccuracy, CriticDescription
 from reflact.tasks import fan_out
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
-NOT_KNOWING: Final = (
+NON_ANSWERS: Final = (
     "do not know",
     "don't know",
     "I do not know",
@@ -44,7 +44,7 @@ NOT_KNOWING: Final = (
 """What is said instead of an answer; spelling of capitals and signs aside, and nothing else beside it."""
 
 
-def nothing_said(answer: str, *, question: str, purpose: str) -> str | None:
+def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
     """Return in words why an answer says nothing, or None where it says something.
 
     It is empty, or the question again, or says only that it does not know, unless the question or the purpose
@@ -58,36 +58,36 @@ def nothing_said(answer: str, *, question: str, purpose: str) -> str | None:
     """
     if not answer.strip():
         return "the answer is empty"
-    repeated = purpose == question and _plain(answer) == _plain(question)
+    repeated = purpose == question and _normalize_answer(answer) == _normalize_answer(question)
     if repeated or answer.strip() == question.strip():
         return "the answer is the question again"
-    said, asked = words_of(answer), words_of(question)
-    if said in map(words_of, NOT_KNOWING) and not (_hold(asked, said) or _hold(words_of(purpose), said)):
+    said, asked = split_words(answer), split_words(question)
+    if said in map(split_words, NON_ANSWERS) and not (_contains_words(asked, said) or _contains_words(split_words(purpose), said)):
         return "the answer says that it does not know"
     return None
 
 
-def _plain(text: str) -> str:
+def _normalize_answer(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _hold(words: list[str], others: list[str]) -> bool:
+def _contains_words(words: list[str], text_words: list[str]) -> bool:
     """Whether words stand among others, side by side."""
-    places = range(len(words) - len(others) + 1)
-    return any(words[at : at + len(others)] == others for at in places)
+    places = range(len(words) - len(text_words) + 1)
+    return any(words[at : at + len(text_words)] == text_words for at in places)
 
 
-MOST = 10.0
+MAX_PROGRESS = 10.0
 """The largest phi."""
 
-BARE = 0.0
+BASE_PROGRESS = 0.0
 """The phi of a question that is not answered yet."""
 
-NO_CREDIT = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
+NO_CREDIT_GUARDS = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
 """Guards after which what the critic says is not what counts."""
 
 
-def input_of(item: Item) -> str:
+def item_input(item: Item) -> str:
     """Return an item's input as a purpose: text as it is, anything else as canonical JSON."""
     return item.input if isinstance(item.input, str) else canonical_json(item.input)
 
@@ -117,33 +117,33 @@ class CriticGrader:
         self,
         critic: Critic,
         *,
-        passes_at: float = 8.0,
-        purpose: Callable[[Item], str] = input_of,
-        measured: Measures | None = None,
+        pass_threshold: float = 8.0,
+        purpose: Callable[[Item], str] = item_input,
+        measurements: CriticMetrics | None = None,
     ) -> None:
-        if not 0 < passes_at <= MOST:
-            raise ConfigError(f"passes_at is {passes_at:g}; give a phi above 0 and at most {MOST:g}")
+        if not 0 < pass_threshold <= MAX_PROGRESS:
+            raise ConfigError(f"passes_at is {pass_threshold:g}; give a phi above 0 and at most {MAX_PROGRESS:g}")
         self._critic = critic
-        self._passes_at = passes_at
+        self._pass_threshold = pass_threshold
         self._purpose = purpose
-        self._purpose_name = name_of(purpose)
-        self._used = used(critic, measured)
+        self._purpose_name = function_name(purpose)
+        self._critic_description = describe_critic(critic, measurements)
 
     @property
     def identity(self) -> JsonValue:
         """The critic with its snapshot, the threshold and the purpose: all that a score depends on."""
         return {
             "grader": "critic",
-            "critic": self._used.identity,
-            "passes_at": float(self._passes_at),
-            "phi_before": BARE,
+            "critic": self._critic_description.identity,
+            "passes_at": float(self._pass_threshold),
+            "progress_before": BASE_PROGRESS,
             "purpose": self._purpose_name,
         }
 
     @property
-    def scored_by(self) -> CriticDescription:
+    def critic_description(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
-        return self._used
+        return self._critic_description
 
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Score an answer.
@@ -154,36 +154,36 @@ class CriticGrader:
             ProviderError, BudgetSpent: The critic's endpoint or budget failed.
         """
         purpose = self._purpose(item)
-        nothing = nothing_said(answer, question=input_of(item), purpose=purpose)
+        nothing = explain_empty_answer(answer, question=item_input(item), purpose=purpose)
         if nothing is not None:
             return Grade(
                 score=Score.of(0),
                 answer=answer,
-                feedback=f"worth 0 of {MOST:g}, {self._passes_at:g} needed: {nothing}",
+                feedback=f"worth 0 of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed: {nothing}",
             )
-        transition = Transition(before=item.input, action=Action(name=REPLY, arguments=answer), after=answer)
+        transition = Transition(before=item.input, action=Action(name=REPLY_ACTION, arguments=answer), after=answer)
         try:
-            score = await self._critic.score(transition, purpose=purpose, phi_before=BARE)
+            score = await self._critic.score(transition, purpose=purpose, progress_before=BASE_PROGRESS)
         except (ReplyError, ContextOverflow) as error:
             raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
-        phi = score.evaluation.phi_after
+        phi = score.evaluation.progress_after
         return Grade(
-            score=Score(hard=float(phi >= self._passes_at), soft=phi / MOST),
+            score=Score(hard=float(phi >= self._pass_threshold), soft=phi / MAX_PROGRESS),
             answer=answer,
-            feedback=None if phi == MOST else self._feedback(score),
+            feedback=None if phi == MAX_PROGRESS else self._build_feedback(score),
         )
 
-    def _feedback(self, score: StateScore) -> str:
+    def _build_feedback(self, score: StateScore) -> str:
         said = score.evaluation
-        denied = [name.replace("_", " ") for name in score.guarded if name in NO_CREDIT]
+        denied = [name.replace("_", " ") for name in score.applied_guards if name in NO_CREDIT_GUARDS]
         why = f", no credit for the answer ({', '.join(denied)})" if denied else ""
         return (
-            f"a critic scored it {said.phi_after:g} of {MOST:g}, {self._passes_at:g} needed{why}: "
+            f"a critic scored it {said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed{why}: "
             f"{said.reasoning}"
         )
 
 
-async def measure_critic(critic: Critic, traces: Sequence[Trace], *, limit: int = 8) -> Measures | None:
+async def measure_critic(critic: Critic, traces: Sequence[Trace], *, max_concurrent: int = 8) -> CriticMetrics | None:
     """Return what a critic's scores are worth on steps whose correct score is known; None without any.
 
     Measure the pinned critic that grades, on traces that its pairs were not made from. Steps that the model
@@ -198,16 +198,16 @@ async def measure_critic(critic: Critic, traces: Sequence[Trace], *, limit: int 
         ProviderError: The endpoint refused, failed or could not be reached.
         StoreError: The memory cannot be read.
     """
-    return await measure_on(critic, steps_of(traces), limit=limit)
+    return await measure_critic_on_steps(critic, list_labeled_steps(traces), max_concurrent=max_concurrent)
 
 
-async def measure_on(critic: Critic, steps: Sequence[Step], *, limit: int) -> Measures | None:
+async def measure_critic_on_steps(critic: Critic, steps: Sequence[LabeledStep], *, max_concurrent: int) -> CriticMetrics | None:
     """Return what a critic's scores are worth on steps; see ``measure_critic``."""
-    scored = await score_steps(critic, steps, None, limit=limit)
-    return measure([step for step in scored if step is not None])
+    scored = await score_steps(critic, steps, None, max_concurrent=max_concurrent)
+    return compute_metrics([step for step in scored if step is not None])
 
 
-def used(critic: Critic, measured: Measures | None) -> CriticDescription:
+def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> CriticDescription:
     """Return a critic as a run's summary names it, with what it was measured to be worth.
 
     Raises:
@@ -223,11 +223,11 @@ def used(critic: Critic, measured: Measures | None) -> CriticDescription:
         snapshot=critic.snapshot,
         prompt=critic.prompt,
         pairs=len(critic.pair_ids),
-        accuracy=None if measured is None else _accuracy(measured),
+        accuracy=None if measurements is None else _build_accuracy(measurements),
     )
 
 
-def name_of(function: Callable[..., object]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """Return the qualified name by which a function is known in identities.
 
     Raises:
@@ -241,16 +241,16 @@ def name_of(function: Callable[..., object]) -> str:
     return f"{function.__module__}.{name}"
 
 
-def _accuracy(measured: Measures) -> CriticAccuracy:
+def _build_accuracy(measurements: CriticMetrics) -> CriticAccuracy:
     return CriticAccuracy(
-        traces=measured.traces,
-        transitions=measured.transitions,
-        error=measured.error,
-        accuracy=measured.accuracy,
+        traces=measurements.n_traces,
+        transitions=measurements.n_transitions,
+        error=measurements.error,
+        accuracy=measurements.accuracy,
     )
 
 
-class CriticNotes:
+class CriticAnnotator:
     """Notes phi before and after each reply of a trajectory; pass it to ``Trainer(annotate=...)``.
 
     Args:
@@ -268,20 +268,20 @@ class CriticNotes:
         self,
         critic: Critic,
         *,
-        purpose: Callable[[Item], str] = input_of,
-        state: Callable[[Sequence[Turn]], JsonValue] = last_heard,
-        measured: Measures | None = None,
+        purpose: Callable[[Item], str] = item_input,
+        state: Callable[[Sequence[Turn]], JsonValue] = last_messages,
+        measurements: CriticMetrics | None = None,
     ) -> None:
         self._critic = critic
         self._purpose = purpose
         self._state = state
-        self._used = used(critic, measured)
+        self._critic_description = describe_critic(critic, measurements)
         self._identity = canonical_json(
             {
                 "notes": "critic",
                 "critic": critic.identity,
-                "purpose": name_of(purpose),
-                "state": name_of(state),
+                "purpose": function_name(purpose),
+                "state": function_name(state),
             }
         )
 
@@ -291,9 +291,9 @@ class CriticNotes:
         return self._identity
 
     @property
-    def scored_by(self) -> CriticDescription:
+    def critic_description(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
-        return self._used
+        return self._critic_description
 
     async def annotate(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
         """Return a line on each reply; one that the critic gave no valid score of is named as such.
@@ -309,7 +309,7 @@ class CriticNotes:
                 said = (await self._critic.score(transition, purpose=purpose)).evaluation
             except (ReplyError, ContextOverflow):
                 return f"reply {number}: a critic gave no score"
-            phi = f"{said.phi_before:g} before and {said.phi_after:g} after"
-            return f"reply {number}: a critic gave {phi}, of {MOST:g}: {said.reasoning}"
+            phi = f"{said.progress_before:g} before and {said.progress_after:g} after"
+            return f"reply {number}: a critic gave {phi}, of {MAX_PROGRESS:g}: {said.reasoning}"
 
-        return await fan_out(line, tuple(enumerate(transitions_of(rollout, state=self._state), 1)))
+        return await fan_out(line, tuple(enumerate(list_transitions(rollout, state=self._state), 1)))

@@ -11,11 +11,11 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from reflact.calibration.changes import ABSENT, Change, Seen, seen
+from reflact.calibration.changes import ABSENT_TEXT, FieldChange, TransitionView, view_transition
 from reflact.memory import Evaluation, Transition
 
 _ESCAPE = re.compile(r'\\[nrt"\\/]')
-_APART = "\x1e"
+_SEPARATOR = "\x1e"
 """Stands between texts, so that no quote goes from one into the next."""
 
 _WORD = re.compile(
@@ -24,15 +24,15 @@ _WORD = re.compile(
 )
 """A minus belongs to a number unless it joins it to what stands before, as in 5-7."""
 
-_PART = 10_000
+_PART_CHARS = 10_000
 """Characters that are compared at a time: a function of C lets nobody else compute until it returns."""
 
-_BREAK = re.compile(r"[\s\"{}\[\]]")
-_WHOLE = re.compile(r"(-?\d+)\.0+")
-_SIGNS = frozenset("-+ ")
+_PART_BREAK = re.compile(r"[\s\"{}\[\]]")
+_WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
+_SIGN_WORDS = frozenset("-+ ")
 """What a diff has before each line; a minus makes another number of one that a line begins with."""
 
-_CONNECTING = frozenset(
+_CONNECTING_WORDS = frozenset(
     {
         "a",
         "an",
@@ -73,133 +73,133 @@ _CONNECTING = frozenset(
 )
 
 
-class Grounds:
+class QuotableTexts:
     """What evidence about a transition may quote: the state after, and what changed."""
 
-    def __init__(self, transition: Transition | Seen) -> None:
-        texts = seen(transition)
-        self._known: dict[str, _Standing] = {}
-        self._before = _Words([texts.before])
-        self._after = _Words([texts.after])
-        if all(isinstance(side, str) for side in texts.sides):
-            lines = texts.change.split("\n")
+    def __init__(self, transition: Transition | TransitionView) -> None:
+        texts = view_transition(transition)
+        self._locations: dict[str, _QuoteLocation] = {}
+        self._before = _WordSequence([texts.before_text])
+        self._after = _WordSequence([texts.after_text])
+        if all(isinstance(side, str) for side in texts.states):
+            lines = texts.change_text.split("\n")
             numbers = [line for line in lines if line[:1] == "-" and line[1:2].isdecimal()]
-            unsigned = "\n".join(line[1:] if line[:1] in _SIGNS else line for line in lines)
-            self._old, self._new = _Words(numbers), _Words([])
-            self._shown = _Words([unsigned, *numbers])
+            unsigned = "\n".join(line[1:] if line[:1] in _SIGN_WORDS else line for line in lines)
+            self._old, self._new = _WordSequence(numbers), _WordSequence([])
+            self._shown = _WordSequence([unsigned, *numbers])
         else:
-            self._old, self._new = (_Words(_sides(texts.fields, after=side)) for side in (False, True))
-            absent = (f"{field.path} {ABSENT}" for field in texts.fields if field.after is None)
-            self._shown = _Words([texts.change, *absent])
+            self._old, self._new = (_WordSequence(_list_field_values(texts.changed_fields, after=side)) for side in (False, True))
+            absent = (f"{field.path} {ABSENT_TEXT}" for field in texts.changed_fields if field.after is None)
+            self._shown = _WordSequence([texts.change_text, *absent])
 
-    def unfounded(self, evidence: Sequence[str]) -> tuple[str, ...]:
+    def find_invented(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those pieces of evidence that are not there, or quote nothing."""
-        return tuple(quote for quote in evidence if not self._standing(quote).there)
+        return tuple(quote for quote in evidence if not self._locate_quote(quote).is_present)
 
-    def gone(self, evidence: Sequence[str]) -> tuple[str, ...]:
+    def find_vanished(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those that stand nowhere but in what is gone: removed lines, values that a field had.
 
         What names both sides of a change (``status: open -> paid``), or says that a field is not there any
         more, speaks of the state after and is not among them.
         """
-        return tuple(quote for quote in evidence if self._standing(quote).gone)
+        return tuple(quote for quote in evidence if self._locate_quote(quote).is_removed)
 
-    def new(self, evidence: Sequence[str]) -> bool:
+    def mentions_change(self, evidence: Sequence[str]) -> bool:
         """Whether any piece of evidence speaks of what changed, not only of what was there before."""
-        return any(self._standing(quote).new for quote in evidence)
+        return any(self._locate_quote(quote).is_changed for quote in evidence)
 
-    def _standing(self, quote: str) -> _Standing:
+    def _locate_quote(self, quote: str) -> _QuoteLocation:
         """Return where a quote stands; each is looked for once."""
-        if quote not in self._known:
-            self._known[quote] = self._looked_for(_Words([quote.replace(_APART, " ")]))
-        return self._known[quote]
+        if quote not in self._locations:
+            self._locations[quote] = self._search_quote(_WordSequence([quote.replace(_SEPARATOR, " ")]))
+        return self._locations[quote]
 
-    def _looked_for(self, quote: _Words) -> _Standing:
-        after, named = self._after.holds(quote), self._new.holds(quote)
-        changed = named or self._shown.holds(quote)
-        return _Standing(
-            there=quote.tells and (after or changed),
-            gone=not (after or named) and (self._before.holds(quote) or self._old.holds(quote)),
-            new=changed or self._before.holds(quote) != after,
+    def _search_quote(self, quote: _WordSequence) -> _QuoteLocation:
+        after, named = self._after.contains(quote), self._new.contains(quote)
+        changed = named or self._shown.contains(quote)
+        return _QuoteLocation(
+            is_present=quote.has_content and (after or changed),
+            is_removed=not (after or named) and (self._before.contains(quote) or self._old.contains(quote)),
+            is_changed=changed or self._before.contains(quote) != after,
         )
 
 
-class _Standing(NamedTuple):
+class _QuoteLocation(NamedTuple):
     """Where a quote stands: after the step or in the change, only in what is gone, in what changed."""
 
-    there: bool
-    gone: bool
-    new: bool
+    is_present: bool
+    is_removed: bool
+    is_changed: bool
 
 
-class _Words:
+class _WordSequence:
     """Texts as their words in order: all of them, and those that do not only connect."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         whole: list[str] = []
         telling: list[str] = []
         for number, text in enumerate(texts):
-            for words in ([_APART] if number else [], *_words_by_part(text)):
-                whole += _run(words)
-                telling += _run([word for word in words if word not in _CONNECTING])
-        self.tells = bool(telling)
-        self._views = (_joined(whole), _joined(telling))
+            for words in ([_SEPARATOR] if number else [], *_split_words_by_part(text)):
+                whole += _format_run(words)
+                telling += _format_run([word for word in words if word not in _CONNECTING_WORDS])
+        self.has_content = bool(telling)
+        self._views = (_join_runs(whole), _join_runs(telling))
 
-    def holds(self, other: _Words) -> bool:
+    def contains(self, other: _WordSequence) -> bool:
         """Whether the other text's words stand here side by side."""
         return any(theirs in mine for mine, theirs in zip(self._views, other._views, strict=True))
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return a text's words in order, as they are compared."""
-    return [word for words in _words_by_part(text) for word in words]
+    return [word for words in _split_words_by_part(text) for word in words]
 
 
-def _words_by_part(text: str) -> Iterator[list[str]]:
-    for part in _parts(text):
+def _split_words_by_part(text: str) -> Iterator[list[str]]:
+    for part in _split_parts(text):
         plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", part).casefold())
         words = _WORD.findall(plain)
-        yield [*map(_plain_number, words)] if ".0" in plain else words
+        yield [*map(_normalize_number, words)] if ".0" in plain else words
 
 
-def _plain_number(word: str) -> str:
-    whole = _WHOLE.fullmatch(word) if word[-1] == "0" else None
+def _normalize_number(word: str) -> str:
+    whole = _WHOLE_NUMBER.fullmatch(word) if word[-1] == "0" else None
     return word if whole is None else whole[1]
 
 
-def _parts(text: str) -> Iterator[str]:
+def _split_parts(text: str) -> Iterator[str]:
     """Yield a text in parts that end before a space, a quotation mark or a bracket: no word holds one."""
     start = 0
     while start < len(text):
-        found = _BREAK.search(text, start + _PART)
+        found = _PART_BREAK.search(text, start + _PART_CHARS)
         end = len(text) if found is None else found.start()
         yield text[start:end]
         start = end
 
 
-def _sides(fields: Iterable[Change], *, after: bool) -> list[str]:
+def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[str]:
     """Return the fields with the value that they have on a side, as far as they are there."""
     sides = ((field.path, field.after if after else field.before) for field in fields)
     return [f"{path} {value}" for path, value in sides if value is not None]
 
 
-def _run(words: Sequence[str]) -> list[str]:
+def _format_run(words: Sequence[str]) -> list[str]:
     return ["\x1f".join(words)] if words else []
 
 
-def _joined(runs: Sequence[str]) -> str:
+def _join_runs(runs: Sequence[str]) -> str:
     return "\x1f".join(("", *runs, ""))
 
 
-class Limits(NamedTuple):
+class GuardLimits(NamedTuple):
     """What the guards go by; see ``CriticSettings``."""
 
-    jump: float
-    jump_confidence: float
-    unsupported_confidence: float
+    max_jump: float
+    max_jump_confidence: float
+    max_unsupported_confidence: float
 
 
-class Case(NamedTuple):
+class GuardCase(NamedTuple):
     """A transition as guards see it.
 
     Args:
@@ -209,61 +209,61 @@ class Case(NamedTuple):
         phi_before: What the state before is worth whatever an evaluation says; None: that is its to say.
     """
 
-    changed: bool
-    grounds: Grounds
-    limits: Limits
-    phi_before: float | None = None
+    has_change: bool
+    quotable: QuotableTexts
+    limits: GuardLimits
+    progress_before: float | None = None
 
     @classmethod
-    def of(cls, transition: Transition | Seen, limits: Limits, *, phi_before: float | None = None) -> Case:
+    def from_transition(cls, transition: Transition | TransitionView, limits: GuardLimits, *, progress_before: float | None = None) -> GuardCase:
         """Return what the guards need to know of a transition."""
-        texts = seen(transition)
-        return cls(texts.transition.changed, Grounds(texts), limits, phi_before)
+        texts = view_transition(transition)
+        return cls(texts.transition.changes_state, QuotableTexts(texts), limits, progress_before)
 
 
-def no_change(said: Evaluation, case: Case) -> Evaluation:
+def no_change(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """Where nothing changed nothing was achieved: phi after is phi before."""
-    return said if case.changed else _no_credit(said)
+    return evaluation if case.has_change else _remove_credit(evaluation)
 
 
-def invented_evidence(said: Evaluation, case: Case) -> Evaluation:
+def invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """Evidence that is not there is struck out; what rests on it gets no credit and little confidence."""
-    invented = case.grounds.unfounded(said.evidence) if case.changed else ()
+    invented = case.quotable.find_invented(evaluation.evidence) if case.has_change else ()
     if not invented:
-        return said
-    kept = tuple(quote for quote in said.evidence if quote not in invented)
-    return _at_most(_no_credit(said), case.limits.unsupported_confidence).model_copy(
+        return evaluation
+    kept = tuple(quote for quote in evaluation.evidence if quote not in invented)
+    return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence).model_copy(
         update={"evidence": kept}
     )
 
 
-def no_evidence(said: Evaluation, case: Case) -> Evaluation:
+def no_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change that is judged without any evidence gets no credit and little confidence."""
-    if not case.changed or said.evidence:
-        return said
-    return _at_most(_no_credit(said), case.limits.unsupported_confidence)
+    if not case.has_change or evaluation.evidence:
+        return evaluation
+    return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence)
 
 
-def vanished_evidence(said: Evaluation, case: Case) -> Evaluation:
+def vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a loss."""
-    if not case.changed or not said.evidence or _bearing(said, case):
-        return said
-    return _at_most(_no_credit(said), case.limits.unsupported_confidence)
+    if not case.has_change or not evaluation.evidence or _select_bearing_evidence(evaluation, case):
+        return evaluation
+    return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence)
 
 
-def old_evidence(said: Evaluation, case: Case) -> Evaluation:
+def old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change of phi for which only what was there before is quoted gets little confidence."""
-    if not case.changed or said.delta == 0 or case.grounds.new(_bearing(said, case)):
-        return said
-    return _at_most(said, case.limits.unsupported_confidence)
+    if not case.has_change or evaluation.delta == 0 or case.quotable.mentions_change(_select_bearing_evidence(evaluation, case)):
+        return evaluation
+    return _cap_confidence(evaluation, case.limits.max_unsupported_confidence)
 
 
-def jump(said: Evaluation, case: Case) -> Evaluation:
+def jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A large change of phi in one step gets limited confidence."""
-    return _at_most(said, case.limits.jump_confidence) if abs(said.delta) > case.limits.jump else said
+    return _cap_confidence(evaluation, case.limits.max_jump_confidence) if abs(evaluation.delta) > case.limits.max_jump else evaluation
 
 
-GUARDS: Final[tuple[Callable[[Evaluation, Case], Evaluation], ...]] = (
+GUARDS: Final[tuple[Callable[[Evaluation, GuardCase], Evaluation], ...]] = (
     no_change,
     invented_evidence,
     no_evidence,
@@ -273,71 +273,71 @@ GUARDS: Final[tuple[Callable[[Evaluation, Case], Evaluation], ...]] = (
 )
 
 
-def guarded(said: Evaluation, case: Case) -> tuple[Evaluation, tuple[str, ...]]:
+def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, tuple[str, ...]]:
     """Return what is left of an evaluation, and the names of the guards that changed something."""
-    said, names = _counted(said, case), list[str]()
+    evaluation, names = _set_progress_before(evaluation, case), list[str]()
     for guard in GUARDS:
-        left = guard(said, case)
-        if left != said:
+        left = guard(evaluation, case)
+        if left != evaluation:
             names.append(guard.__name__)
-        said = left
-    return said, tuple(names)
+        evaluation = left
+    return evaluation, tuple(names)
 
 
-def objection(said: Evaluation, case: Case) -> str | None:
+def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
     """Return why an evaluation is to be asked for again, or None.
 
     A difference between two states that differ has to rest on evidence, and on none that is invented; a gain
     on more than what is gone.
     """
-    said = _counted(said, case)
-    if not case.changed or said.delta == 0:
+    evaluation = _set_progress_before(evaluation, case)
+    if not case.has_change or evaluation.delta == 0:
         return None
-    if not said.evidence:
-        return f"evidence is empty: copy words from the state after or from the change, or {_withdrawn(case)}"
-    invented = case.grounds.unfounded(said.evidence)
+    if not evaluation.evidence:
+        return f"evidence is empty: copy words from the state after or from the change, or {_describe_no_change(case)}"
+    invented = case.quotable.find_invented(evaluation.evidence)
     if invented:
         return (
-            f"evidence {_listed(invented)} stands neither in the state after nor in the change: copy words "
+            f"evidence {_join_quotes(invented)} stands neither in the state after nor in the change: copy words "
             "that do"
         )
-    if _bearing(said, case):
+    if _select_bearing_evidence(evaluation, case):
         return None
     return (
-        f"evidence {_listed(said.evidence)} is gone in the state after, which shows no gain: copy words from "
-        f"the state after, or a change with both its sides, or {_withdrawn(case)}"
+        f"evidence {_join_quotes(evaluation.evidence)} is gone in the state after, which shows no gain: copy words from "
+        f"the state after, or a change with both its sides, or {_describe_no_change(case)}"
     )
 
 
-def _bearing(said: Evaluation, case: Case) -> tuple[str, ...]:
+def _select_bearing_evidence(evaluation: Evaluation, case: GuardCase) -> tuple[str, ...]:
     """Return the evidence that can bear the change of phi: what is gone bears a loss and no gain."""
-    if said.delta <= 0:
-        return said.evidence
-    gone = case.grounds.gone(said.evidence)
-    return tuple(quote for quote in said.evidence if quote not in gone)
+    if evaluation.delta <= 0:
+        return evaluation.evidence
+    gone = case.quotable.find_vanished(evaluation.evidence)
+    return tuple(quote for quote in evaluation.evidence if quote not in gone)
 
 
-def _listed(quotes: Sequence[str]) -> str:
+def _join_quotes(quotes: Sequence[str]) -> str:
     return ", ".join(repr(quote[:100]) for quote in quotes[:3])
 
 
-def _counted(said: Evaluation, case: Case) -> Evaluation:
+def _set_progress_before(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """Return an evaluation from where it counts: the state before is worth what is known of it."""
-    if case.phi_before is None or case.phi_before == said.phi_before:
-        return said
-    return said.model_copy(update={"phi_before": case.phi_before})
+    if case.progress_before is None or case.progress_before == evaluation.progress_before:
+        return evaluation
+    return evaluation.model_copy(update={"progress_before": case.progress_before})
 
 
-def _withdrawn(case: Case) -> str:
+def _describe_no_change(case: GuardCase) -> str:
     """Return in words how an evaluation claims no change."""
-    if case.phi_before is None:
+    if case.progress_before is None:
         return "give equal numbers"
-    return f"give {case.phi_before:g} as phi after, since the state before counts {case.phi_before:g} here"
+    return f"give {case.progress_before:g} as phi after, since the state before counts {case.progress_before:g} here"
 
 
-def _no_credit(said: Evaluation) -> Evaluation:
-    return said.model_copy(update={"phi_after": said.phi_before})
+def _remove_credit(evaluation: Evaluation) -> Evaluation:
+    return evaluation.model_copy(update={"progress_after": evaluation.progress_before})
 
 
-def _at_most(said: Evaluation, confidence: float) -> Evaluation:
-    return said.model_copy(update={"confidence": min(said.confidence, confidence)})
+def _cap_confidence(evaluation: Evaluation, max_confidence: float) -> Evaluation:
+    return evaluation.model_copy(update={"confidence": min(evaluation.confidence, max_confidence)})

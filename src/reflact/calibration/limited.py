@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import anyio
 
 from reflact.calibration.critic import Scorer
-from reflact.calibration.results import Consumed
+from reflact.calibration.results import PurposeUsage
 from reflact.calls import CallId, RenderedPrompt, Reply
 from reflact.errors import ContextOverflow, ModelError, ReplyError, RunFailed
 from reflact.memory import ContrastPair, StateScore, Transition
@@ -22,9 +22,9 @@ from reflact.results import Usage
 class LimitedLLM:
     """A model whose calls wait for a place."""
 
-    def __init__(self, llm: LLM, places: anyio.Semaphore) -> None:
+    def __init__(self, llm: LLM, semaphore: anyio.Semaphore) -> None:
         self._llm = llm
-        self._places = places
+        self._semaphore = semaphore
 
     @property
     def identity(self) -> str:
@@ -40,7 +40,7 @@ class LimitedLLM:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the model, once there is a place; see ``reflact.ports.LLM.ask``."""
-        async with self._places:
+        async with self._semaphore:
             return await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
 
 
@@ -54,10 +54,10 @@ class LimitedCritic:
     """
 
     def __init__(
-        self, critic: Scorer, places: anyio.Semaphore, *, pairs: Sequence[ContrastPair] | None = None
+        self, critic: Scorer, semaphore: anyio.Semaphore, *, pairs: Sequence[ContrastPair] | None = None
     ) -> None:
         self._critic = critic
-        self._places = places
+        self._semaphore = semaphore
         self._pairs = pairs
 
     async def score(
@@ -70,48 +70,48 @@ class LimitedCritic:
     ) -> StateScore:
         """Ask the critic, once there is a place."""
         shown = self._pairs if pairs is None else pairs
-        async with self._places:
+        async with self._semaphore:
             return await self._critic.score(transition, purpose=purpose, pairs=shown, trial=trial)
 
 
-COUNTS = ("questions", "unanswered", "refused")
+COUNT_FIELDS = ("n_questions", "n_unanswered", "n_invalid")
 
 
-class Books:
+class UsageLedger:
     """Sums up what was consumed, by role and purpose."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], Consumed] = {}
+        self._entries: dict[tuple[str, str], PurposeUsage] = {}
 
     @property
-    def entries(self) -> tuple[Consumed, ...]:
+    def entries(self) -> tuple[PurposeUsage, ...]:
         """All that was booked, sorted by role and purpose."""
         return tuple(self._entries[key] for key in sorted(self._entries))
 
     @property
     def usage(self) -> Usage:
         """What all of it took."""
-        return total(self.entries)
+        return sum_usage(self.entries)
 
-    def since(self, earlier: Iterable[Consumed]) -> tuple[Consumed, ...]:
+    def entries_since(self, earlier: Iterable[PurposeUsage]) -> tuple[PurposeUsage, ...]:
         """Return what was booked beyond earlier entries of these books."""
         before = {(one.role, one.purpose): one for one in earlier}
-        found = [_beyond(one, before.get((one.role, one.purpose))) for one in self.entries]
-        return tuple(one for one in found if one.questions)
+        found = [_subtract_entry(one, before.get((one.role, one.purpose))) for one in self.entries]
+        return tuple(one for one in found if one.n_questions)
 
-    def book(self, one: Consumed) -> None:
+    def add(self, entry: PurposeUsage) -> None:
         """Add what a question took."""
-        key = (one.role, one.purpose)
+        key = (entry.role, entry.purpose)
         sofar = self._entries.get(key)
-        self._entries[key] = one if sofar is None else _summed(sofar, one)
+        self._entries[key] = entry if sofar is None else _add_entries(sofar, entry)
 
 
-class CountedLLM:
+class MeteredLLM:
     """Implements ``ports.LLM`` by another one and books what its calls consume, also where they fail."""
 
-    def __init__(self, llm: LLM, books: Books) -> None:
+    def __init__(self, llm: LLM, usage_ledger: UsageLedger) -> None:
         self._llm = llm
-        self._books = books
+        self._usage_ledger = usage_ledger
 
     @property
     def identity(self) -> str:
@@ -127,48 +127,48 @@ class CountedLLM:
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
         """Ask the other model; see ``ports.LLM.ask``."""
-        one = Consumed(role=call_id.role, purpose=call_id.purpose, questions=1)
+        one = PurposeUsage(role=call_id.role, purpose=call_id.purpose, n_questions=1)
         try:
             reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
         except ModelError as error:
             refused = error.usage.calls
-            self._books.book(
-                one.model_copy(update={"usage": error.usage, "refused": refused, "unanswered": 1})
+            self._usage_ledger.add(
+                one.model_copy(update={"usage": error.usage, "n_invalid": refused, "n_unanswered": 1})
             )
             raise
-        self._books.book(one.model_copy(update={"usage": reply.usage, "refused": reply.attempts - 1}))
+        self._usage_ledger.add(one.model_copy(update={"usage": reply.usage, "n_invalid": reply.attempts - 1}))
         return reply
 
 
-def total(entries: Iterable[Consumed]) -> Usage:
+def sum_usage(entries: Iterable[PurposeUsage]) -> Usage:
     """Return what several entries took together."""
     return sum((one.usage for one in entries), Usage())
 
 
-def _summed(one: Consumed, other: Consumed) -> Consumed:
-    counts = {name: getattr(one, name) + getattr(other, name) for name in COUNTS}
-    return one.model_copy(update={**counts, "usage": one.usage + other.usage})
+def _add_entries(entry: PurposeUsage, other: PurposeUsage) -> PurposeUsage:
+    counts = {name: getattr(entry, name) + getattr(other, name) for name in COUNT_FIELDS}
+    return entry.model_copy(update={**counts, "usage": entry.usage + other.usage})
 
 
-def _beyond(later: Consumed, earlier: Consumed | None) -> Consumed:
+def _subtract_entry(later: PurposeUsage, earlier: PurposeUsage | None) -> PurposeUsage:
     if earlier is None:
         return later
-    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNTS}
-    return later.model_copy(update={**counts, "usage": difference(later.usage, earlier.usage)})
+    counts = {name: getattr(later, name) - getattr(earlier, name) for name in COUNT_FIELDS}
+    return later.model_copy(update={**counts, "usage": subtract_usage(later.usage, earlier.usage)})
 
 
-def difference(later: Usage, earlier: Usage) -> Usage:
+def subtract_usage(later: Usage, earlier: Usage) -> Usage:
     """Return what was consumed between two looks at the same books."""
     usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})
 
 
-FIRST = 10
+FAIL_FAST_CALLS = 10
 """Questions that may stay without a valid reply before there is any."""
 
 
-class HeardCritic:
+class FailFastCritic:
     """A critic that must give one valid score among its first ones.
 
     Args:
@@ -177,8 +177,8 @@ class HeardCritic:
 
     def __init__(self, critic: Scorer) -> None:
         self._critic = critic
-        self._scored = False
-        self._lost = 0
+        self._has_scored = False
+        self._n_invalid = 0
 
     async def score(
         self,
@@ -197,22 +197,22 @@ class HeardCritic:
         try:
             score = await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
         except (ReplyError, ContextOverflow) as error:
-            self._count(error)
+            self._count_failure(error)
             raise
-        self._scored = True
+        self._has_scored = True
         return score
 
-    def _count(self, error: ModelError) -> None:
-        self._lost += 1
-        if not self._scored and self._lost >= FIRST:
+    def _count_failure(self, error: ModelError) -> None:
+        self._n_invalid += 1
+        if not self._has_scored and self._n_invalid >= FAIL_FAST_CALLS:
             raise RunFailed(
-                f"the critic gave no valid score of any of the first {FIRST} questions, so nothing more is "
+                f"the critic gave no valid score of any of the first {FAIL_FAST_CALLS} questions, so nothing more is "
                 f"asked; the last reply was refused: {error}. Look at the model and its address "
                 "(models.critic.model, base_url), at `mode` and at `max_tokens`; what was paid for is stored"
             ) from error
 
 
-class HeardJudge:
+class FailFastJudge:
     """A judge that must give one valid reply to its first comparisons: without any it keeps no pair.
 
     Args:
@@ -221,8 +221,8 @@ class HeardJudge:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._heard = False
-        self._lost = 0
+        self._has_replied = False
+        self._n_invalid = 0
 
     @property
     def identity(self) -> str:
@@ -246,20 +246,20 @@ class HeardJudge:
         try:
             reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
         except ReplyError as error:
-            self._lost += 1
-            if not self._heard and self._lost >= FIRST:
+            self._n_invalid += 1
+            if not self._has_replied and self._n_invalid >= FAIL_FAST_CALLS:
                 raise RunFailed(
-                    f"the judge gave no valid reply to any of the first {FIRST} comparisons, without which "
+                    f"the judge gave no valid reply to any of the first {FAIL_FAST_CALLS} comparisons, without which "
                     "none of their pairs is kept, so nothing more is asked; the last reply was refused: "
                     f"{error}. Look at the model (models.critic.model), at `mode` and at `max_tokens`, or do "
                     "without comparisons (contrast.judges: 0); what was paid for is stored"
                 ) from error
             raise
-        self._heard = True
+        self._has_replied = True
         return reply
 
 
-class HeardWriter:
+class FailFastWriter:
     """A writer that is asked no more where none of its first questions got a valid reply.
 
     That is decided by ``settle`` alone, between groups of questions that are all over, so that it follows
@@ -271,9 +271,9 @@ class HeardWriter:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._refused: dict[str, str] = {}
-        self.heard = False
-        self.given_up: str | None = None
+        self._invalid_questions: dict[str, str] = {}
+        self.has_replied = False
+        self.stop_reason: str | None = None
 
     @property
     def identity(self) -> str:
@@ -294,21 +294,21 @@ class HeardWriter:
             ReplyError: The writer was given up, or its replies were not valid.
             ModelError: It gave no reply.
         """
-        if self.given_up is not None:
-            raise ReplyError(self.given_up)
+        if self.stop_reason is not None:
+            raise ReplyError(self.stop_reason)
         try:
             reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
         except ReplyError as error:
-            self._refused[call_id.label] = str(error)
+            self._invalid_questions[call_id.label] = str(error)
             raise
-        self.heard = True
+        self.has_replied = True
         return reply
 
-    def settle(self) -> None:
+    def stop_if_silent(self) -> None:
         """Give the writer up if enough different questions were asked and none got a valid reply."""
-        if not self.heard and self.given_up is None and len(self._refused) >= FIRST:
-            self.given_up = (
-                f"the writer gave no valid reply to any of its first {len(self._refused)} questions, so it "
+        if not self.has_replied and self.stop_reason is None and len(self._invalid_questions) >= FAIL_FAST_CALLS:
+            self.stop_reason = (
+                f"the writer gave no valid reply to any of its first {len(self._invalid_questions)} questions, so it "
                 "was asked no more, and candidates that it was to write were dropped as bad_reply; the last "
-                f"one: {self._refused[max(self._refused)]}"
+                f"one: {self._invalid_questions[max(self._invalid_questions)]}"
             )

@@ -10,30 +10,37 @@ import anyio
 from pydantic import JsonValue
 
 from reflact.aside import run_in_thread
-from reflact.calibration.comparing import compare, sides
-from reflact.calibration.constructions import Band, Built, Label, built, label_of, under
-from reflact.calibration.critic import Scorer, agreed
-from reflact.calibration.curriculum import Round
+from reflact.calibration.comparing import compare_sides, plan_sides
+from reflact.calibration.constructions import (
+    DistanceBand,
+    PairCandidate,
+    ReferenceEvaluation,
+    build_candidates,
+    build_other_purpose_candidate,
+    find_reference,
+)
+from reflact.calibration.critic import Scorer, find_agreement
+from reflact.calibration.curriculum import RoundPlan
 from reflact.calibration.limited import LimitedCritic, LimitedLLM
 from reflact.calibration.mistakes import (
     KNOWN_MISTAKES,
-    Asked,
-    Choice,
+    AskedMistakePlan,
+    CandidateCallback,
+    CandidateChoice,
     ContrastSettings,
-    Drop,
+    DroppedCandidate,
     DropReason,
-    Elsewhere,
-    Impossible,
+    ImpossiblePlan,
     Mistake,
+    OtherPurposePlan,
     PurposeReply,
-    Report,
-    ask_mistake,
-    ask_purpose,
-    choose,
-    mistaken,
-    mistaken_check,
-    other_than,
-    purpose_check,
+    build_mistake_prompt,
+    build_purpose_prompt,
+    choose_candidates,
+    find_other_purpose,
+    make_mistake_check,
+    make_purpose_check,
+    mistake_reply_type,
 )
 from reflact.calibration.showing import show_transition
 from reflact.calls import CallId, RenderedPrompt
@@ -44,11 +51,11 @@ from reflact.prompts import PromptBook
 from reflact.tasks import fan_out
 from reflact.types import digest_json
 
-Way: TypeAlias = Choice[ContrastPair]
+CandidatePlan: TypeAlias = CandidateChoice[ContrastPair]
 """How a candidate comes about; pairs that need no model are there already."""
 
 
-class Job(NamedTuple):
+class EventJob(NamedTuple):
     """An event with the kinds of mistakes that it was dealt.
 
     Args:
@@ -59,20 +66,20 @@ class Job(NamedTuple):
     """
 
     event: ScoreEvent
-    hand: tuple[str, ...]
-    place: int
-    repeated: bool
+    mistakes: tuple[str, ...]
+    first_candidate: int
+    is_repeated: bool
 
 
-class _Failed(Exception):
+class _CandidateFailed(Exception):
     """A candidate that becomes no pair; never leaves this module."""
 
-    def __init__(self, reason: DropReason, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, reason: DropReason, explanation: str) -> None:
+        super().__init__(explanation)
         self.reason = reason
 
 
-class Maker:
+class PairGenerator:
     """Makes pairs of a trace's events, for one round; the arguments are those of ``contrast``.
 
     Raises:
@@ -83,222 +90,222 @@ class Maker:
         self,
         purpose: str,
         trace_id: str,
-        plan: Round,
+        round_plan: RoundPlan,
         *,
         llm: LLM,
         judge: LLM | None,
         critic: Scorer | None,
         settings: ContrastSettings,
         prompts: PromptBook,
-        known: Container[str],
-        others: Sequence[str],
-        report: Report | None,
+        known_pair_ids: Container[str],
+        other_purposes: Sequence[str],
+        on_result: CandidateCallback | None,
     ) -> None:
         gate = anyio.Semaphore(settings.concurrency)
         self._purpose = purpose
         self._trace_id = trace_id
-        self._plan = plan
-        self._band = Band(plan.nearest, plan.farthest)
-        self._mistakes = described(plan, settings)
+        self._round_plan = round_plan
+        self._band = DistanceBand(round_plan.nearest, round_plan.farthest)
+        self._mistakes = collect_mistakes(round_plan, settings)
         self._llm = LimitedLLM(llm, gate)
         self._judge = None if judge is None else LimitedLLM(judge, gate)
         self._critic = None if critic is None else LimitedCritic(critic, gate)
         self._settings = settings
         self._prompts = prompts
-        self._known = known
-        self._others = others
-        self._report = report
-        self._told: set[str] = set()
+        self._known_pair_ids = known_pair_ids
+        self._other_purposes = other_purposes
+        self._on_result = on_result
+        self._reported_ids: set[str] = set()
 
-    async def make(self, job: Job) -> tuple[ContrastPair | Drop, ...]:
+    async def generate(self, job: EventJob) -> tuple[ContrastPair | DroppedCandidate, ...]:
         """Return what became of an event's candidates, in their order."""
-        choices = await self._choices(job)
-        return await fan_out(lambda n: self._candidate(job, n, choices), range(len(job.hand)))
+        choices = await self._plan_candidates(job)
+        return await fan_out(lambda n: self._generate_candidate(job, n, choices), range(len(job.mistakes)))
 
-    async def _choices(self, job: Job) -> tuple[Way, ...]:
-        if job.repeated:
-            return (Impossible("duplicate", "an earlier step of this trace is equal"),) * len(job.hand)
+    async def _plan_candidates(self, job: EventJob) -> tuple[CandidatePlan, ...]:
+        if job.is_repeated:
+            return (ImpossiblePlan("duplicate", "an earlier step of this trace is equal"),) * len(job.mistakes)
         try:
-            agreed_on = None if job.event.gold is not None else await self._agreed(job.event, self._purpose)
-            return await run_in_thread(partial(self._chosen, job, agreed_on), *job.event.transition.states)
-        except _Failed as failed:
-            return (Impossible(failed.reason, str(failed)),) * len(job.hand)
+            agreed_on = None if job.event.label is not None else await self._find_agreement(job.event, self._purpose)
+            return await run_in_thread(partial(self._choose_ways, job, agreed_on), *job.event.transition.payloads)
+        except _CandidateFailed as failed:
+            return (ImpossiblePlan(failed.reason, str(failed)),) * len(job.mistakes)
 
-    def _chosen(self, job: Job, agreed_on: Evaluation | None) -> tuple[Way, ...]:
-        label = _label(job.event, agreed_on)
-        possible = built(job.event, label, purpose=self._purpose, band=self._band)
-        pairs = [self._pair(job.event, one) for one in possible]
-        return choose(
-            job.hand,
+    def _choose_ways(self, job: EventJob, agreed_evaluation: Evaluation | None) -> tuple[CandidatePlan, ...]:
+        label = _choose_reference(job.event, agreed_evaluation)
+        possible = build_candidates(job.event, label, purpose=self._purpose, band=self._band)
+        pairs = [self._to_contrast_pair(job.event, one) for one in possible]
+        return choose_candidates(
+            job.mistakes,
             label,
-            ready=[pair for pair in pairs if pair.id not in self._known],
-            elsewhere=self._elsewhere(label),
+            ready_candidates=[pair for pair in pairs if pair.id not in self._known_pair_ids],
+            other_purpose=self._choose_other_purpose(label),
             band=self._band,
             mistakes=self._mistakes,
         )
 
-    async def _candidate(self, job: Job, number: int, choices: Sequence[Way]) -> ContrastPair | Drop:
+    async def _generate_candidate(self, job: EventJob, number: int, choices: Sequence[CandidatePlan]) -> ContrastPair | DroppedCandidate:
         choice = choices[number]
 
-        def lost(reason: DropReason, error: Exception) -> Drop:
-            return Drop(
+        def lost(reason: DropReason, error: Exception) -> DroppedCandidate:
+            return DroppedCandidate(
                 reason=reason,
-                words=str(error),
+                explanation=str(error),
                 step=job.event.step,
-                mistake=job.hand[number],
-                construction=_construction(choice),
+                mistake=job.mistakes[number],
+                construction=_find_construction(choice),
             )
 
-        result: ContrastPair | Drop
+        result: ContrastPair | DroppedCandidate
         try:
-            pair = await self._made(job.event, choice)
-            result = await self._judged(pair, job.place + number)
-        except _Failed as failed:
+            pair = await self._build_pair(job.event, choice)
+            result = await self._judge_pair(pair, job.first_candidate + number)
+        except _CandidateFailed as failed:
             result = lost(failed.reason, failed)
         except ReplyError as error:
             result = lost("bad_reply", error)
         except ContextOverflow as error:
             result = lost("too_long", error)
-        await self._tell(result)
+        await self._report_result(result)
         return result
 
     # ------------------------------------------------------------------------------------ what is right
 
-    async def _agreed(self, event: ScoreEvent, purpose: str) -> Evaluation:
+    async def _find_agreement(self, event: ScoreEvent, purpose: str) -> Evaluation:
         if self._critic is None:
-            raise _Failed("unverified", "there is neither gold nor a critic whose samples could agree")
-        found = await agreed(
+            raise _CandidateFailed("unverified", "there is neither gold nor a critic whose samples could agree")
+        found = await find_agreement(
             self._critic,
             event.transition,
             purpose=purpose,
-            samples=self._settings.samples,
+            n_samples=self._settings.n_samples,
             max_spread=self._settings.max_spread,
         )
         if isinstance(found, str):
-            raise _Failed("disagreement", found)
+            raise _CandidateFailed("disagreement", found)
         return found
 
     # ------------------------------------------------------------------------------------ what is wrong
 
-    def _elsewhere(self, label: Label) -> Elsewhere | None:
+    def _choose_other_purpose(self, reference: ReferenceEvaluation) -> OtherPurposePlan | None:
         """Return the round's look at a step under another purpose, each purpose in one round only."""
         if self._critic is None:
             return None
-        purpose = other_than(self._purpose, self._others, place=self._plan.number - 1)
-        return Elsewhere(label, purpose) if purpose is not None or self._settings.near_misses else None
+        purpose = find_other_purpose(self._purpose, self._other_purposes, index=self._round_plan.number - 1)
+        return OtherPurposePlan(reference, purpose) if purpose is not None or self._settings.write_other_purposes else None
 
-    async def _made(self, event: ScoreEvent, choice: Way) -> ContrastPair:
-        if isinstance(choice, Impossible):
-            raise _Failed(choice.reason, choice.words)
+    async def _build_pair(self, event: ScoreEvent, choice: CandidatePlan) -> ContrastPair:
+        if isinstance(choice, ImpossiblePlan):
+            raise _CandidateFailed(choice.reason, choice.explanation)
         if isinstance(choice, ContrastPair):
             return choice
-        if isinstance(choice, Elsewhere):
-            made = await self._looked_at(event, choice)
+        if isinstance(choice, OtherPurposePlan):
+            made = await self._score_under_other_purpose(event, choice)
         else:
-            made = await self._asked(event, choice)
-        return await run_in_thread(partial(self._hashed, event, made), *event.transition.states)
+            made = await self._ask_for_mistake(event, choice)
+        return await run_in_thread(partial(self._build_and_hash, event, made), *event.transition.payloads)
 
-    def _hashed(self, event: ScoreEvent, made: Built) -> ContrastPair:
-        pair = self._pair(event, made)
+    def _build_and_hash(self, event: ScoreEvent, candidate: PairCandidate) -> ContrastPair:
+        pair = self._to_contrast_pair(event, candidate)
         _ = pair.id
         return pair
 
-    async def _looked_at(self, event: ScoreEvent, choice: Elsewhere) -> Built:
+    async def _score_under_other_purpose(self, event: ScoreEvent, choice: OtherPurposePlan) -> PairCandidate:
         purpose = choice.purpose
         if purpose is None:
-            prompt = ask_purpose(self._prompts, purpose=self._purpose)
+            prompt = build_purpose_prompt(self._prompts, purpose=self._purpose)
             place = CallId(
                 role="contrast",
                 purpose="other_purpose",
                 part=digest_json(self._purpose)[:32],
-                trial=self._plan.number,
+                trial=self._round_plan.number,
             )
-            check = purpose_check(self._purpose)
+            check = make_purpose_check(self._purpose)
             purpose = (await self._llm.ask(prompt, PurposeReply, call_id=place, check=check)).value.purpose
-        right = await self._agreed(event, purpose)
-        found = under(event, choice.label, purpose=purpose, right=right, band=self._band)
+        right = await self._find_agreement(event, purpose)
+        found = build_other_purpose_candidate(event, choice.reference, purpose=purpose, right=right, band=self._band)
         if found is None:
-            raise _Failed(
+            raise _CandidateFailed(
                 "not_confirmed",
-                f"samples agree on {right.phi_after:g} for another purpose, which does not make the "
+                f"samples agree on {right.progress_after:g} for another purpose, which does not make the "
                 "evaluation wrong for it by a distance of this round",
             )
         return found
 
-    async def _asked(self, event: ScoreEvent, choice: Asked) -> Built:
-        right, kind = choice.label.right, choice.mistake.name
-        prompt, place = await run_in_thread(partial(self._question, event, choice), *event.transition.states)
-        check = mistaken_check(right, choice.reach)
-        said = (await self._llm.ask(prompt, mistaken(kind), call_id=place, check=check)).value
+    async def _ask_for_mistake(self, event: ScoreEvent, choice: AskedMistakePlan) -> PairCandidate:
+        right, kind = choice.reference.evaluation, choice.mistake.name
+        prompt, place = await run_in_thread(partial(self._build_question, event, choice), *event.transition.payloads)
+        check = make_mistake_check(right, choice.reach)
+        said = (await self._llm.ask(prompt, mistake_reply_type(kind), call_id=place, check=check)).value
         wrong = right.model_copy(
-            update={"phi_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
+            update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
         )
-        return Built(
+        return PairCandidate(
             construction="asked",
             mistake=kind,
             purpose=self._purpose,
             transition=event.transition,
             right=right,
             wrong=wrong,
-            source=choice.label.source,
+            source=choice.reference.source,
             why=said.why,
         )
 
-    def _question(self, event: ScoreEvent, choice: Asked) -> tuple[RenderedPrompt, CallId]:
-        right = choice.label.right
-        prompt = ask_mistake(
+    def _build_question(self, event: ScoreEvent, choice: AskedMistakePlan) -> tuple[RenderedPrompt, CallId]:
+        right = choice.reference.evaluation
+        prompt = build_mistake_prompt(
             self._prompts,
-            step=self._shown(self._purpose, event.transition),
+            step=self._format_step(self._purpose, event.transition),
             right=right,
             mistake=choice.mistake,
             reach=choice.reach,
-            subtle=self._plan.number > 1,
+            subtle=self._round_plan.number > 1,
         )
         about: JsonValue = {
             "purpose": self._purpose,
-            "transition": event.transition.plain,
+            "transition": event.transition.json_object,
             "right": right.model_dump(mode="json"),
             "mistake": choice.mistake.model_dump(mode="json"),
             "reach": choice.reach.model_dump(mode="json"),
-            "round": self._plan.number,
+            "round": self._round_plan.number,
         }
         part = digest_json(about)[:32]
-        return prompt, CallId(role="contrast", purpose="mistake", part=part, trial=choice.variation)
+        return prompt, CallId(role="contrast", purpose="mistake", part=part, trial=choice.variant)
 
     # ----------------------------------------------------------------------------------- what is kept
 
-    async def _judged(self, pair: ContrastPair, place: int) -> ContrastPair:
-        if pair.id in self._known:
-            raise _Failed("known", "the pair was there before")
-        judges = self._settings.judges
-        if self._judge is None or judges == 0 or (self._settings.judged == "unproven" and proven(pair)):
+    async def _judge_pair(self, pair: ContrastPair, candidate_index: int) -> ContrastPair:
+        if pair.id in self._known_pair_ids:
+            raise _CandidateFailed("known", "the pair was there before")
+        judges = self._settings.n_judges
+        if self._judge is None or judges == 0 or (self._settings.judged_pairs == "unproven" and is_proven(pair)):
             return pair
-        outcome, found = await compare(
+        outcome, found = await compare_sides(
             pair,
-            sides(place, judges, seed=self._settings.seed),
+            plan_sides(candidate_index, judges, seed=self._settings.seed),
             step=await run_in_thread(
-                partial(self._shown, pair.purpose, pair.transition), *pair.transition.states
+                partial(self._format_step, pair.purpose, pair.transition), *pair.transition.payloads
             ),
             judge=self._judge,
             prompts=self._prompts,
-            agreement=self._settings.agreement,
+            min_agreement=self._settings.min_agreement,
         )
         if outcome != "kept":
-            raise _Failed(outcome, f"{sum(found)} of the first {len(found)} comparisons found the right side")
-        return pair.model_copy(update={"judges": judges, "agreement": sum(found) / judges})
+            raise _CandidateFailed(outcome, f"{sum(found)} of the first {len(found)} comparisons found the right side")
+        return pair.model_copy(update={"n_judgements": judges, "agreement": sum(found) / judges})
 
-    def _pair(self, event: ScoreEvent, made: Built) -> ContrastPair:
-        asked = made.construction == "asked"
+    def _to_contrast_pair(self, event: ScoreEvent, candidate: PairCandidate) -> ContrastPair:
+        asked = candidate.construction == "asked"
         version = self._prompts.prompts["contrast"].header.version
         return ContrastPair(
-            purpose=made.purpose,
-            transition=made.transition,
-            right=made.right,
-            wrong=made.wrong,
-            why=made.why,
-            mistake=made.mistake,
-            construction=made.construction,
-            label=made.source,
+            purpose=candidate.purpose,
+            transition=candidate.transition,
+            right=candidate.right,
+            wrong=candidate.wrong,
+            reason=candidate.why,
+            mistake=candidate.mistake,
+            construction=candidate.construction,
+            label_source=candidate.source,
             provenance=Provenance(
                 trace_id=self._trace_id,
                 step=event.step,
@@ -307,45 +314,45 @@ class Maker:
             ),
         )
 
-    async def _tell(self, result: ContrastPair | Drop) -> None:
+    async def _report_result(self, result: ContrastPair | DroppedCandidate) -> None:
         """Report a result; of equal pairs the one that finished first, the others as drops."""
-        if self._report is None:
+        if self._on_result is None:
             return
         if isinstance(result, ContrastPair):
-            if result.id in self._told:
-                result = duplicate(result)
+            if result.id in self._reported_ids:
+                result = build_duplicate(result)
             else:
-                self._told.add(result.id)
-        await self._report(result)
+                self._reported_ids.add(result.id)
+        await self._on_result(result)
 
-    def _shown(self, purpose: str, transition: Transition) -> str:
-        return show_transition(purpose, transition, room=self._settings.state_tokens)
+    def _format_step(self, purpose: str, transition: Transition) -> str:
+        return show_transition(purpose, transition, max_tokens=self._settings.state_tokens)
 
 
-def proven(pair: ContrastPair) -> bool:
+def is_proven(pair: ContrastPair) -> bool:
     """Whether a pair's sides are right and wrong by gold and construction, whatever a model thinks."""
-    return pair.label != "agreement" and pair.construction not in {"asked", "other_purpose"}
+    return pair.label_source != "agreement" and pair.construction not in {"asked", "other_purpose"}
 
 
-def duplicate(pair: ContrastPair) -> Drop:
+def build_duplicate(pair: ContrastPair) -> DroppedCandidate:
     """Return what becomes of a pair that equals an earlier one of its round."""
-    return Drop(
+    return DroppedCandidate(
         reason="duplicate",
-        words="an earlier candidate of this round gave the same pair",
+        explanation="an earlier candidate of this round gave the same pair",
         step=pair.provenance.step or 0,
         mistake=pair.mistake,
         construction=pair.construction,
     )
 
 
-def described(plan: Round, settings: ContrastSettings) -> Mapping[str, Mistake]:
+def collect_mistakes(round_plan: RoundPlan, settings: ContrastSettings) -> Mapping[str, Mistake]:
     """Return all kinds of mistakes by name.
 
     Raises:
         ConfigError: The round asks for one that nobody described.
     """
     known = {mistake.name: mistake for mistake in (*KNOWN_MISTAKES, *settings.mistakes)}
-    missing = sorted(kind.mistake for kind in plan.shares if kind.mistake not in known)
+    missing = sorted(kind.mistake for kind in round_plan.shares if kind.mistake not in known)
     if missing:
         raise ConfigError(
             f"contrast.mistakes: the round asks for {', '.join(missing)}, which nobody has described; add "
@@ -354,18 +361,18 @@ def described(plan: Round, settings: ContrastSettings) -> Mapping[str, Mistake]:
     return known
 
 
-def _label(event: ScoreEvent, agreed_on: Evaluation | None) -> Label:
-    if agreed_on is not None:
-        return Label(right=agreed_on, source="agreement")
-    label = None if event.gold is None else label_of(event, event.gold)
+def _choose_reference(event: ScoreEvent, agreed_evaluation: Evaluation | None) -> ReferenceEvaluation:
+    if agreed_evaluation is not None:
+        return ReferenceEvaluation(evaluation=agreed_evaluation, source="agreement")
+    label = None if event.label is None else find_reference(event, event.label)
     if label is None:
-        raise _Failed("unverified", "gold says what the state after is worth, and not the state before")
+        raise _CandidateFailed("unverified", "gold says what the state after is worth, and not the state before")
     return label
 
 
-def _construction(choice: Way) -> Construction | None:
+def _find_construction(choice: CandidatePlan) -> Construction | None:
     if isinstance(choice, ContrastPair):
         return choice.construction
-    if isinstance(choice, Elsewhere):
+    if isinstance(choice, OtherPurposePlan):
         return "other_purpose"
-    return "asked" if isinstance(choice, Asked) else None
+    return "asked" if isinstance(choice, AskedMistakePlan) else None

@@ -22,19 +22,19 @@ from reflact.calibration.showing import show_transition
 from reflact.calls import CallId, ReplyModel
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
 from reflact.memory import Evaluation, MemoryCard, Provenance, Scope, ScoreEvent
-from reflact.memory_cards import new_card
+from reflact.memory_cards import create_card
 from reflact.ports import LLM
 from reflact.prompts import PromptBook, fence, load_prompts
 from reflact.roles import ConfigSection
 from reflact.tasks import fan_out
 from reflact.types import FrozenModel, digest_json
 
-PROMPT = "meta_judge"
+META_JUDGE_PROMPT = "meta_judge"
 
 Points: TypeAlias = Annotated[int, Field(ge=0, le=10, strict=True)]
 """A whole number from 0 to 10; neither text nor a fraction is taken for one."""
 
-Standing = Literal["good", "poor", "middling", "unread"]
+EvaluationQuality = Literal["good", "poor", "middling", "unread"]
 """What an evaluation is worth; ``unread`` where the judge gave no valid reply."""
 
 
@@ -67,12 +67,12 @@ class MetaReply(ReplyModel):
         return mean(self.points)
 
 
-class MetaSettings(ConfigSection):
+class MetaJudgeSettings(ConfigSection):
     """What a judge of evaluations makes of them."""
 
-    good: float = Field(7.0, ge=0, le=10, description="Least overall score of a good evaluation.")
-    poor: float = Field(4.0, ge=0, le=10, description="Evaluations with less are poor.")
-    same_model: bool = Field(False, description="Let the critic's own model judge its evaluations.")
+    good_threshold: float = Field(7.0, ge=0, le=10, description="Least overall score of a good evaluation.")
+    poor_threshold: float = Field(4.0, ge=0, le=10, description="Evaluations with less are poor.")
+    allow_same_model: bool = Field(False, description="Let the critic's own model judge its evaluations.")
     concurrency: int = Field(8, ge=1, description="Model calls in flight at most.")
     state_tokens: int = Field(
         2000,
@@ -81,16 +81,16 @@ class MetaSettings(ConfigSection):
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.poor > self.good:
-            raise ValueError(f"poor ({self.poor:g}) must not exceed good ({self.good:g})")
+    def _check_thresholds(self) -> Self:
+        if self.poor_threshold > self.good_threshold:
+            raise ValueError(f"poor ({self.poor_threshold:g}) must not exceed good ({self.good_threshold:g})")
         return self
 
 
-DEFAULTS = MetaSettings()
+DEFAULT_META_JUDGE_SETTINGS = MetaJudgeSettings()
 
 
-class MetaJudged(FrozenModel):
+class MetaJudgeResult(FrozenModel):
     """What became of one evaluation.
 
     Args:
@@ -102,22 +102,22 @@ class MetaJudged(FrozenModel):
     """
 
     step: int
-    standing: Standing
+    quality: EvaluationQuality
     overall: float | None = None
-    words: str
+    feedback: str
     card: MemoryCard | None = None
 
 
-async def meta_judge(
+async def judge_evaluations(
     events: Sequence[ScoreEvent],
     *,
     purpose: str,
     trace_id: str,
     judge: LLM,
     critic: LLM,
-    settings: MetaSettings = DEFAULTS,
+    settings: MetaJudgeSettings = DEFAULT_META_JUDGE_SETTINGS,
     prompts: PromptBook | None = None,
-) -> tuple[MetaJudged, ...]:
+) -> tuple[MetaJudgeResult, ...]:
     """Judge the evaluations of a trace; one call for each, the results in the order of the events.
 
     Args:
@@ -134,71 +134,71 @@ async def meta_judge(
         ProviderError: The endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
-    if judge.identity == critic.identity and not settings.same_model:
+    if judge.identity == critic.identity and not settings.allow_same_model:
         raise ConfigError(
             "meta_judge: the judge is the critic's own model, which likes what it would say itself; choose "
             "another one, or set same_model"
         )
     book = prompts or load_prompts()
 
-    async def one(said: tuple[ScoreEvent, Evaluation]) -> MetaJudged:
+    async def one(said: tuple[ScoreEvent, Evaluation]) -> MetaJudgeResult:
         event, evaluation = said
-        step = show_transition(purpose, event.transition, room=settings.state_tokens)
-        prompt = book.render(PROMPT, {"step": step, "evaluation": _shown(evaluation)})
-        about: JsonValue = [purpose, event.model_dump(mode="json", exclude={"step", "gold"})]
+        step = show_transition(purpose, event.transition, max_tokens=settings.state_tokens)
+        prompt = book.render(META_JUDGE_PROMPT, {"step": step, "evaluation": _format_judged_evaluation(evaluation)})
+        about: JsonValue = [purpose, event.model_dump(mode="json", exclude={"step", "label"})]
         place = CallId(role="meta_judge", purpose="evaluation", part=digest_json(about)[:32])
         try:
             reply = (await judge.ask(prompt, MetaReply, call_id=place)).value
         except (ReplyError, ContextOverflow) as error:
-            return MetaJudged(step=event.step, standing="unread", words=str(error))
+            return MetaJudgeResult(step=event.step, quality="unread", feedback=str(error))
         source = Provenance(
-            trace_id=trace_id, step=event.step, prompt=f"{PROMPT}@{prompt.version}", model=judge.identity
+            trace_id=trace_id, step=event.step, prompt=f"{META_JUDGE_PROMPT}@{prompt.version}", model=judge.identity
         )
-        return judged(*said, reply, purpose=purpose, settings=settings, provenance=source)
+        return build_meta_judge_result(*said, reply, purpose=purpose, settings=settings, provenance=source)
 
     evaluated = [(event, event.evaluation) for event in events if event.evaluation is not None]
     return await fan_out(one, evaluated, limit=settings.concurrency)
 
 
-def judged(
+def build_meta_judge_result(
     event: ScoreEvent,
     evaluation: Evaluation,
     reply: MetaReply,
     *,
     purpose: str,
-    settings: MetaSettings,
+    settings: MetaJudgeSettings,
     provenance: Provenance,
-) -> MetaJudged:
+) -> MetaJudgeResult:
     """Return what an evaluation is worth by the judge's points, and the card that comes of it. Pure."""
-    standing = standing_of(reply, settings)
-    seen = show_transition(purpose, event.transition, room=settings.state_tokens)
+    standing = rate_evaluation(reply, settings)
+    seen = show_transition(purpose, event.transition, max_tokens=settings.state_tokens)
     card: MemoryCard | None = None
     if standing in {"good", "poor"}:
-        card = new_card(
+        card = create_card(
             "critic_calibration" if standing == "good" else "failure_pattern",
-            f"{seen}\n\n{_shown(evaluation)}",
+            f"{seen}\n\n{_format_judged_evaluation(evaluation)}",
             pattern=f"{standing} evaluation",
             strategy=reply.feedback,
             scope=Scope(roles=("critic",)),
             provenance=provenance,
-            created_by=PROMPT,
+            created_by=META_JUDGE_PROMPT,
         )
-    return MetaJudged(
-        step=event.step, standing=standing, overall=reply.overall, words=reply.feedback, card=card
+    return MetaJudgeResult(
+        step=event.step, quality=standing, overall=reply.overall, feedback=reply.feedback, card=card
     )
 
 
-def standing_of(reply: MetaReply, settings: MetaSettings) -> Standing:
+def rate_evaluation(reply: MetaReply, settings: MetaJudgeSettings) -> EvaluationQuality:
     """Return what an evaluation is worth: good only where no single component is poor."""
-    if reply.overall < settings.poor:
+    if reply.overall < settings.poor_threshold:
         return "poor"
-    return "good" if reply.overall >= settings.good and min(reply.points) >= settings.poor else "middling"
+    return "good" if reply.overall >= settings.good_threshold and min(reply.points) >= settings.poor_threshold else "middling"
 
 
-def _shown(evaluation: Evaluation) -> str:
+def _format_judged_evaluation(evaluation: Evaluation) -> str:
     lines = (
-        f"Before: {evaluation.phi_before:g}",
-        f"After: {evaluation.phi_after:g}",
+        f"Before: {evaluation.progress_before:g}",
+        f"After: {evaluation.progress_after:g}",
         f"Reasoning: {evaluation.reasoning}",
         *(f"Evidence: {quote}" for quote in evaluation.evidence),
         f"Confidence: {evaluation.confidence:g}",

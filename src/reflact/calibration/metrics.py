@@ -18,23 +18,23 @@ from typing import NamedTuple
 from pydantic import Field
 
 from reflact.data import make_rng
-from reflact.memory import Evaluation, Gold, Phi, Share
+from reflact.memory import Evaluation, Label, Progress, Share
 from reflact.results import IntervalEstimate
 from reflact.types import FrozenModel
 
-RESAMPLES = 1000
+N_RESAMPLES = 1000
 
-BINS = 10
+N_BINS = 10
 """Bins of equal width that confidences are sorted into; the last one holds 1 as well."""
 
-TOLERANCE = 1.0
+RIGHT_TOLERANCE = 1.0
 """A score is right where it is at most so far from the correct one: what confidences are about."""
 
-LEAST_DIFFERENCE = 0.5
+MIN_LABEL_DIFFERENCE = 0.5
 """States count as ordered where their correct phi differ at least so much."""
 
 
-class Scored(FrozenModel):
+class ScoredStep(FrozenModel):
     """A critic's evaluation of one step beside the correct one.
 
     Args:
@@ -49,43 +49,43 @@ class Scored(FrozenModel):
 
     trace_id: str
     step: int = Field(ge=0)
-    gold: Gold
+    label: Label
     evaluation: Evaluation
-    wrong: tuple[Phi, ...] = ()
+    wrong_progress: tuple[Progress, ...] = ()
     mistakes: tuple[str, ...] = ()
     difficulty: Share | None = None
 
     @property
     def error(self) -> float:
         """Critic minus gold, phi after the step."""
-        return self.evaluation.phi_after - self.gold.phi_after
+        return self.evaluation.progress_after - self.label.progress_after
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         """Whether the score is within ``TOLERANCE`` of the correct one."""
-        return abs(self.error) <= TOLERANCE
+        return abs(self.error) <= RIGHT_TOLERANCE
 
 
-class Group(FrozenModel):
+class ErrorGroup(FrozenModel):
     """The error among steps of one kind; a step may be in several."""
 
     name: str
-    transitions: int = Field(ge=1)
+    n_transitions: int = Field(ge=1)
     error: IntervalEstimate
     bias: IntervalEstimate
 
 
-class Bin(FrozenModel):
+class ReliabilityBin(FrozenModel):
     """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often right."""
 
     low: Share
     high: Share
-    transitions: int = Field(ge=1)
+    n_transitions: int = Field(ge=1)
     confidence: Share
-    right: Share
+    right_share: Share
 
 
-class Constant(FrozenModel):
+class ConstantBaseline(FrozenModel):
     """What whoever always says the same would reach: the bar below which a critic knows nothing.
 
     Args:
@@ -95,13 +95,13 @@ class Constant(FrozenModel):
         brier: The Brier score of a confidence that always is the critic's share of right scores.
     """
 
-    phi: Phi
+    progress: Progress
     error: float
     accuracy: float = 0.5
     brier: float
 
 
-class Measures(FrozenModel):
+class CriticMetrics(FrozenModel):
     """A critic, measured.
 
     Args:
@@ -125,56 +125,56 @@ class Measures(FrozenModel):
         reliability: The filled bins of confidence, lowest first.
     """
 
-    traces: int = Field(ge=1)
-    transitions: int = Field(ge=1)
+    n_traces: int = Field(ge=1)
+    n_transitions: int = Field(ge=1)
     error: IntervalEstimate
     bias: IntervalEstimate
     accuracy: IntervalEstimate | None
     consistency: IntervalEstimate | None
     brier: IntervalEstimate
     calibration: IntervalEstimate
-    constant: Constant
-    by_mistake: tuple[Group, ...] = ()
-    by_difficulty: tuple[Group, ...] = ()
-    reliability: tuple[Bin, ...] = ()
+    constant: ConstantBaseline
+    by_mistake: tuple[ErrorGroup, ...] = ()
+    by_difficulty: tuple[ErrorGroup, ...] = ()
+    reliability: tuple[ReliabilityBin, ...] = ()
 
 
-def measure(scored: Sequence[Scored], *, seed: int = 0) -> Measures | None:
+def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMetrics | None:
     """Return what a critic's scores are worth, None where there are none."""
     if not scored:
         return None
-    call_id = _Sample(scored, label=f"{seed}/all")
-    estimate, total = call_id.estimate, call_id.total
-    correct = [step.gold.phi_after for step in scored]
+    sample = _TraceBootstrap(scored, stream_name=f"{seed}/all")
+    estimate, total = sample.estimate, sample.totals
+    correct = [step.label.progress_after for step in scored]
     usual, share = median(correct), total.right / total.steps
-    return Measures(
-        traces=call_id.traces,
-        transitions=len(scored),
+    return CriticMetrics(
+        n_traces=sample.traces,
+        n_transitions=len(scored),
         error=estimate(lambda t: t.error / t.steps, 0, 10),
         bias=estimate(lambda t: t.bias / t.steps, -10, 10),
         accuracy=estimate(_accuracy, 0, 1) if total.pairs else None,
         consistency=estimate(_consistency, 0, 1) if total.successions else None,
         brier=estimate(lambda t: t.brier / t.steps, 0, 1),
         calibration=estimate(_calibration, 0, 1),
-        constant=Constant(
-            phi=usual,
+        constant=ConstantBaseline(
+            progress=usual,
             error=math.fsum(abs(phi - usual) for phi in correct) / len(correct),
             brier=share * (1 - share),
         ),
-        by_mistake=_groups(scored, lambda step: step.mistakes, seed),
-        by_difficulty=_groups(scored, _band, seed),
-        reliability=_bins(scored),
+        by_mistake=_build_groups(scored, lambda step: step.mistakes, seed),
+        by_difficulty=_build_groups(scored, _difficulty_band, seed),
+        reliability=_build_bins(scored),
     )
 
 
-def measure_accuracy(steps: Sequence[Scored]) -> float | None:
+def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
     """Return the pairwise accuracy, None where nothing can be ordered; see ``Measures.accuracy``."""
-    traces = [_ordered(trace) for trace in _by_trace(steps).values()]
+    traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
     pairs = sum(trace.pairs for trace in traces)
     return sum(trace.shares for trace in traces) / pairs if pairs else None
 
 
-def interval_of_mean(values: Sequence[float], *, low: float, high: float, label: str) -> IntervalEstimate:
+def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_name: str) -> IntervalEstimate:
     """Return the mean of one value for each trace, with its interval, resampled by trace.
 
     Args:
@@ -186,22 +186,22 @@ def interval_of_mean(values: Sequence[float], *, low: float, high: float, label:
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return IntervalEstimate(value=mean, low=low, high=high)
-    draw, n = make_rng(0, label).random, len(values)
-    means = sorted(sum([values[int(draw() * n)] for _ in range(n)]) / n for _ in range(RESAMPLES))
-    return IntervalEstimate(value=mean, low=means[_CUT], high=means[-1 - _CUT])
+    draw, n = make_rng(0, stream_name).random, len(values)
+    means = sorted(sum([values[int(draw() * n)] for _ in range(n)]) / n for _ in range(N_RESAMPLES))
+    return IntervalEstimate(value=mean, low=means[_TAIL_INDEX], high=means[-1 - _TAIL_INDEX])
 
 
-_CUT = round(0.025 * RESAMPLES) - 1
+_TAIL_INDEX = round(0.025 * N_RESAMPLES) - 1
 
 
-class _Ordered(NamedTuple):
+class _OrderCounts(NamedTuple):
     """How many comparisons gold decides, and how many of them go right; ties count half."""
 
     pairs: int
     shares: float
 
 
-class _Tally(NamedTuple):
+class _TraceSums(NamedTuple):
     """Sums over the steps of a trace, or of several; every figure is a function of such sums."""
 
     steps: float = 0
@@ -213,21 +213,21 @@ class _Tally(NamedTuple):
     ordered: float = 0
     successions: float = 0
     consistent: float = 0
-    overconfidence: tuple[float, ...] = (0.0,) * BINS
+    overconfidence: tuple[float, ...] = (0.0,) * N_BINS
 
 
-def _tally(steps: Sequence[Scored]) -> _Tally:
-    ordered = _ordered(steps)
-    consistent = list(_consistent(steps))
-    sums = [0.0] * BINS
+def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
+    ordered = _count_ordered(steps)
+    consistent = list(_list_consistent(steps))
+    sums = [0.0] * N_BINS
     for step in steps:
-        sums[_bin(step.evaluation.confidence)] += step.evaluation.confidence - step.right
-    return _Tally(
+        sums[_find_bin(step.evaluation.confidence)] += step.evaluation.confidence - step.is_right
+    return _TraceSums(
         steps=len(steps),
         error=math.fsum(abs(step.error) for step in steps),
         bias=math.fsum(step.error for step in steps),
-        right=sum(step.right for step in steps),
-        brier=math.fsum((step.evaluation.confidence - step.right) ** 2 for step in steps),
+        right=sum(step.is_right for step in steps),
+        brier=math.fsum((step.evaluation.confidence - step.is_right) ** 2 for step in steps),
         pairs=ordered.pairs,
         ordered=ordered.shares,
         successions=len(consistent),
@@ -236,131 +236,131 @@ def _tally(steps: Sequence[Scored]) -> _Tally:
     )
 
 
-def _ordered(steps: Sequence[Scored]) -> _Ordered:
+def _count_ordered(steps: Sequence[ScoredStep]) -> _OrderCounts:
     """Count what gold orders: before and after of a step, its after and others', right and wrong."""
     shares = [
-        (1 + _sign(s.evaluation.delta) * _sign(s.gold.delta)) / 2
+        (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps
-        if s.gold.delta is not None and abs(s.gold.delta) >= LEAST_DIFFERENCE
+        if s.label.delta is not None and abs(s.label.delta) >= MIN_LABEL_DIFFERENCE
     ]
     shares += [
-        (1 + _sign(abs(step.evaluation.phi_after - wrong) - abs(step.error))) / 2
+        (1 + _sign(abs(step.evaluation.progress_after - wrong) - abs(step.error))) / 2
         for step in steps
-        for wrong in step.wrong
+        for wrong in step.wrong_progress
     ]
-    across = _across(steps)
-    return _Ordered(len(shares) + across.pairs, sum(shares) + across.shares)
+    across = _count_across_steps(steps)
+    return _OrderCounts(len(shares) + across.pairs, sum(shares) + across.shares)
 
 
-def _across(steps: Sequence[Scored]) -> _Ordered:
+def _count_across_steps(steps: Sequence[ScoredStep]) -> _OrderCounts:
     """Compare every two states after a step, in the time that sorting them takes: a trace may be long."""
-    by_gold = sorted(steps, key=lambda step: step.gold.phi_after)
+    by_gold = sorted(steps, key=lambda step: step.label.progress_after)
     lower: list[float] = []  # what was said of all states that gold puts below the present one, sorted
     pairs, shares = 0, 0.0
     for later in by_gold:
-        while later.gold.phi_after - by_gold[len(lower)].gold.phi_after >= LEAST_DIFFERENCE:
-            insort(lower, by_gold[len(lower)].evaluation.phi_after)
-        said = later.evaluation.phi_after
+        while later.label.progress_after - by_gold[len(lower)].label.progress_after >= MIN_LABEL_DIFFERENCE:
+            insort(lower, by_gold[len(lower)].evaluation.progress_after)
+        said = later.evaluation.progress_after
         pairs += len(lower)
         shares += (bisect_left(lower, said) + bisect_right(lower, said)) / 2
-    return _Ordered(pairs, shares)
+    return _OrderCounts(pairs, shares)
 
 
-def _consistent(steps: Sequence[Scored]) -> Iterable[bool]:
+def _list_consistent(steps: Sequence[ScoredStep]) -> Iterable[bool]:
     often = Counter(step.step for step in steps)
     single = (step for step in steps if often[step.step] == 1)  # perturbed steps succeed nothing
     for earlier, later in pairwise(sorted(single, key=lambda step: step.step)):
         if later.step == earlier.step + 1:
             together = later.evaluation.delta
-            apart = later.evaluation.phi_after - earlier.evaluation.phi_after
+            apart = later.evaluation.progress_after - earlier.evaluation.progress_after
             yield _sign(together) == _sign(apart)
 
 
-def _accuracy(tally: _Tally) -> float:
+def _accuracy(tally: _TraceSums) -> float:
     return tally.ordered / tally.pairs if tally.pairs else 0.5
 
 
-def _consistency(tally: _Tally) -> float:
+def _consistency(tally: _TraceSums) -> float:
     return tally.consistent / tally.successions if tally.successions else 1.0
 
 
-def _calibration(tally: _Tally) -> float:
+def _calibration(tally: _TraceSums) -> float:
     return math.fsum(map(abs, tally.overconfidence)) / tally.steps
 
 
-class _Sample:
+class _TraceBootstrap:
     """Traces and their resamples, which all figures share."""
 
-    def __init__(self, scored: Sequence[Scored], *, label: str) -> None:
-        tallies = [_tally(steps) for steps in _by_trace(scored).values()]
+    def __init__(self, scored: Sequence[ScoredStep], *, stream_name: str) -> None:
+        tallies = [_sum_steps(steps) for steps in _group_by_trace(scored).values()]
         n = self.traces = len(tallies)
-        draw = make_rng(0, label).random
-        self.total = _sum(tallies)
-        self._resampled = [
-            _sum([tallies[int(draw() * n)] for _ in range(n)]) for _ in range(RESAMPLES if n > 1 else 0)
+        draw = make_rng(0, stream_name).random
+        self.totals = _add_sums(tallies)
+        self._resampled_totals = [
+            _add_sums([tallies[int(draw() * n)] for _ in range(n)]) for _ in range(N_RESAMPLES if n > 1 else 0)
         ]
 
-    def estimate(self, figure: Callable[[_Tally], float], low: float, high: float) -> IntervalEstimate:
+    def estimate(self, figure: Callable[[_TraceSums], float], low: float, high: float) -> IntervalEstimate:
         """Return a figure with its interval; ``low`` and ``high`` are its range."""
-        if not self._resampled:
-            return IntervalEstimate(value=figure(self.total), low=low, high=high)
-        figures = sorted(map(figure, self._resampled))
-        return IntervalEstimate(value=figure(self.total), low=figures[_CUT], high=figures[-1 - _CUT])
+        if not self._resampled_totals:
+            return IntervalEstimate(value=figure(self.totals), low=low, high=high)
+        figures = sorted(map(figure, self._resampled_totals))
+        return IntervalEstimate(value=figure(self.totals), low=figures[_TAIL_INDEX], high=figures[-1 - _TAIL_INDEX])
 
 
-def _sum(tallies: Iterable[_Tally]) -> _Tally:
+def _add_sums(tallies: Iterable[_TraceSums]) -> _TraceSums:
     *plain, bins = zip(*tallies, strict=True)
-    return _Tally._make([*map(sum, plain), tuple(map(sum, zip(*bins, strict=True)))])
+    return _TraceSums._make([*map(sum, plain), tuple(map(sum, zip(*bins, strict=True)))])
 
 
-def _groups(
-    scored: Sequence[Scored], names: Callable[[Scored], tuple[str, ...]], seed: int
-) -> tuple[Group, ...]:
-    members: dict[str, list[Scored]] = defaultdict(list)
+def _build_groups(
+    scored: Sequence[ScoredStep], names: Callable[[ScoredStep], tuple[str, ...]], seed: int
+) -> tuple[ErrorGroup, ...]:
+    members: dict[str, list[ScoredStep]] = defaultdict(list)
     for step in scored:
         for name in names(step):
             members[name].append(step)
-    return tuple(_group(name, members[name], seed) for name in sorted(members))
+    return tuple(_build_group(name, members[name], seed) for name in sorted(members))
 
 
-def _group(name: str, steps: Sequence[Scored], seed: int) -> Group:
-    call_id = _Sample(steps, label=f"{seed}/{name}")
-    return Group(
+def _build_group(name: str, steps: Sequence[ScoredStep], seed: int) -> ErrorGroup:
+    sample = _TraceBootstrap(steps, stream_name=f"{seed}/{name}")
+    return ErrorGroup(
         name=name,
-        transitions=len(steps),
-        error=call_id.estimate(lambda t: t.error / t.steps, 0, 10),
-        bias=call_id.estimate(lambda t: t.bias / t.steps, -10, 10),
+        n_transitions=len(steps),
+        error=sample.estimate(lambda t: t.error / t.steps, 0, 10),
+        bias=sample.estimate(lambda t: t.bias / t.steps, -10, 10),
     )
 
 
-def _band(step: Scored) -> tuple[str, ...]:
+def _difficulty_band(step: ScoredStep) -> tuple[str, ...]:
     if step.difficulty is None:
         return ()
     return ("easy",) if step.difficulty == 0 else ("middle",) if step.difficulty <= 0.2 else ("hard",)
 
 
-def _bins(scored: Sequence[Scored]) -> tuple[Bin, ...]:
-    members: dict[int, list[Scored]] = defaultdict(list)
+def _build_bins(scored: Sequence[ScoredStep]) -> tuple[ReliabilityBin, ...]:
+    members: dict[int, list[ScoredStep]] = defaultdict(list)
     for step in scored:
-        members[_bin(step.evaluation.confidence)].append(step)
+        members[_find_bin(step.evaluation.confidence)].append(step)
     return tuple(
-        Bin(
-            low=number / BINS,
-            high=(number + 1) / BINS,
-            transitions=len(steps),
+        ReliabilityBin(
+            low=number / N_BINS,
+            high=(number + 1) / N_BINS,
+            n_transitions=len(steps),
             confidence=min(1.0, math.fsum(step.evaluation.confidence for step in steps) / len(steps)),
-            right=sum(step.right for step in steps) / len(steps),
+            right_share=sum(step.is_right for step in steps) / len(steps),
         )
         for number, steps in sorted(members.items())
     )
 
 
-def _bin(confidence: float) -> int:
-    return min(int(confidence * BINS), BINS - 1)
+def _find_bin(confidence: float) -> int:
+    return min(int(confidence * N_BINS), N_BINS - 1)
 
 
-def _by_trace(scored: Iterable[Scored]) -> dict[str, list[Scored]]:
-    traces: dict[str, list[Scored]] = defaultdict(list)
+def _group_by_trace(scored: Iterable[ScoredStep]) -> dict[str, list[ScoredStep]]:
+    traces: dict[str, list[ScoredStep]] = defaultdict(list)
     for step in scored:
         traces[step.trace_id].append(step)
     return traces

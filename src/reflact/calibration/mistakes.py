@@ -13,14 +13,21 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, T
 from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.changes import show_state
-from reflact.calibration.constructions import ROUNDING, Band, Built, Label, plain, same_words
+from reflact.calibration.constructions import (
+    DISTANCE_TOLERANCE,
+    DistanceBand,
+    PairCandidate,
+    ReferenceEvaluation,
+    has_same_words,
+    keep_letters_and_digits,
+)
 from reflact.calls import RenderedPrompt, ReplyModel
 from reflact.memory import Construction, ContrastPair, Evaluation
 from reflact.prompts import PromptBook, fence
 from reflact.roles import ConfigSection
 from reflact.types import FrozenModel
 
-Direction = Literal["too_high", "too_low", "either", "against_progress"]
+MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
 """Where a kind of mistake leads; ``against_progress``: too low where there is progress, too high else."""
 
 
@@ -35,7 +42,7 @@ class Mistake(FrozenModel):
 
     name: str = Field(pattern=r"^[a-z_]+$")
     description: str = Field(min_length=1)
-    direction: Direction = "either"
+    direction: MistakeDirection = "either"
 
 
 KNOWN_MISTAKES: Final = (
@@ -62,7 +69,7 @@ KNOWN_MISTAKES: Final = (
 """The kinds in ``memory.MISTAKES``, as models are told of them."""
 
 
-class Reach(FrozenModel):
+class ProgressRange(FrozenModel):
     """The numbers that a mistaken phi after may take, both ends included."""
 
     low: float
@@ -89,10 +96,10 @@ class PurposeReply(ReplyModel):
 
 
 @lru_cache(maxsize=64)
-def mistaken(kind: str) -> type[MistakenReply]:
+def mistake_reply_type(mistake: str) -> type[MistakenReply]:
     """Return the reply type of a mistake of one kind; the kind stands in the schema."""
     about = MistakenReply.model_fields["mistake"].description
-    only: Any = Literal[kind]
+    only: Any = Literal[mistake]
     return create_model(
         "MistakenReply",
         __base__=MistakenReply,
@@ -101,45 +108,45 @@ def mistaken(kind: str) -> type[MistakenReply]:
     )
 
 
-def reach(mistake: Mistake, right: Evaluation, *, band: Band, variation: int = 0) -> Reach | None:
+def compute_reach(mistake: Mistake, right: Evaluation, *, band: DistanceBand, variant: int = 0) -> ProgressRange | None:
     """Return where a mistake of a kind may lead, beside what is right; None where the scale ends before.
 
     A kind that may lead both ways goes where the scale has more room, and every second variation the other
     way, if there is any.
     """
-    high = Reach(
-        low=min(10.0, right.phi_after + band.nearest), high=min(10.0, right.phi_after + band.farthest)
+    high = ProgressRange(
+        low=min(10.0, right.progress_after + band.nearest), high=min(10.0, right.progress_after + band.farthest)
     )
-    low = Reach(low=max(0.0, right.phi_after - band.farthest), high=max(0.0, right.phi_after - band.nearest))
+    low = ProgressRange(low=max(0.0, right.progress_after - band.farthest), high=max(0.0, right.progress_after - band.nearest))
     fits = {
-        "too_high": right.phi_after + band.nearest <= 10 + ROUNDING,
-        "too_low": right.phi_after - band.nearest >= -ROUNDING,
+        "too_high": right.progress_after + band.nearest <= 10 + DISTANCE_TOLERANCE,
+        "too_low": right.progress_after - band.nearest >= -DISTANCE_TOLERANCE,
     }
     ways = {"too_high": high, "too_low": low}
-    names = [name for name in _ways(mistake, right, variation) if fits[name]]
+    names = [name for name in _list_directions(mistake, right, variant) if fits[name]]
     return ways[names[0]] if names else None
 
 
-def _ways(mistake: Mistake, right: Evaluation, variation: int) -> tuple[str, ...]:
+def _list_directions(mistake: Mistake, right: Evaluation, variant: int) -> tuple[str, ...]:
     if mistake.direction == "against_progress":
         return ("too_low",) if right.delta > 0 else ("too_high",)
     if mistake.direction == "either":
-        roomy = ("too_high", "too_low") if right.phi_after <= 5 else ("too_low", "too_high")
-        return roomy if variation % 2 == 0 else roomy[::-1]
+        roomy = ("too_high", "too_low") if right.progress_after <= 5 else ("too_low", "too_high")
+        return roomy if variant % 2 == 0 else roomy[::-1]
     return (mistake.direction,)
 
 
-def mistaken_check(right: Evaluation, reach: Reach) -> Callable[[MistakenReply], None]:
+def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
     """Return the check of a mistaken evaluation: its number lies within reach, its words are its own."""
 
     def check(reply: MistakenReply) -> None:
-        if not reach.low - ROUNDING <= reply.phi_after <= reach.high + ROUNDING:
+        if not reach.low - DISTANCE_TOLERANCE <= reply.phi_after <= reach.high + DISTANCE_TOLERANCE:
             raise ValueError(
                 f"phi_after must be from {reach.low:g} to {reach.high:g}, not {reply.phi_after:g}"
             )
-        if not plain(reply.reasoning) or not plain(reply.why):
+        if not keep_letters_and_digits(reply.reasoning) or not keep_letters_and_digits(reply.why):
             raise ValueError("reasoning and why must hold words")
-        if same_words(reply.reasoning, right.reasoning):
+        if has_same_words(reply.reasoning, right.reasoning):
             raise ValueError(
                 "the reasoning is that of the right evaluation; argue as the mistaken judge does"
             )
@@ -147,18 +154,18 @@ def mistaken_check(right: Evaluation, reach: Reach) -> Callable[[MistakenReply],
     return check
 
 
-def purpose_check(purpose: str) -> Callable[[PurposeReply], None]:
+def make_purpose_check(purpose: str) -> Callable[[PurposeReply], None]:
     """Return the check of another purpose: it is not the given one in other signs."""
 
     def check(reply: PurposeReply) -> None:
-        if not plain(reply.purpose) or same_words(reply.purpose, purpose):
+        if not keep_letters_and_digits(reply.purpose) or has_same_words(reply.purpose, purpose):
             raise ValueError("that is the same purpose; write one that other work is needed for")
 
     return check
 
 
-def ask_mistake(
-    prompts: PromptBook, *, step: str, right: Evaluation, mistake: Mistake, reach: Reach, subtle: bool
+def build_mistake_prompt(
+    prompts: PromptBook, *, step: str, right: Evaluation, mistake: Mistake, reach: ProgressRange, subtle: bool
 ) -> RenderedPrompt:
     """Return the prompt for a mistaken evaluation; ``step`` is the step as it is shown."""
     hints = "It must be hard to notice: the judge sounds careful and names real details." if subtle else ""
@@ -166,7 +173,7 @@ def ask_mistake(
         "contrast",
         {
             "step": step,
-            "right": fence("right", show_state(f"{right.phi_after:g}: {right.reasoning}")),
+            "right": fence("right", show_state(f"{right.progress_after:g}: {right.reasoning}")),
             "mistake": mistake.name,
             "description": mistake.description,
             "low": f"{reach.low:g}",
@@ -176,7 +183,7 @@ def ask_mistake(
     )
 
 
-def ask_purpose(prompts: PromptBook, *, purpose: str) -> RenderedPrompt:
+def build_purpose_prompt(prompts: PromptBook, *, purpose: str) -> RenderedPrompt:
     """Return the prompt for another purpose, close to the given one."""
     return prompts.render("other_purpose", {"purpose": fence("purpose", show_state(purpose))})
 
@@ -205,7 +212,7 @@ the same pair, or speaks of an equal step. ``judged_wrong``: too few comparisons
 """
 
 
-class Drop(FrozenModel):
+class DroppedCandidate(FrozenModel):
     """Why a candidate became no pair.
 
     Args:
@@ -217,13 +224,13 @@ class Drop(FrozenModel):
     """
 
     reason: DropReason
-    words: str
+    explanation: str
     step: int
     mistake: str
     construction: Construction | None = None
 
 
-class Made(FrozenModel):
+class GenerationResult(FrozenModel):
     """What became of a round's candidates over one trace, in the order of events, whatever finished first.
 
     Args:
@@ -234,15 +241,15 @@ class Made(FrozenModel):
     """
 
     pairs: tuple[ContrastPair, ...] = ()
-    drops: tuple[Drop, ...] = ()
-    candidates: int = Field(default=0, ge=0)
-    skipped: int = Field(default=0, ge=0)
+    dropped: tuple[DroppedCandidate, ...] = ()
+    n_candidates: int = Field(default=0, ge=0)
+    n_skipped: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _adds_up(self) -> Self:
-        if self.candidates != len(self.pairs) + len(self.drops):
+    def _check_total(self) -> Self:
+        if self.n_candidates != len(self.pairs) + len(self.dropped):
             raise ValueError(
-                f"{self.candidates} candidates, but {len(self.pairs)} pairs and {len(self.drops)} drops"
+                f"{self.n_candidates} candidates, but {len(self.pairs)} pairs and {len(self.dropped)} drops"
             )
         return self
 
@@ -252,17 +259,17 @@ class ContrastSettings(ConfigSection):
 
     min_delta: float = Field(0.5, ge=0, le=10, description="Least |delta phi| of the events to learn from.")
     include_no_change: bool = Field(True, description="Learn from events without any change as well.")
-    per_event: int = Field(4, ge=1, description="Candidates for each event.")
-    samples: int = Field(3, ge=2, description="Critic samples that have to agree where there is no gold.")
+    candidates_per_event: int = Field(4, ge=1, description="Candidates for each event.")
+    n_samples: int = Field(3, ge=2, description="Critic samples that have to agree where there is no gold.")
     max_spread: float = Field(1.0, ge=0, le=10, description="How far apart they may lie.")
-    judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
-    judged: Literal["all", "unproven"] = Field(
+    n_judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
+    judged_pairs: Literal["all", "unproven"] = Field(
         "all",
         description="Which pairs are compared: `all`, or those that are `unproven`, where a model wrote the "
         "mistake or the other purpose, or samples had to agree on what is right. What follows from gold and "
         "construction needs no judge to be right; it then has no difficulty either.",
     )
-    agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
+    min_agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
     concurrency: int = Field(
         8,
         ge=1,
@@ -274,64 +281,64 @@ class ContrastSettings(ConfigSection):
         ge=32,
         description="Room for each of: purpose, state before, action, state after, change; in tokens.",
     )
-    near_misses: bool = Field(True, description="Let a model write another purpose where no trace has one.")
+    write_other_purposes: bool = Field(True, description="Let a model write another purpose where no trace has one.")
     mistakes: tuple[Mistake, ...] = Field((), description="Kinds of mistakes of one's own, described.")
     seed: int = Field(0, description="Seed of the balance of sides and of which event gets which kind.")
 
     @model_validator(mode="after")
-    def _both_orders(self) -> Self:
-        if self.judges == 1:
+    def _check_judges(self) -> Self:
+        if self.n_judges == 1:
             raise ValueError("one comparison shows one order only; judges is 0 or at least 2")
         return self
 
 
-DEFAULTS = ContrastSettings()
+DEFAULT_CONTRAST_SETTINGS = ContrastSettings()
 
-Report: TypeAlias = Callable[[ContrastPair | Drop], Awaitable[None]]
+CandidateCallback: TypeAlias = Callable[[ContrastPair | DroppedCandidate], Awaitable[None]]
 """Is told of each pair and each drop as it comes about."""
 
 
-ELSEWHERE_KIND = "inflated_score"
+OTHER_PURPOSE_MISTAKE = "inflated_score"
 """The kind of mistake that an evaluation makes which is meant for another purpose."""
 
 
-class Elsewhere(NamedTuple):
+class OtherPurposePlan(NamedTuple):
     """Look at the step under another purpose; None: one that a model writes."""
 
-    label: Label
+    reference: ReferenceEvaluation
     purpose: str | None
 
 
-class Asked(NamedTuple):
+class AskedMistakePlan(NamedTuple):
     """Ask a model for a mistake of the true step; equal ones differ by their variation."""
 
-    label: Label
+    reference: ReferenceEvaluation
     mistake: Mistake
-    reach: Reach
-    variation: int
+    reach: ProgressRange
+    variant: int
 
 
-class Impossible(NamedTuple):
+class ImpossiblePlan(NamedTuple):
     """Nothing makes such a mistake of this step, and why."""
 
     reason: DropReason
-    words: str
+    explanation: str
 
 
-Ready = TypeVar("Ready", Built, ContrastPair)
+ReadyCandidate = TypeVar("ReadyCandidate", PairCandidate, ContrastPair)
 
-Choice: TypeAlias = Ready | Elsewhere | Asked | Impossible
+CandidateChoice: TypeAlias = ReadyCandidate | OtherPurposePlan | AskedMistakePlan | ImpossiblePlan
 
 
-def choose(
-    hand: Sequence[str],
-    label: Label,
+def choose_candidates(
+    mistake_names: Sequence[str],
+    reference: ReferenceEvaluation,
     *,
-    ready: Sequence[Ready],
-    elsewhere: Elsewhere | None,
-    band: Band,
+    ready_candidates: Sequence[ReadyCandidate],
+    other_purpose: OtherPurposePlan | None,
+    band: DistanceBand,
     mistakes: Mapping[str, Mistake],
-) -> tuple[Choice[Ready], ...]:
+) -> tuple[CandidateChoice[ReadyCandidate], ...]:
     """Return for each kind of mistake in a hand how to make it: each way at most once, the best first.
 
     Args:
@@ -342,28 +349,28 @@ def choose(
         band: How far wrong scores may lie from it.
         mistakes: All kinds, by name.
     """
-    ways = {kind: _list_ways(mistakes[kind], ready, elsewhere, label, band) for kind in hand}
-    return tuple(next(ways[kind]) for kind in hand)
+    ways = {kind: _list_choices(mistakes[kind], ready_candidates, other_purpose, reference, band) for kind in mistake_names}
+    return tuple(next(ways[kind]) for kind in mistake_names)
 
 
-def other_than(purpose: str, others: Sequence[str], *, place: int) -> str | None:
+def find_other_purpose(purpose: str, others: Sequence[str], *, index: int) -> str | None:
     """Return the purpose at a place among those that differ from a given one; None where there is none."""
-    different = {plain(other): other for other in sorted(others) if plain(other) not in {plain(purpose), ""}}
-    return dict(enumerate(different.values())).get(place)
+    different = {keep_letters_and_digits(other): other for other in sorted(others) if keep_letters_and_digits(other) not in {keep_letters_and_digits(purpose), ""}}
+    return dict(enumerate(different.values())).get(index)
 
 
-def _list_ways(
-    mistake: Mistake, ready: Sequence[Ready], elsewhere: Elsewhere | None, label: Label, band: Band
-) -> Iterator[Choice[Ready]]:
-    yield from (one for one in ready if one.mistake == mistake.name)
-    if elsewhere is not None and mistake.name == ELSEWHERE_KIND:
-        yield elsewhere
+def _list_choices(
+    mistake: Mistake, ready_candidates: Sequence[ReadyCandidate], other_purpose: OtherPurposePlan | None, reference: ReferenceEvaluation, band: DistanceBand
+) -> Iterator[CandidateChoice[ReadyCandidate]]:
+    yield from (one for one in ready_candidates if one.mistake == mistake.name)
+    if other_purpose is not None and mistake.name == OTHER_PURPOSE_MISTAKE:
+        yield other_purpose
     variation = 0
-    while (numbers := reach(mistake, label.right, band=band, variation=variation)) is not None:
-        yield Asked(label, mistake, numbers, variation)
+    while (numbers := compute_reach(mistake, reference.evaluation, band=band, variant=variation)) is not None:
+        yield AskedMistakePlan(reference, mistake, numbers, variation)
         variation += 1
     while True:
-        yield Impossible(
+        yield ImpossiblePlan(
             "not_applicable",
-            f"no construction makes it, and beside {label.right.phi_after:g} the scale has no room for it",
+            f"no construction makes it, and beside {reference.evaluation.progress_after:g} the scale has no room for it",
         )

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from reflact.brief import ShortReprModel
-from reflact.calibration.metrics import Measures
-from reflact.calibration.mistakes import Drop
-from reflact.memory import ContrastPair, Promotion
+from reflact.calibration.metrics import CriticMetrics
+from reflact.calibration.mistakes import DroppedCandidate
+from reflact.memory import ContrastPair, PromotionEvidence
 from reflact.results import IntervalEstimate, Usage
 from reflact.types import FrozenModel
 
@@ -17,7 +17,7 @@ class PairCount(FrozenModel):
     """How many pairs of one mistake were kept; ``difficulty`` is their mean, None where none was compared."""
 
     mistake: str
-    pairs: int
+    n_pairs: int
     difficulty: float | None
 
 
@@ -25,10 +25,10 @@ class DropCount(FrozenModel):
     """How many candidates became no pair for one reason."""
 
     reason: str
-    candidates: int
+    n_candidates: int
 
 
-class Consumed(FrozenModel):
+class PurposeUsage(FrozenModel):
     """What the questions of one role for one purpose took, replies found in a store included.
 
     Args:
@@ -42,23 +42,23 @@ class Consumed(FrozenModel):
 
     role: str
     purpose: str
-    questions: int = 0
-    unanswered: int = 0
-    refused: int = 0
+    n_questions: int = 0
+    n_unanswered: int = 0
+    n_invalid: int = 0
     usage: Usage = Usage()
 
 
-class Change(FrozenModel):
+class MetricsChange(FrozenModel):
     """A critic measured before and after on the same steps; None where there were none.
 
     ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``unscored``
     steps are in neither measure: the model gave no valid score of them before or after.
     """
 
-    before: Measures | None
-    after: Measures | None
+    before: CriticMetrics | None
+    after: CriticMetrics | None
     gain: IntervalEstimate | None
-    unscored: int = 0
+    n_unscored: int = 0
 
 
 class CalibrationReport(ShortReprModel):
@@ -91,60 +91,60 @@ class CalibrationReport(ShortReprModel):
 
     critic: str
     prompt: str
-    rounds: int
-    learned_from: int
+    n_rounds: int
+    n_training_traces: int
     held_out_name: str
-    candidates: int
+    n_candidates: int
     pairs: tuple[PairCount, ...]
-    drops: tuple[DropCount, ...]
-    held: int
-    archived: int = 0
-    left_out: int = 0
-    tests: tuple[Promotion, ...]
-    not_tested: str | None
-    writer_given_up: str | None = None
-    held_out: Change
-    anchors: Change
-    by_round: tuple[Measures, ...] = ()
-    outlook: str
+    dropped: tuple[DropCount, ...]
+    n_quarantined: int
+    n_archived: int = 0
+    n_left_out: int = 0
+    tests: tuple[PromotionEvidence, ...]
+    not_tested_reason: str | None
+    writer_stop_reason: str | None = None
+    held_out: MetricsChange
+    anchors: MetricsChange
+    metrics_by_round: tuple[CriticMetrics, ...] = ()
+    power_summary: str
     usage: Usage
-    consumed: tuple[Consumed, ...] = ()
-    earlier: bool = False
+    usage_by_purpose: tuple[PurposeUsage, ...] = ()
+    is_earlier_result: bool = False
 
     def __repr__(self) -> str:
         before, after = self.held_out.before, self.held_out.after
         error = ""
         if before is not None and after is not None:
             error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
-        pairs = sum(kind.pairs for kind in self.pairs)
+        pairs = sum(kind.n_pairs for kind in self.pairs)
         return (
-            f"CalibrationReport(rounds={self.rounds}, candidates={self.candidates}, pairs={pairs}, "
-            f"tests={len(self.tests)}, promoted={self.promoted}{error}, calls={self.usage.calls})"
+            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, pairs={pairs}, "
+            f"tests={len(self.tests)}, promoted={self.n_promoted}{error}, calls={self.usage.calls})"
         )
 
     @property
-    def promoted(self) -> int:
+    def n_promoted(self) -> int:
         """Pairs that were promoted."""
-        return sum(len(test.pair_ids) for test in self.tests if test.promoted)
+        return sum(len(test.pair_ids) for test in self.tests if test.passed_test)
 
     @property
-    def tests_so_far(self) -> int | None:
+    def n_tests(self) -> int | None:
         """Batches that were tested on these held-out traces, earlier ones included; None: none was now."""
-        return self.tests[-1].batches_before + 1 if self.tests else None
+        return self.tests[-1].n_earlier_tests + 1 if self.tests else None
 
 
 def count_pairs(pairs: Sequence[ContrastPair]) -> tuple[PairCount, ...]:
     """Return pairs counted by kind of mistake."""
     kinds = sorted({pair.mistake for pair in pairs})
-    return tuple(_count(kind, [pair for pair in pairs if pair.mistake == kind]) for kind in kinds)
+    return tuple(_count_mistake(kind, [pair for pair in pairs if pair.mistake == kind]) for kind in kinds)
 
 
-def _count(mistake: str, pairs: Sequence[ContrastPair]) -> PairCount:
+def _count_mistake(mistake: str, pairs: Sequence[ContrastPair]) -> PairCount:
     known = [pair.difficulty for pair in pairs if pair.difficulty is not None]
-    return PairCount(mistake=mistake, pairs=len(pairs), difficulty=sum(known) / len(known) if known else None)
+    return PairCount(mistake=mistake, n_pairs=len(pairs), difficulty=sum(known) / len(known) if known else None)
 
 
-def count_drops(drops: Iterable[Drop]) -> tuple[DropCount, ...]:
+def count_drops(drops: Iterable[DroppedCandidate]) -> tuple[DropCount, ...]:
     """Return drops counted by reason."""
     counts = Counter(drop.reason for drop in drops)
-    return tuple(DropCount(reason=reason, candidates=counts[reason]) for reason in sorted(counts))
+    return tuple(DropCount(reason=reason, n_candidates=counts[reason]) for reason in sorted(counts))

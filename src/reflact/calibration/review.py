@@ -33,27 +33,27 @@ from collections.abc import Collection, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
-from reflact.calibration.metrics import Scored, interval_of_mean, measure_accuracy
-from reflact.memory import Gold, Share
-from reflact.memory_cards import LEAST_TRACES, LEVEL, MOST_FALL, level
+from reflact.calibration.metrics import ScoredStep, bootstrap_mean, pairwise_accuracy
+from reflact.memory import Label, Share
+from reflact.memory_cards import MAX_ACCURACY_FALL, MIN_TRACES, TOTAL_ALPHA, compute_alpha
 from reflact.results import IntervalEstimate
 from reflact.types import FrozenModel
 
-COVERAGE = 0.9
+MIN_COVERAGE = 0.9
 """Share of the held-out steps that must have a valid score without a batch that is to be promoted."""
 
-POWER = 0.95
+TEST_POWER = 0.95
 
-STEPS = 10_000
+MAX_SIGN_FLIPS = 10_000
 """Grid on which the test is exact: all effects together make about so many steps."""
 
-Use = Literal["promote", "demote"]
+ReplayTestUse = Literal["promote", "demote"]
 
-Outcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_shown"]
+ReplayTestOutcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_shown"]
 """How a test ended; to promote: the first three, to demote: the last two."""
 
 
-class Replay(FrozenModel):
+class ReplayTestResult(FrozenModel):
     """What a replay test found.
 
     Args:
@@ -69,10 +69,10 @@ class Replay(FrozenModel):
         deviation: Standard deviation of the effect between traces.
     """
 
-    outcome: Outcome
-    traces: int
-    transitions: int
-    unscored: int
+    outcome: ReplayTestOutcome
+    n_traces: int
+    n_transitions: int
+    n_unscored: int
     effect: IntervalEstimate
     p_value: Share
     alpha: Share
@@ -80,12 +80,12 @@ class Replay(FrozenModel):
     deviation: float
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether the batch is promoted, or may stay."""
         return self.outcome in {"better", "no_harm_shown"}
 
 
-class Silent(NamedTuple):
+class UnscoredStep(NamedTuple):
     """A held-out step without a valid score on a side: its trace, and for what it counts."""
 
     trace_id: str
@@ -105,71 +105,71 @@ class NotEnoughTraces(FrozenModel):
             a held-out trace as well, while it was scored.
     """
 
-    traces: int
-    needed: int = LEAST_TRACES
-    steps: int = 0
-    unscored: int = 0
-    tested: int = 0
-    overtaken: bool = False
+    n_traces: int
+    n_needed: int = MIN_TRACES
+    n_steps: int = 0
+    n_unscored: int = 0
+    n_tested: int = 0
+    batch_changed: bool = False
 
     @property
-    def words(self) -> str:
+    def explanation(self) -> str:
         """What is missing, in a sentence."""
-        if self.overtaken:
+        if self.batch_changed:
             return (
                 "a pair of the batch was tested, edited or retired by another process, or came from a "
                 "held-out trace as well, while the batch was scored; what still waits is in the next test"
             )
-        if self.unscored:
+        if self.n_unscored:
             return (
-                f"without the batch the model gave no valid score of {self.unscored} of {self.steps} "
-                f"held-out steps, on {self.traces} traces; a batch is tested where nine in ten are scored: "
+                f"without the batch the model gave no valid score of {self.n_unscored} of {self.n_steps} "
+                f"held-out steps, on {self.n_traces} traces; a batch is tested where nine in ten are scored: "
                 "take a model that keeps to the form of a reply, or give it more room or attempts"
             )
-        if self.tested:
+        if self.n_tested:
             return (
-                f"the error probability of the {self.traces} held-out traces is used up: {self.tested} "
+                f"the error probability of the {self.n_traces} held-out traces is used up: {self.n_tested} "
                 f"batches were tested on them, and no result on so few traces reaches the p of "
-                f"{level(self.tested):.2g} that the next one needs; record at least {self.needed} fresh "
+                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {self.n_needed} fresh "
                 "traces with a gold score"
             )
         return (
-            f"{self.traces} held-out traces have steps with a gold score; a batch is tested on at least "
-            f"{self.needed}: record more traces, or hold out a larger share of them"
+            f"{self.n_traces} held-out traces have steps with a gold score; a batch is tested on at least "
+            f"{self.n_needed}: record more traces, or hold out a larger share of them"
         )
 
 
-def enough(traces: Collection[object], *, before: int = 0) -> NotEnoughTraces | None:
+def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0) -> NotEnoughTraces | None:
     """Return what is missing if traces are too few to test on, after so many tests on them; else None."""
-    few = len(traces) < LEAST_TRACES
-    if few or used_up(len(traces), before):
-        return NotEnoughTraces(traces=len(traces), tested=0 if few else before)
+    few = len(traces) < MIN_TRACES
+    if few or is_level_used_up(len(traces), n_earlier_tests):
+        return NotEnoughTraces(n_traces=len(traces), n_tested=0 if few else n_earlier_tests)
     return None
 
 
-def used_up(traces: int, before: int) -> bool:
+def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
     """Whether no result on so many traces reaches the level of a test that has so many before it.
 
     The smallest p-value of a sign-flip test is that of one way among ``2 ** traces``.
     """
-    return level(before) < 0.5**traces
+    return compute_alpha(n_earlier_tests) < 0.5**n_traces
 
 
-def silent_effect(gold: Gold, without: Scored | None, with_: Scored | None) -> float:
+def bound_unscored_effect(label: Label, without: ScoredStep | None, with_: ScoredStep | None) -> float:
     """Return by how much a batch lowers the error at a step that has no valid score on a side."""
-    farthest = max(gold.phi_after, 10 - gold.phi_after)
+    farthest = max(label.progress_after, 10 - label.progress_after)
     old, new = (farthest if score is None else abs(score.error) for score in (without, with_))
     return old - new
 
 
-def replayed(
-    without: Sequence[Scored],
-    with_: Sequence[Scored],
+def decide_replay_test(
+    without: Sequence[ScoredStep],
+    with_: Sequence[ScoredStep],
     *,
-    before: int,
-    use: Use = "promote",
-    silent: Sequence[Silent] = (),
-) -> Replay | NotEnoughTraces:
+    n_earlier_tests: int,
+    use: ReplayTestUse = "promote",
+    unscored: Sequence[UnscoredStep] = (),
+) -> ReplayTestResult | NotEnoughTraces:
     """Decide on a batch from the same held-out steps, scored without it and with it.
 
     Args:
@@ -184,26 +184,26 @@ def replayed(
     """
     if [(s.trace_id, s.step) for s in without] != [(s.trace_id, s.step) for s in with_]:
         raise ValueError("both sides of a replay test score the same steps, in the same order")
-    effects = trace_effects(without, with_, silent)
-    if len(effects) < LEAST_TRACES:
-        return NotEnoughTraces(traces=len(effects))
-    alpha = level(before)
-    p_value = sign_flip(effects if use == "promote" else [-effect for effect in effects])
-    changes = _accuracy_changes(without, with_)
-    change = _accuracy_change(changes, without, with_)
+    effects = compute_trace_effects(without, with_, unscored)
+    if len(effects) < MIN_TRACES:
+        return NotEnoughTraces(n_traces=len(effects))
+    alpha = compute_alpha(n_earlier_tests)
+    p_value = sign_flip_p_value(effects if use == "promote" else [-effect for effect in effects])
+    changes = _list_accuracy_changes(without, with_)
+    change = _min_accuracy_change(changes, without, with_)
     if use == "demote":
-        outcome: Outcome = "worse" if p_value <= alpha else "no_harm_shown"
+        outcome: ReplayTestOutcome = "worse" if p_value <= alpha else "no_harm_shown"
     elif p_value > alpha:
         outcome = "not_shown"
     else:
-        outcome = "accuracy_fell" if change is not None and _fell(change, changes) else "better"
+        outcome = "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
     mean = math.fsum(effects) / len(effects)
-    return Replay(
+    return ReplayTestResult(
         outcome=outcome,
-        traces=len(effects),
-        transitions=len(without) + len(silent),
-        unscored=len(silent),
-        effect=interval_of_mean(effects, low=-10, high=10, label="effect"),
+        n_traces=len(effects),
+        n_transitions=len(without) + len(unscored),
+        n_unscored=len(unscored),
+        effect=bootstrap_mean(effects, low=-10, high=10, stream_name="effect"),
         p_value=p_value,
         alpha=alpha,
         accuracy_change=change,
@@ -211,19 +211,19 @@ def replayed(
     )
 
 
-def trace_effects(
-    without: Sequence[Scored], with_: Sequence[Scored], silent: Sequence[Silent] = ()
+def compute_trace_effects(
+    without: Sequence[ScoredStep], with_: Sequence[ScoredStep], unscored: Sequence[UnscoredStep] = ()
 ) -> tuple[float, ...]:
     """Return for each trace, in the order of their ids, by how much the batch lowers its mean error."""
     gains: dict[str, list[float]] = defaultdict(list)
     for old, new in zip(without, with_, strict=True):
         gains[old.trace_id].append(abs(old.error) - abs(new.error))
-    for step in silent:
+    for step in unscored:
         gains[step.trace_id].append(step.effect)
     return tuple(math.fsum(gains[trace]) / len(gains[trace]) for trace in sorted(gains))
 
 
-def sign_flip(effects: Sequence[float]) -> float:
+def sign_flip_p_value(effects: Sequence[float]) -> float:
     """Return the one-sided p-value of effects that would be symmetric about 0 if nothing had changed.
 
     The share of the 2 ** n ways to give the effects signs whose sum is at least the observed one. All
@@ -234,7 +234,7 @@ def sign_flip(effects: Sequence[float]) -> float:
     Args:
         effects: One for each trace.
     """
-    unit = math.fsum(map(abs, effects)) / STEPS
+    unit = math.fsum(map(abs, effects)) / MAX_SIGN_FLIPS
     if unit == 0:
         return 1.0
     sizes = [round(abs(effect) / unit) for effect in effects]
@@ -247,7 +247,7 @@ def sign_flip(effects: Sequence[float]) -> float:
     return float(extreme / (1 << len(effects)))
 
 
-def traces_needed(ratio: float, *, before: int = 0, alpha: float | None = None) -> int:
+def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0, alpha: float | None = None) -> int:
     """Return how many held-out traces show an effect with 95% power, by the normal approximation.
 
     About ``13 / ratio ** 2`` at a level of 2.5%, an eighth more for the first batch and more for later ones.
@@ -258,51 +258,51 @@ def traces_needed(ratio: float, *, before: int = 0, alpha: float | None = None) 
         alpha: The level, where it is not the one that follows from ``before``.
     """
     quantile = NormalDist().inv_cdf
-    chance = level(before) if alpha is None else alpha
-    return max(LEAST_TRACES, math.ceil(((quantile(1 - chance) + quantile(POWER)) / ratio) ** 2))
+    chance = compute_alpha(n_earlier_tests) if alpha is None else alpha
+    return max(MIN_TRACES, math.ceil(((quantile(1 - chance) + quantile(TEST_POWER)) / effect_ratio) ** 2))
 
 
-def outlook(traces: int, *, before: int = 0) -> str:
+def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
     """Return in a sentence what so many held-out traces can show."""
-    if traces < LEAST_TRACES:
-        return NotEnoughTraces(traces=traces).words
+    if n_traces < MIN_TRACES:
+        return NotEnoughTraces(n_traces=n_traces).explanation
     quantile = NormalDist().inv_cdf
-    ratio = (quantile(1 - level(before)) + quantile(POWER)) / math.sqrt(traces)
+    ratio = (quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)) / math.sqrt(n_traces)
     return (
-        f"{traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "
-        f"standard deviation between traces, as batch {before + 1} on them; half of that effect takes "
-        f"{traces_needed(ratio / 2, before=before)} traces"
+        f"{n_traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "
+        f"standard deviation between traces, as batch {n_earlier_tests + 1} on them; half of that effect takes "
+        f"{count_needed_traces(ratio / 2, n_earlier_tests=n_earlier_tests)} traces"
     )
 
 
-def slice_of(trace_id: str, *, slices: int) -> int:
+def assign_fold(trace_id: str, *, n_folds: int) -> int:
     """Return to which slice a trace belongs, from its id alone: 0 to ``slices - 1``."""
-    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % slices
+    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % n_folds
 
 
-def _accuracy_changes(without: Sequence[Scored], with_: Sequence[Scored]) -> list[float]:
-    sides: dict[str, tuple[list[Scored], list[Scored]]] = defaultdict(lambda: ([], []))
+def _list_accuracy_changes(without: Sequence[ScoredStep], with_: Sequence[ScoredStep]) -> list[float]:
+    sides: dict[str, tuple[list[ScoredStep], list[ScoredStep]]] = defaultdict(lambda: ([], []))
     for old, new in zip(without, with_, strict=True):
         sides[old.trace_id][0].append(old)
         sides[old.trace_id][1].append(new)
     changes = []
     for old_steps, new_steps in sides.values():
-        old_share, new_share = measure_accuracy(old_steps), measure_accuracy(new_steps)
+        old_share, new_share = pairwise_accuracy(old_steps), pairwise_accuracy(new_steps)
         if old_share is not None and new_share is not None:
             changes.append(new_share - old_share)
     return changes
 
 
-def _accuracy_change(
-    changes: Sequence[float], without: Sequence[Scored], with_: Sequence[Scored]
+def _min_accuracy_change(
+    changes: Sequence[float], without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
 ) -> float | None:
     """Return the lower of two figures: the mean over traces, and that over all comparisons, as reported."""
-    old, new = measure_accuracy(without), measure_accuracy(with_)
+    old, new = pairwise_accuracy(without), pairwise_accuracy(with_)
     if not changes or old is None or new is None:
         return None
     return min(math.fsum(changes) / len(changes), new - old)
 
 
-def _fell(change: float, changes: Sequence[float]) -> bool:
+def _has_fallen(change: float, changes: Sequence[float]) -> bool:
     mean = math.fsum(changes) / len(changes)
-    return change < -MOST_FALL or (mean < 0 and sign_flip([-one for one in changes]) <= LEVEL)
+    return change < -MAX_ACCURACY_FALL or (mean < 0 and sign_flip_p_value([-one for one in changes]) <= TOTAL_ALPHA)

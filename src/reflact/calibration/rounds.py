@@ -10,42 +10,55 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import contrast
+from reflact.calibration.contrast import generate_contrast_pairs
 from reflact.calibration.course import (
-    Course,
-    Given,
-    Result,
-    Stored,
-    Tally,
+    CalibrationInputs,
+    CalibrationResult,
+    CalibrationState,
+    RoundTotals,
+    StoredGeneration,
+    explain_no_batch,
     find_missing,
-    free_events,
-    hash_of,
+    hash_snapshot,
+    list_free_events,
     load_pairs,
-    no_batch,
-    open_course,
+    open_calibration,
 )
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import Round, history_of, next_round
-from reflact.calibration.events import Began, CriticMeasured, PairsMade, RoundBegan, Tell, figures_of
-from reflact.calibration.holding import GIVEN
-from reflact.calibration.limited import (
-    FIRST,
-    Books,
-    HeardJudge,
-    HeardWriter,
-    LimitedCritic,
-    total,
+from reflact.calibration.curriculum import RoundPlan, build_history, plan_next_round
+from reflact.calibration.events import (
+    CalibrationEventCallback,
+    CalibrationStarted,
+    CriticMeasured,
+    PairsGenerated,
+    RoundStarted,
+    summarize_scores,
 )
-from reflact.calibration.metrics import Measures, Scored
-from reflact.calibration.mistakes import Drop
-from reflact.calibration.replay import Step, look_through, steps_in, steps_of
+from reflact.calibration.holding import CALLER_HOLDOUT_NAME
+from reflact.calibration.limited import (
+    FAIL_FAST_CALLS,
+    FailFastJudge,
+    FailFastWriter,
+    LimitedCritic,
+    UsageLedger,
+    sum_usage,
+)
+from reflact.calibration.metrics import CriticMetrics, ScoredStep
+from reflact.calibration.mistakes import DroppedCandidate
+from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps, load_recordings
 from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
-from reflact.calibration.review import NotEnoughTraces, Use, outlook
-from reflact.calibration.reviewing import Reviewer, Standing, batches_of, changed, measured
+from reflact.calibration.review import NotEnoughTraces, ReplayTestUse, describe_test_power
+from reflact.calibration.reviewing import (
+    MemorySnapshot,
+    PromotionTester,
+    compare_metrics,
+    group_by_test,
+    measure_in_thread,
+)
 from reflact.calibration.trace import Trace
 from reflact.calibration_ports import CalibrationStore
-from reflact.memory import ContrastPair, Promotion
-from reflact.memory_cards import Anchored
+from reflact.memory import ContrastPair, PromotionEvidence
+from reflact.memory_cards import AnchorExclusions
 from reflact.memory_ports import CardStore, Submission, TraceStore
 from reflact.ports import LLM
 from reflact.prompts import PromptBook
@@ -53,18 +66,18 @@ from reflact.tasks import fan_out
 
 CREATED_BY = "calibrator"
 
-Also = Callable[[ContrastPair], Awaitable[None]]
+PairCallback = Callable[[ContrastPair], Awaitable[None]]
 """Is handed each pair once it is in the store."""
 
-Tested = Callable[[Promotion | NotEnoughTraces, int, Use], None]
+TestCallback = Callable[[PromotionEvidence | NotEnoughTraces, int, ReplayTestUse], None]
 """Is told how a test of so many pairs ended, and what it was for."""
 
 
-class Memory(CardStore, TraceStore, CalibrationStore, Protocol):
+class CalibrationMemory(CardStore, TraceStore, CalibrationStore, Protocol):
     """A store of cards, traces and calibrations, such as ``MemoryStore``."""
 
 
-class Rounds:
+class RoundRunner:
     """Makes and tests pairs.
 
     Args:
@@ -81,131 +94,131 @@ class Rounds:
     def __init__(
         self,
         llm: LLM,
-        store: Memory,
+        store: CalibrationMemory,
         critic: Critic,
         *,
         settings: CalibratorSettings,
         prompts: PromptBook,
-        tested: Tested,
-        tell: Tell,
-        books: Books,
+        on_test: TestCallback,
+        on_event: CalibrationEventCallback,
+        usage_ledger: UsageLedger,
     ) -> None:
         self._llm = llm
-        self._judge = HeardJudge(llm)
+        self._judge = FailFastJudge(llm)
         self._store = store
         self._settings = settings
         self._prompts = prompts
-        self._tell = tell
-        self._books = books
-        self.tested = tested
-        self.reviewer = Reviewer(critic, store, limit=settings.concurrency)
-        self._places = anyio.Semaphore(settings.concurrency)
+        self._on_event = on_event
+        self._usage_ledger = usage_ledger
+        self.on_test = on_test
+        self.tester = PromotionTester(critic, store, max_concurrent=settings.concurrency)
+        self._semaphore = anyio.Semaphore(settings.concurrency)
 
     @property
-    def first(self) -> Round:
+    def first_round_plan(self) -> RoundPlan:
         """What a round asks for about which nothing is known."""
-        plan = next_round((), self._settings.curriculum)
+        plan = plan_next_round((), self._settings.curriculum)
         assert plan is not None
         return plan
 
-    def writer(self) -> HeardWriter:
+    def make_writer(self) -> FailFastWriter:
         """Return who writes for one calibration, of whom nothing was heard yet."""
-        return HeardWriter(self._llm)
+        return FailFastWriter(self._llm)
 
-    async def make(
+    async def generate_pairs(
         self,
         trace: Trace,
-        plan: Round,
+        round_plan: RoundPlan,
         *,
         writer: LLM,
-        known_ids: frozenset[str],
-        others: Sequence[str] = (),
-        shown: Sequence[ContrastPair] | None = None,
-        also: Also | None = None,
-    ) -> Stored:
+        known_pair_ids: frozenset[str],
+        other_purposes: Sequence[str] = (),
+        shown_pairs: Sequence[ContrastPair] | None = None,
+        on_pair: PairCallback | None = None,
+    ) -> StoredGeneration:
         """Make a trace's pairs and store each as it comes about; steps that are anchors teach nothing."""
         submissions: list[Submission] = []
-        anchored = Anchored.of(await self._store.anchors())
+        anchored = AnchorExclusions.from_anchors(await self._store.anchors())
 
-        async def report(one: ContrastPair | Drop) -> None:
-            if isinstance(one, Drop):
+        async def report(one: ContrastPair | DroppedCandidate) -> None:
+            if isinstance(one, DroppedCandidate):
                 return
             await checkpoint()  # the next call goes out before this pair is scanned and written
             submissions.append(await self._store.submit(one, created_by=CREATED_BY))
-            if also is not None:
-                await also(one)
+            if on_pair is not None:
+                await on_pair(one)
 
-        made = await contrast(
-            free_events(trace, anchored),
+        made = await generate_contrast_pairs(
+            list_free_events(trace, anchored),
             purpose=trace.purpose,
             trace_id=trace.id,
-            plan=plan,
+            round_plan=round_plan,
             llm=writer,
             judge=self._judge,
-            critic=LimitedCritic(self.reviewer.heard, self._places, pairs=shown),
+            critic=LimitedCritic(self.tester.fail_fast_critic, self._semaphore, pairs=shown_pairs),
             settings=self._settings.contrast,
             prompts=self._prompts,
-            known=known_ids,
-            others=others,
-            report=report,
+            known_pair_ids=known_pair_ids,
+            other_purposes=other_purposes,
+            on_result=report,
         )
-        fresh = sum(one.new and one.status == "quarantined" and not held(one) for one in submissions)
-        return Stored(**dict(made), held=sum(map(held, submissions)), new=fresh)
+        fresh = sum(one.is_new and one.status == "quarantined" and not is_quarantined(one) for one in submissions)
+        return StoredGeneration(**dict(made), n_quarantined=sum(map(is_quarantined, submissions)), n_new=fresh)
 
-    def made(self, trace: Trace, made: Stored) -> None:
+    def emit_pairs_generated(self, trace: Trace, generation: StoredGeneration) -> None:
         """Tell of a trace's pairs."""
-        self._tell(
-            PairsMade(
+        self._on_event(
+            PairsGenerated(
                 trace_id=trace.id,
-                candidates=made.candidates,
-                kept=len(made.pairs),
-                held=made.held,
-                full=made.full,
-                drops=count_drops(made.drops),
-                usage=self._books.usage,
+                n_candidates=generation.n_candidates,
+                n_pairs=len(generation.pairs),
+                n_quarantined=generation.n_quarantined,
+                is_memory_full=generation.is_memory_full,
+                dropped=count_drops(generation.dropped),
+                usage=self._usage_ledger.usage,
             )
         )
 
-    async def test(
-        self, batch: Sequence[ContrastPair], steps: Sequence[Step], *, standing: Standing, name: str
-    ) -> Promotion | NotEnoughTraces:
+    async def test_batch(
+        self, batch: Sequence[ContrastPair], steps: Sequence[LabeledStep], *, snapshot: MemorySnapshot, name: str
+    ) -> PromotionEvidence | NotEnoughTraces:
         """Test a batch beside what is promoted, and tell of it."""
-        result = await self.reviewer.test(batch, steps, promoted=standing.promoted, name=name)
-        self.tested(result, len(batch), "promote")
+        result = await self.tester.test(batch, steps, promoted=snapshot.promoted, name=name)
+        self.on_test(result, len(batch), "promote")
         return result
 
-    async def recheck(self, heldout: Sequence[Trace]) -> tuple[Promotion, ...]:
+    async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
         """Measure each promoted batch again, the oldest first, and take back what harms."""
-        standing = await self.reviewer.standing()
-        await look_through(heldout)
-        steps = steps_of(trace for trace in heldout if trace.id not in standing.learned)
-        found: list[Promotion] = []
-        for batch in batches_of(standing.promoted, standing.tests):
-            now = await self.reviewer.standing()
-            result = await self.reviewer.recheck(batch, steps, promoted=now.promoted, name=GIVEN)
-            self.tested(result, len(batch), "demote")
-            if isinstance(result, Promotion):
+        standing = await self.tester.take_snapshot()
+        await load_recordings(heldout)
+        steps = list_labeled_steps(trace for trace in heldout if trace.id not in standing.training_trace_ids)
+        found: list[PromotionEvidence] = []
+        for batch in group_by_test(standing.promoted, standing.tests):
+            now = await self.tester.take_snapshot()
+            result = await self.tester.recheck(batch, steps, promoted=now.promoted, name=CALLER_HOLDOUT_NAME)
+            self.on_test(result, len(batch), "demote")
+            if isinstance(result, PromotionEvidence):
                 found.append(result)
         return tuple(found)
 
-    async def open(
+    async def open_calibration(
         self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
-    ) -> tuple[Course, str | None]:
+    ) -> tuple[CalibrationState, str | None]:
         """Return the course of a calibration, and in a sentence what is missing for a test.
 
         Nothing is asked and nothing is stored.
         """
-        standing = await self.reviewer.standing()
-        critic, llm = self.reviewer.critic.identity, self._llm.identity
-        given = Given(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
+        standing = await self.tester.take_snapshot()
+        critic, llm = self.tester.critic.identity, self._llm.identity
+        given = CalibrationInputs(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
         identity = await to_thread.run_sync(lambda: given.identity)
-        await look_through([*traces, *(heldout or ())])
-        last = await self._store.calibration(identity)
-        course = await open_course(given, identity, last, standing=standing, store=self._store)
+        await load_recordings([*traces, *(heldout or ())])
+        last = await self._store.find_calibration(identity)
+        course = await open_calibration(given, identity, last, snapshot=standing, store=self._store)
         return course, await to_thread.run_sync(find_missing, course, given, standing)
 
     async def run(
-        self, course: Course, anchors: Sequence[ContrastPair], *, again: bool = False
+        self, calibration: CalibrationState, anchors: Sequence[ContrastPair], *, ignore_finished: bool = False
     ) -> CalibrationReport:
         """Calibrate, round by round, and measure before and after.
 
@@ -215,185 +228,185 @@ class Rounds:
             again: Make another one where it is over and nothing has changed since; else its report is
                 returned as it is.
         """
-        if course.report is not None and not again:
-            return course.report.model_copy(update={"earlier": True})
-        number = course.number
+        if calibration.report is not None and not ignore_finished:
+            return calibration.report.model_copy(update={"is_earlier_result": True})
+        number = calibration.number
         if number is None:
-            baseline = course.baseline.model_dump_json()
-            number = (await self._store.begin_calibration(course.identity, baseline)).number
-        report = await self._run(course, steps_in(anchors))
-        result = Result(report=report, standing=hash_of(await self.reviewer.standing()))
-        await self._store.end_calibration(number, result.model_dump_json())
+            baseline = calibration.baseline.model_dump_json()
+            number = (await self._store.start_calibration(calibration.identity, baseline)).number
+        report = await self._run(calibration, list_pair_steps(anchors))
+        result = CalibrationResult(report=report, snapshot_hash=hash_snapshot(await self.tester.take_snapshot()))
+        await self._store.finish_calibration(number, result.model_dump_json())
         return report
 
-    async def _run(self, course: Course, anchors: Sequence[Step]) -> CalibrationReport:
-        began, parts = self._books.entries, course.parts
-        steps = steps_of(parts.held_out)
+    async def _run(self, calibration: CalibrationState, anchors: Sequence[LabeledStep]) -> CalibrationReport:
+        began, parts = self._usage_ledger.entries, calibration.split
+        steps = list_labeled_steps(parts.held_out)
         held = {step.trace for step in steps}
-        self._tell(
-            Began(
-                learn=len(parts.learn),
-                held_out=len(held),
-                steps=len(steps),
-                anchors=len(anchors),
-                resumed=course.resumed,
+        self._on_event(
+            CalibrationStarted(
+                n_training_traces=len(parts.training),
+                n_held_out_traces=len(held),
+                n_held_out_steps=len(steps),
+                n_anchor_steps=len(anchors),
+                resumed=calibration.was_resumed,
             )
         )
-        before = await self.reviewer.score(steps, course.promoted)
-        anchors_before = await self.reviewer.score(anchors, course.promoted)
-        self._measured("before", before, anchors_before)
-        writer = self.writer()
-        tally = await self._rounds(course, steps, before, writer)
-        promoted = (await self.reviewer.standing()).promoted
-        after = await self.reviewer.score(steps, promoted)
-        anchors_after = await self.reviewer.score(anchors, promoted)
-        self._measured("after", after, anchors_after)
-        consumed = self._books.since(began)
+        before = await self.tester.score(steps, calibration.promoted)
+        anchors_before = await self.tester.score(anchors, calibration.promoted)
+        self._emit_critic_measured("before", before, anchors_before)
+        writer = self.make_writer()
+        tally = await self._run_rounds(calibration, steps, before, writer)
+        promoted = (await self.tester.take_snapshot()).promoted
+        after = await self.tester.score(steps, promoted)
+        anchors_after = await self.tester.score(anchors, promoted)
+        self._emit_critic_measured("after", after, anchors_after)
+        consumed = self._usage_ledger.entries_since(began)
         return CalibrationReport(
-            critic=self.reviewer.critic.identity,
-            prompt=self.reviewer.critic.prompt,
-            rounds=tally.rounds,
-            learned_from=len(parts.learn),
-            held_out_name=parts.name,
-            candidates=len(tally.pairs) + len(tally.drops),
+            critic=self.tester.critic.identity,
+            prompt=self.tester.critic.prompt,
+            n_rounds=tally.n_rounds,
+            n_training_traces=len(parts.training),
+            held_out_name=parts.held_out_name,
+            n_candidates=len(tally.pairs) + len(tally.dropped),
             pairs=count_pairs(tally.pairs),
-            drops=count_drops(tally.drops),
-            held=tally.held,
-            archived=tally.archived,
-            left_out=tally.left_out,
+            dropped=count_drops(tally.dropped),
+            n_quarantined=tally.n_quarantined,
+            n_archived=tally.n_archived,
+            n_left_out=tally.n_left_out,
             tests=tuple(tally.tests),
-            not_tested=tally.not_tested,
-            writer_given_up=writer.given_up,
-            held_out=await changed(before, after),
-            anchors=await changed(anchors_before, anchors_after),
-            by_round=tuple(tally.by_round),
-            outlook=outlook(len(held), before=course.tests_before),
-            usage=total(consumed),
-            consumed=consumed,
+            not_tested_reason=tally.not_tested_reason,
+            writer_stop_reason=writer.stop_reason,
+            held_out=await compare_metrics(before, after),
+            anchors=await compare_metrics(anchors_before, anchors_after),
+            metrics_by_round=tuple(tally.measurements_by_round),
+            power_summary=describe_test_power(len(held), n_earlier_tests=calibration.n_earlier_tests),
+            usage=sum_usage(consumed),
+            usage_by_purpose=consumed,
         )
 
-    def _measured(
+    def _emit_critic_measured(
         self,
         when: Literal["before", "after"],
-        held_out: Sequence[Scored | None],
-        anchors: Sequence[Scored | None],
+        held_out: Sequence[ScoredStep | None],
+        anchors: Sequence[ScoredStep | None],
     ) -> None:
-        self._tell(
+        self._on_event(
             CriticMeasured(
                 when=when,
-                held_out=figures_of(held_out),
-                anchors=figures_of(anchors),
-                usage=self._books.usage,
+                held_out=summarize_scores(held_out),
+                anchors=summarize_scores(anchors),
+                usage=self._usage_ledger.usage,
             )
         )
 
-    async def _rounds(
+    async def _run_rounds(
         self,
-        course: Course,
-        steps: Sequence[Step],
-        before: Sequence[Scored | None],
-        writer: HeardWriter,
-    ) -> Tally:
-        tally, history = Tally(by_round=await measures_of(before)), history_of(before, ())
-        while (plan := next_round(history, self._settings.curriculum)) is not None:
-            tally.rounds = plan.number
-            learn = len(course.parts.learn)
-            self._tell(RoundBegan(number=plan.number, traces=learn, usage=self._books.usage))
-            pairs = await self._round(course, plan, tally, writer)
-            if not await self._tested(course, steps, pairs, tally) or not history:
+        calibration: CalibrationState,
+        steps: Sequence[LabeledStep],
+        before: Sequence[ScoredStep | None],
+        writer: FailFastWriter,
+    ) -> RoundTotals:
+        tally, history = RoundTotals(measurements_by_round=await measure_scores(before)), build_history(before, ())
+        while (plan := plan_next_round(history, self._settings.curriculum)) is not None:
+            tally.n_rounds = plan.number
+            learn = len(calibration.split.training)
+            self._on_event(RoundStarted(number=plan.number, n_traces=learn, usage=self._usage_ledger.usage))
+            pairs = await self._run_round(calibration, plan, tally, writer)
+            if not await self._test_waiting_pairs(calibration, steps, pairs, tally) or not history:
                 break
-            after = await self.reviewer.score(steps, course.promoted)
-            tally.by_round += await measures_of(after)
-            if next_round([*history, *history_of(after, ())], self._settings.curriculum) is None:
+            after = await self.tester.score(steps, calibration.promoted)
+            tally.measurements_by_round += await measure_scores(after)
+            if plan_next_round([*history, *build_history(after, ())], self._settings.curriculum) is None:
                 break  # nothing would come of knowing which kinds the critic is weak on
-            invited = await self.reviewer.score(steps_in(pairs), course.promoted)
-            history += history_of(after, invited)
+            invited = await self.tester.score(list_pair_steps(pairs), calibration.promoted)
+            history += build_history(after, invited)
         return tally
 
-    async def _round(
-        self, course: Course, plan: Round, tally: Tally, writer: HeardWriter
+    async def _run_round(
+        self, calibration: CalibrationState, round_plan: RoundPlan, totals: RoundTotals, writer: FailFastWriter
     ) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time.
 
         As long as nothing valid was heard of the writer, the others wait for the first of them.
         """
-        learn, shown = course.parts.learn, course.promoted
-        ids = course.known.union(pair.id for pair in tally.pairs)
+        learn, shown = calibration.split.training, calibration.promoted
+        ids = calibration.known_pair_ids.union(pair.id for pair in totals.pairs)
         purposes = sorted({trace.purpose for trace in learn})
 
-        async def one(trace: Trace) -> Stored:
-            made = Stored(full=True)
-            if await self._store.room():
-                made = await self.make(
-                    trace, plan, writer=writer, known_ids=ids, others=purposes, shown=shown
+        async def one(trace: Trace) -> StoredGeneration:
+            made = StoredGeneration(is_memory_full=True)
+            if await self._store.remaining_capacity():
+                made = await self.generate_pairs(
+                    trace, round_plan, writer=writer, known_pair_ids=ids, other_purposes=purposes, shown_pairs=shown
                 )
-            self.made(trace, made)
+            self.emit_pairs_generated(trace, made)
             return made
 
-        made: list[Stored] = []
-        first = 0 if writer.heard else FIRST
+        made: list[StoredGeneration] = []
+        first = 0 if writer.has_replied else FAIL_FAST_CALLS
         for part in (learn[:first], learn[first:]):
             made += await fan_out(one, part, limit=self._settings.concurrency)
-            writer.settle()
+            writer.stop_if_silent()
         pairs = [pair for one in made for pair in one.pairs]
-        tally.pairs += pairs
-        tally.drops += [drop for one in made for drop in one.drops]
-        tally.held += sum(one.held for one in made)
-        tally.archived += await put_away(self._store, pairs)
-        tally.left_out += sum(one.full for one in made)
+        totals.pairs += pairs
+        totals.dropped += [drop for one in made for drop in one.dropped]
+        totals.n_quarantined += sum(one.n_quarantined for one in made)
+        totals.n_archived += await count_archived(self._store, pairs)
+        totals.n_left_out += sum(one.is_memory_full for one in made)
         return pairs
 
-    async def _tested(
-        self, course: Course, steps: Sequence[Step], pairs: Sequence[ContrastPair], tally: Tally
+    async def _test_waiting_pairs(
+        self, calibration: CalibrationState, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair], totals: RoundTotals
     ) -> bool:
         """Test all pairs that wait and do not come from the held-out traces; say whether there was a test.
 
         A test that had ended when the calibration was stopped is taken as it ended.
         """
-        ended = course.take([pair.id for pair in pairs])
+        ended = calibration.pop_finished_test([pair.id for pair in pairs])
         if ended is not None and ended.evidence is not None:
-            tally.tests.append(await self._retold(course, steps, ended.unit_ids, ended.evidence))
+            totals.tests.append(await self._replay_finished_test(calibration, steps, ended.unit_ids, ended.evidence))
             return True
-        standing = await self.reviewer.standing()
-        batch = standing.testable(course.parts.held_out)
+        standing = await self.tester.take_snapshot()
+        batch = standing.list_testable_pairs(calibration.split.held_out)
         if not batch:
-            tally.not_tested = tally.not_tested or no_batch(course.parts, tally)
+            totals.not_tested_reason = totals.not_tested_reason or explain_no_batch(calibration.split, totals)
             return False
-        result = await self.test(batch, steps, standing=standing, name=course.parts.name)
+        result = await self.test_batch(batch, steps, snapshot=standing, name=calibration.split.held_out_name)
         if isinstance(result, NotEnoughTraces):
-            tally.not_tested = result.words
+            totals.not_tested_reason = result.explanation
             return False
-        tally.tests.append(result)
-        course.known = course.known.union(result.pair_ids)
-        course.promoted = (await self.reviewer.standing()).promoted
+        totals.tests.append(result)
+        calibration.known_pair_ids = calibration.known_pair_ids.union(result.pair_ids)
+        calibration.promoted = (await self.tester.take_snapshot()).promoted
         return True
 
-    async def _retold(
-        self, course: Course, steps: Sequence[Step], pair_ids: Sequence[str], evidence: Promotion
-    ) -> Promotion:
+    async def _replay_finished_test(
+        self, calibration: CalibrationState, steps: Sequence[LabeledStep], pair_ids: Sequence[str], evidence: PromotionEvidence
+    ) -> PromotionEvidence:
         """Score the sides of a test that is over, as it did, and go on from what it decided."""
-        with_ = await load_pairs(self._store, {*pair_ids, *(pair.id for pair in course.promoted)})
-        await self.reviewer.score(steps, course.promoted)
-        await self.reviewer.score(steps, with_)
-        self.tested(evidence, len(pair_ids), "promote")
-        course.known = course.known.union(pair_ids)
-        if evidence.promoted:
-            course.promoted = with_
+        with_ = await load_pairs(self._store, {*pair_ids, *(pair.id for pair in calibration.promoted)})
+        await self.tester.score(steps, calibration.promoted)
+        await self.tester.score(steps, with_)
+        self.on_test(evidence, len(pair_ids), "promote")
+        calibration.known_pair_ids = calibration.known_pair_ids.union(pair_ids)
+        if evidence.passed_test:
+            calibration.promoted = with_
         return evidence
 
 
-async def measures_of(scored: Sequence[Scored | None]) -> list[Measures]:
+async def measure_scores(scored: Sequence[ScoredStep | None]) -> list[CriticMetrics]:
     """Return what scores measure, as a list; empty where nothing was scored."""
-    found = await measured([one for one in scored if one is not None])
+    found = await measure_in_thread([one for one in scored if one is not None])
     return [] if found is None else [found]
 
 
-def held(one: Submission) -> bool:
+def is_quarantined(submission: Submission) -> bool:
     """Whether a pair is in no test until somebody has looked at it, or ever."""
-    return one.status == "rejected" or (one.status == "quarantined" and one.reason is not None)
+    return submission.status == "rejected" or (submission.status == "quarantined" and submission.reason is not None)
 
 
-async def put_away(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
+async def count_archived(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
     """Return how many of the pairs the memory's bound has archived."""
     found = await store.pairs([pair.id for pair in pairs])
     return sum(one.status == "archived" and one.reason == "bound" for one in found)

@@ -13,30 +13,30 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from reflact.calibration.changes import Seen, seen
-from reflact.calibration.memo import Kept
+from reflact.calibration.changes import TransitionView, view_transition
+from reflact.calibration.memo import PairCache
 from reflact.calibration.showing import show_action
 from reflact.memory import ContrastPair, Transition
 
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
-_READ = 4000
+_MAX_INDEXED_CHARS = 4000
 
 
-class Read(NamedTuple):
+class RankingEntry(NamedTuple):
     """What ranking goes by: a pair, its id, the hash of what it speaks of, and in which words."""
 
     pair: ContrastPair
     id: str
-    subject: str
+    subject_hash: str
     words: frozenset[str]
 
 
-def read(pairs: Sequence[ContrastPair]) -> tuple[Read, ...]:
+def index_pairs(pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
     """Return what ranking needs to know of pairs, each once."""
-    return Reader()(pairs)
+    return RankingIndex()(pairs)
 
 
-class Reader:
+class RankingIndex:
     """Reads pairs for ranking, each once: rounds are scored with the same, a memory gives equal ones.
 
     Args:
@@ -45,40 +45,40 @@ class Reader:
     """
 
     def __init__(self, size: int = 4096) -> None:
-        self._known: Kept[Read] = Kept(size)
-        self._last: tuple[tuple[ContrastPair, ...], tuple[Read, ...]] = (), ()
+        self._entries: PairCache[RankingEntry] = PairCache(size)
+        self._last_pairs: tuple[tuple[ContrastPair, ...], tuple[RankingEntry, ...]] = (), ()
 
-    def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[Read, ...]:
+    def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
         """Return what ranking needs to know of pairs, each once."""
-        (last, reads), given = self._last, tuple(pairs)
+        (last, reads), given = self._last_pairs, tuple(pairs)
         if given != last:
-            self._known.grow(len(given))
-            reads = tuple({pair.id: self._read(pair) for pair in given}.values())
-        self._last = given, reads  # these very objects, which are found equal without a look into them
+            self._entries.ensure_size(len(given))
+            reads = tuple({pair.id: self._index_pair(pair) for pair in given}.values())
+        self._last_pairs = given, reads  # these very objects, which are found equal without a look into them
         return reads
 
-    def unread(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
+    def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
         """Return those that were not read yet, or are forgotten."""
-        if self._last[0] == tuple(pairs):
+        if self._last_pairs[0] == tuple(pairs):
             return ()
-        return tuple(pair for pair in pairs if self._known.get(pair) is None)
+        return tuple(pair for pair in pairs if self._entries.get(pair) is None)
 
-    def _read(self, pair: ContrastPair) -> Read:
-        found = self._known.get(pair)
+    def _index_pair(self, pair: ContrastPair) -> RankingEntry:
+        found = self._entries.get(pair)
         if found is None:
-            words = _words(pair.purpose, Seen(pair.transition))
-            found = Read(pair, pair.id, pair.hashes.subject, words)
-            self._known.keep(pair, found)
+            words = _word_set(pair.purpose, TransitionView(pair.transition))
+            found = RankingEntry(pair, pair.id, pair.hashes.subject, words)
+            self._entries.put(pair, found)
         return found
 
 
-def ranked(
+def rank_pairs(
     pairs: Sequence[ContrastPair],
-    transition: Transition | Seen,
+    transition: Transition | TransitionView,
     *,
     purpose: str,
-    show_same: bool = False,
-    read: Callable[[Sequence[ContrastPair]], Sequence[Read]] = read,
+    include_same: bool = False,
+    index: Callable[[Sequence[ContrastPair]], Sequence[RankingEntry]] = index_pairs,
 ) -> Iterator[ContrastPair]:
     """Yield pairs, each once, the best example first.
 
@@ -95,17 +95,17 @@ def ranked(
         show_same: Keep pairs of the same transition under the same purpose, which give the answer away.
         read: Reads pairs; a ``Reader`` where the same ones come again.
     """
-    texts = seen(transition)
-    asked, own = _words(purpose, texts), texts.subject(purpose)
+    texts = view_transition(transition)
+    asked, own = _word_set(purpose, texts), texts.subject_hash(purpose)
     order = sorted(
-        (-_cosine(asked, one.words), one.id, one.pair)
-        for one in read(pairs)
-        if show_same or one.subject != own
+        (-_cosine_similarity(asked, one.words), one.id, one.pair)
+        for one in index(pairs)
+        if include_same or one.subject_hash != own
     )
-    return _in_turns([pair for _, _, pair in order])
+    return _balance_mistakes([pair for _, _, pair in order])
 
 
-def _in_turns(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
+def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
     """Yield pairs, given with the best first, so that kinds take turns and credit and no credit balance."""
     queues: dict[tuple[str, bool], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
     for place, pair in enumerate(pairs):
@@ -125,13 +125,13 @@ def _in_turns(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
         yield pair
 
 
-def _words(purpose: str, texts: Seen) -> frozenset[str]:
+def _word_set(purpose: str, texts: TransitionView) -> frozenset[str]:
     action = show_action(texts.transition.action)
-    text = f"{purpose[:_READ]}\n{action[:_READ]}\n{texts.change[:_READ]}"
+    text = f"{purpose[:_MAX_INDEXED_CHARS]}\n{action[:_MAX_INDEXED_CHARS]}\n{texts.change_text[:_MAX_INDEXED_CHARS]}"
     return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
-def _cosine(some: frozenset[str], others: frozenset[str]) -> float:
-    if not some or not others:
+def _cosine_similarity(words: frozenset[str], others: frozenset[str]) -> float:
+    if not words or not others:
         return 0.0
-    return len(some & others) / math.sqrt(len(some) * len(others))
+    return len(words & others) / math.sqrt(len(words) * len(others))

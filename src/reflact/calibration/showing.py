@@ -7,19 +7,19 @@ from typing import NamedTuple, TypeAlias
 
 from pydantic import JsonValue
 
-from reflact.calibration.changes import Seen, seen, show_state
-from reflact.calibration.memo import Kept
+from reflact.calibration.changes import TransitionView, show_state, view_transition
+from reflact.calibration.memo import PairCache
 from reflact.memory import Action, ContrastPair, Evaluation, Transition
 from reflact.prompts import fence
 
-Count: TypeAlias = Callable[[str], int]
+TokenCounter: TypeAlias = Callable[[str], int]
 """Returns how many tokens a text takes, at least 0; longer texts take no fewer."""
 
-_DENSE = b" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DENSE_LETTERS = b" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LETTERS_PER_TOKEN = 3
 
 
-def estimate(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Return how many tokens a text takes at most, or nearly so.
 
     ASCII letters and spaces count three to a token; English has more than four. Digits, signs and line
@@ -27,46 +27,46 @@ def estimate(text: str) -> int:
     any tokenizer with bytes to fall back on can take: three for a Chinese character, four for most emoji.
     """
     encoded = text.encode("utf-8", "surrogatepass")
-    others = len(encoded.translate(None, _DENSE))
+    others = len(encoded.translate(None, _DENSE_LETTERS))
     return others - (others - len(encoded)) // _LETTERS_PER_TOKEN
 
 
-def cut(text: str, room: int, *, count: Count = estimate) -> str:
+def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
     """Return a text in at most ``room`` tokens: two thirds from its beginning, one from its end.
 
     Between them stands a mark with the number of characters that are missing. Where the room does not even
     hold the mark, the mark stands alone: what is missing is never left unsaid.
     """
-    if count(text) <= room:
+    if count_tokens(text) <= max_tokens:
         return text
     least, most = 0, len(text) - 1
     while least < most:
         kept = (least + most + 1) // 2
-        if count(_cut_to(text, kept)) <= room:
+        if count_tokens(_truncate_to_chars(text, kept)) <= max_tokens:
             least = kept
         else:
             most = kept - 1
-    return _cut_to(text, least)
+    return _truncate_to_chars(text, least)
 
 
-def _cut_to(text: str, kept: int) -> str:
-    tail = kept // 3
-    head, end = text[: kept - tail], text[len(text) - tail :]
-    parts = (head, f"[... {len(text) - kept:,} characters cut ...]", end)
+def _truncate_to_chars(text: str, n_chars: int) -> str:
+    tail = n_chars // 3
+    head, end = text[: n_chars - tail], text[len(text) - tail :]
+    parts = (head, f"[... {len(text) - n_chars:,} characters cut ...]", end)
     return "\n".join(part for part in parts if part)
 
 
-ABOVE = "Other transitions. Each has an evaluation that is right and one that is wrong:"
+EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
 """The line above the worked examples."""
 
-_BARE = 0
+_NO_TOKENS = 0
 """What stands for the number of an example that has none yet."""
 
-TRIED = 32
+MAX_PAIRS_TRIED = 32
 """Pairs in a row that may not fit before a room counts as full."""
 
 
-class Shown(NamedTuple):
+class ShownExamples(NamedTuple):
     """The worked examples as text, and the pairs that it holds; both empty where there is room for none."""
 
     text: str
@@ -74,7 +74,7 @@ class Shown(NamedTuple):
 
 
 def show_transition(
-    purpose: str, transition: Transition | Seen, *, room: int, count: Count = estimate
+    purpose: str, transition: Transition | TransitionView, *, max_tokens: int, count_tokens: TokenCounter = estimate_tokens
 ) -> str:
     """Return purpose, state before, action, state after and what changed, each fenced.
 
@@ -84,15 +84,15 @@ def show_transition(
         room: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
         count: Counts tokens.
     """
-    texts = seen(transition)
+    texts = view_transition(transition)
     parts = {
         "purpose": show_state(purpose),
-        "before": texts.before,
+        "before": texts.before_text,
         "action": show_action(texts.transition.action),
-        "after": texts.after,
-        "change": texts.change if count(texts.change) <= room else texts.brief_change,
+        "after": texts.after_text,
+        "change": texts.change_text if count_tokens(texts.change_text) <= max_tokens else texts.short_change_text,
     }
-    return "\n\n".join(fence(tag, cut(text, room, count=count)) for tag, text in parts.items())
+    return "\n\n".join(fence(tag, truncate_to_tokens(text, max_tokens, count_tokens=count_tokens)) for tag, text in parts.items())
 
 
 def show_action(action: Action) -> str:
@@ -100,7 +100,7 @@ def show_action(action: Action) -> str:
     return action.name if action.arguments is None else f"{action.name}\n{show_state(action.arguments)}"
 
 
-class Renderer:
+class ExampleRenderer:
     """Renders worked examples, each pair once.
 
     Args:
@@ -109,31 +109,31 @@ class Renderer:
         size: Examples that are remembered; the one that was longest not asked for goes first.
     """
 
-    def __init__(self, each: int, count: Count = estimate, size: int = 4096) -> None:
-        self._each = each
-        self._count = count
-        self._known: Kept[dict[int, str]] = Kept(size)
+    def __init__(self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens, size: int = 4096) -> None:
+        self._max_tokens = max_tokens
+        self._count_tokens = count_tokens
+        self._texts: PairCache[dict[int, str]] = PairCache(size)
 
     def __call__(self, pair: ContrastPair, number: int) -> str:
         """Return a pair as the example of a number, fenced."""
-        texts = self._known.get(pair)
+        texts = self._texts.get(pair)
         if texts is None:
-            texts = {_BARE: _example(pair, self._each, self._count)}
-            self._known.keep(pair, texts)
+            texts = {_NO_TOKENS: _format_example(pair, self._max_tokens, self._count_tokens)}
+            self._texts.put(pair, texts)
         if number not in texts:
-            texts[number] = fence(f"example_{number}", texts[_BARE])
+            texts[number] = fence(f"example_{number}", texts[_NO_TOKENS])
         return texts[number]
 
 
 def show_examples(
     pairs: Iterable[ContrastPair],
     *,
-    room: int,
-    most: int,
-    each: int,
-    count: Count = estimate,
+    max_tokens: int,
+    max_pairs: int,
+    tokens_per_field: int,
+    count_tokens: TokenCounter = estimate_tokens,
     render: Callable[[ContrastPair, int], str] | None = None,
-) -> Shown:
+) -> ShownExamples:
     """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
     Once ``TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
@@ -146,32 +146,32 @@ def show_examples(
         count: Counts tokens.
         render: Renders an example, as a ``Renderer`` for so many tokens each does; None: one of its own.
     """
-    shown, render, passed = Shown("", ()), render or Renderer(each, count), 0
+    shown, render, passed = ShownExamples("", ()), render or ExampleRenderer(tokens_per_field, count_tokens), 0
     for pair in pairs:
-        if len(shown.pairs) == most or passed == TRIED or count(shown.text or ABOVE) >= room:
+        if len(shown.pairs) == max_pairs or passed == MAX_PAIRS_TRIED or count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens:
             break
-        text = f"{shown.text or ABOVE}\n\n{render(pair, len(shown.pairs) + 1)}"
-        fits = count(text) <= room
-        shown = Shown(text, (*shown.pairs, pair)) if fits else shown
+        text = f"{shown.text or EXAMPLES_HEADER}\n\n{render(pair, len(shown.pairs) + 1)}"
+        fits = count_tokens(text) <= max_tokens
+        shown = ShownExamples(text, (*shown.pairs, pair)) if fits else shown
         passed = 0 if fits else passed + 1
     return shown
 
 
-def _example(pair: ContrastPair, each: int, count: Count) -> str:
+def _format_example(pair: ContrastPair, tokens_per_field: int, count_tokens: TokenCounter) -> str:
     parts = (
-        show_transition(pair.purpose, pair.transition, room=each, count=count),
-        fence("right", _evaluation(pair.right)),
-        fence("wrong", _evaluation(pair.wrong)),
-        fence("why", show_state(f"{pair.mistake}: {pair.why}")),
+        show_transition(pair.purpose, pair.transition, max_tokens=tokens_per_field, count_tokens=count_tokens),
+        fence("right", _format_example_evaluation(pair.right)),
+        fence("wrong", _format_example_evaluation(pair.wrong)),
+        fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
     )
     return "\n\n".join(parts)
 
 
-def _evaluation(evaluation: Evaluation) -> str:
+def _format_example_evaluation(evaluation: Evaluation) -> str:
     lines: list[JsonValue] = [
         f"reasoning: {evaluation.reasoning}",
         *(f"evidence: {quote}" for quote in evaluation.evidence),
-        f"phi before: {evaluation.phi_before:g}",
-        f"phi after: {evaluation.phi_after:g}",
+        f"phi before: {evaluation.progress_before:g}",
+        f"phi after: {evaluation.progress_after:g}",
     ]
     return show_state("\n".join(map(str, lines)))

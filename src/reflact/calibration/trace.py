@@ -12,19 +12,19 @@ from pathlib import Path
 from threading import Lock
 from uuid import uuid4
 
-from reflact.calibration.given import one_line, require
-from reflact.calibration.trace_file import End, Header, Whole, read_whole
+from reflact.calibration.given import require_trace_id, require_type
+from reflact.calibration.trace_file import TraceEnd, TraceFileContent, TraceHeader, read_trace_file
 from reflact.errors import DataError, StoreError
-from reflact.memory import Evaluation, Gold, ScoreEvent, StateScore, Transition
-from reflact.memory_cards import Recording, first_content, next_content
+from reflact.memory import Evaluation, Label, ScoreEvent, StateScore, Transition
+from reflact.memory_cards import TraceIdentity, extend_content_hash, hash_purpose
 from reflact.memory_ports import StoredTrace, TraceStore
 from reflact.tasks import fan_out
 from reflact.types import canonical_json, digest_json
 
-AT_ONCE = 100
+SAVE_BATCH_SIZE = 100
 """Events that are appended to a store together: those that wait at the same time share a transaction."""
 
-PURPOSE_SHOWN = 60
+MAX_SHOWN_PURPOSE = 60
 """Characters of a purpose in a representation."""
 
 
@@ -49,27 +49,27 @@ class Trace:
         id: str | None = None,  # noqa: A002
         path: Path | str | None = None,
     ) -> None:
-        require(purpose, str, what="the purpose of a trace")
+        require_type(purpose, str, subject="the purpose of a trace")
         if not purpose.strip():
             raise DataError(
                 "a trace needs a purpose: say in words what the agent was to achieve, since every step is "
                 "scored by how far it comes towards that"
             )
-        self._header = Header(trace=uuid4().hex if id is None else one_line(id), purpose=purpose)
+        self._header = TraceHeader(trace=uuid4().hex if id is None else require_trace_id(id), purpose=purpose)
         self._events: list[ScoreEvent] = []
-        self._one_at_a_time = Lock()
+        self._lock = Lock()
         self._contents: list[str] = []
         self._finished = False
         self._path = None if path is None else Path(path)
         self._length = 0
-        self._lost = 0
+        self._n_lost_bytes = 0
         if self._path is not None:
-            _make(self._path)
-            self._write(_line(self._header, str(self._path)))
+            _create_file(self._path)
+            self._write(_encode_line(self._header, str(self._path)))
 
     def __repr__(self) -> str:
-        state = "finished" if self.finished else "open"
-        short = self.purpose if len(self.purpose) <= PURPOSE_SHOWN else f"{self.purpose[:PURPOSE_SHOWN]}..."
+        state = "finished" if self.is_finished else "open"
+        short = self.purpose if len(self.purpose) <= MAX_SHOWN_PURPOSE else f"{self.purpose[:MAX_SHOWN_PURPOSE]}..."
         return f"Trace({short!r}, id={self.id!r}: {len(self.events)} events, {state})"
 
     @property
@@ -88,34 +88,34 @@ class Trace:
         return tuple(self._events)
 
     @property
-    def recording(self) -> Recording:
+    def recording(self) -> TraceIdentity:
         """Its name and what it holds, by which tests on it are counted.
 
         Hashes each step when it is first asked for, in time that grows with the states.
         """
         contents = list(self._contents)
         for event in self._events[len(contents) :]:
-            last = contents[-1] if contents else first_content(self.purpose)
-            contents.append(next_content(last, event.transition))
+            last = contents[-1] if contents else hash_purpose(self.purpose)
+            contents.append(extend_content_hash(last, event.transition))
         self._contents = contents
-        return Recording(self.id, tuple(contents) or (first_content(self.purpose),))
+        return TraceIdentity(self.id, tuple(contents) or (hash_purpose(self.purpose),))
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether nothing can be recorded any more."""
         return self._finished
 
     @property
-    def lost(self) -> int:
+    def n_lost_bytes(self) -> int:
         """Bytes at the end of the file that were not whole when it was read, and were left out."""
-        return self._lost
+        return self._n_lost_bytes
 
     def record(
         self,
         transition: Transition,
         score: StateScore | Evaluation | None = None,
         *,
-        gold: Gold | None = None,
+        label: Label | None = None,
     ) -> ScoreEvent:
         """Append a step; it is in the file, if there is one, when this returns.
 
@@ -134,18 +134,18 @@ class Trace:
             DataError: The trace is finished, an argument is of another kind, or a state cannot be written.
             StoreError: The file cannot be written; the step is not recorded.
         """
-        require(transition, Transition, what="what is recorded")
-        require(score, Evaluation, StateScore, type(None), what="the score of a step")
-        require(gold, Gold, type(None), what="the gold of a step")
+        require_type(transition, Transition, subject="what is recorded")
+        require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
+        require_type(label, Label, type(None), subject="the gold of a step")
         if self._finished:
             raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
-        with self._one_at_a_time:
+        with self._lock:
             event = ScoreEvent(
-                step=len(self._events), transition=transition, evaluation=evaluation, gold=gold
+                step=len(self._events), transition=transition, evaluation=evaluation, label=label
             )
-            event = _known_before(event, self._events)
-            self._write(_line(event, f"step {event.step} of trace {self.id}"))
+            event = _add_progress_before(event, self._events)
+            self._write(_encode_line(event, f"step {event.step} of trace {self.id}"))
             self._events.append(event)
         return event
 
@@ -156,10 +156,10 @@ class Trace:
             StoreError: The file cannot be written; the trace goes on.
         """
         if not self._finished:
-            self._write(_line(End(events=len(self._events)), str(self._path)))
+            self._write(_encode_line(TraceEnd(events=len(self._events)), str(self._path)))
             self._finished = True
 
-    async def keep(self, store: TraceStore) -> int:
+    async def save_to(self, store: TraceStore) -> int:
         """Append to a store what it does not have yet, and return how many events that were.
 
         Raises:
@@ -168,8 +168,8 @@ class Trace:
         """
         await store.open_trace(self.id, self.purpose)
         events, new = self.events, 0
-        for start in range(0, len(events), AT_ONCE):
-            together = events[start : start + AT_ONCE]
+        for start in range(0, len(events), SAVE_BATCH_SIZE):
+            together = events[start : start + SAVE_BATCH_SIZE]
             new += sum(await fan_out(lambda event: store.append(self.id, event), together))
         return new
 
@@ -182,7 +182,7 @@ class Trace:
                 wrong; names file, line and field.
             StoreError: The file cannot be read.
         """
-        return cls._of(read_whole(Path(path)))
+        return cls._from_file(read_trace_file(Path(path)))
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
@@ -215,17 +215,17 @@ class Trace:
             StoreError: The file cannot be read or written.
         """
         path = Path(path)
-        whole = read_whole(path)
-        trace = cls._of(whole)
+        whole = read_trace_file(path)
+        trace = cls._from_file(whole)
         trace._finished = whole.finished
         trace._path = path
-        trace._length = whole.length
-        if whole.lost or whole.open:
-            trace._cut(b"\n" if whole.open else b"")
+        trace._length = whole.n_bytes
+        if whole.n_lost_bytes or whole.is_open:
+            trace._write_after_whole(b"\n" if whole.is_open else b"")
         return trace
 
     @classmethod
-    def of(cls, stored: StoredTrace) -> Trace:
+    def from_stored(cls, stored: StoredTrace) -> Trace:
         """Return a stored trace; it takes no further events.
 
         Raises:
@@ -236,17 +236,17 @@ class Trace:
                 f"trace {stored.id} is stored without a purpose, by which steps are scored: forget it, and "
                 "hand it in again with one"
             )
-        header = Header(trace=stored.id, purpose=stored.purpose)
-        return cls._of(Whole(header, stored.events))
+        header = TraceHeader(trace=stored.id, purpose=stored.purpose)
+        return cls._from_file(TraceFileContent(header, stored.events))
 
     @classmethod
-    def _of(cls, whole: Whole) -> Trace:
+    def _from_file(cls, whole: TraceFileContent) -> Trace:
         trace = cls(whole.header.purpose)
         trace._header = whole.header
         for event in whole.events:
-            trace._events.append(_known_before(event, trace._events))
+            trace._events.append(_add_progress_before(event, trace._events))
         trace._finished = True
-        trace._lost = whole.lost
+        trace._n_lost_bytes = whole.n_lost_bytes
         return trace
 
     def _write(self, line: bytes) -> None:
@@ -261,15 +261,15 @@ class Trace:
                 file.seek(self._length)
                 others = b"\n" in file.read()
         except OSError as error:
-            raise _unwritable(self._path, error) from None
+            raise _build_write_error(self._path, error) from None
         if others:
             raise StoreError(
                 f"{self._path} has lines that this trace did not write: another process records in it; give "
                 "each its own file, this step is not recorded"
             )
-        self._cut(line)
+        self._write_after_whole(line)
 
-    def _cut(self, line: bytes) -> None:
+    def _write_after_whole(self, line: bytes) -> None:
         """Write a line in place of whatever follows what is whole."""
         assert self._path is not None
         try:
@@ -278,46 +278,46 @@ class Trace:
                 file.seek(self._length)
                 file.write(line)
         except OSError as error:
-            raise _unwritable(self._path, error) from None
+            raise _build_write_error(self._path, error) from None
         self._length += len(line)
 
 
-def _line(value: Header | ScoreEvent | End, place: str) -> bytes:
+def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> bytes:
     """Return a line of the file, also where there is none: what no file can hold, no memory can."""
     try:
         return f"{canonical_json(value.model_dump())}\n".encode("ascii")
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} cannot be written: {error}; take such values out of the states") from None
+        raise DataError(f"{location} cannot be written: {error}; take such values out of the states") from None
 
 
-def _known_before(event: ScoreEvent, earlier: Sequence[ScoreEvent]) -> ScoreEvent:
+def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
     """Return a step whose gold says what the state before is worth, where that follows from what is known.
 
     A potential belongs to a state, so equal states of one trace have equal ones.
     """
-    gold, step = event.gold, event.transition
-    if gold is None or gold.phi_before is not None:
+    gold, step = event.label, event.transition
+    if gold is None or gold.progress_before is not None:
         return event
-    last = earlier[-1] if earlier else None
-    if not step.changed:
-        known: float | None = gold.phi_after
-    elif last is None or last.gold is None or digest_json(last.transition.after) != digest_json(step.before):
+    last = earlier_events[-1] if earlier_events else None
+    if not step.changes_state:
+        known: float | None = gold.progress_after
+    elif last is None or last.label is None or digest_json(last.transition.after) != digest_json(step.before):
         known = None
     else:
-        known = last.gold.phi_after if _as_good(last.gold, gold) else None
-    return event.model_copy(update={"gold": gold.model_copy(update={"phi_before": known})})
+        known = last.label.progress_after if _is_as_reliable(last.label, gold) else None
+    return event.model_copy(update={"label": gold.model_copy(update={"progress_before": known})})
 
 
-def _as_good(one: Gold, other: Gold) -> bool:
+def _is_as_reliable(candidate: Label, current: Label) -> bool:
     """Whether one is no less sure: what samples agree on says nothing beside a program or a person."""
-    return one.source != "agreement" or other.source == "agreement"
+    return candidate.source != "agreement" or current.source == "agreement"
 
 
-def _make(path: Path) -> None:
+def _create_file(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _build_write_error(path, error) from None
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
@@ -325,8 +325,8 @@ def _make(path: Path) -> None:
             f"{path} exists: go on with it by Trace.resume, remove it, or name another file"
         ) from None
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise _build_write_error(path, error) from None
 
 
-def _unwritable(path: Path, error: OSError) -> StoreError:
+def _build_write_error(path: Path, error: OSError) -> StoreError:
     return StoreError(f"cannot write {path}: {error.strerror or error}")

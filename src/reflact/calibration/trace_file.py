@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from reflact.calibration.given import one_line, wrong
+from reflact.calibration.given import describe_first_error, require_trace_id
 from reflact.errors import DataError, StoreError
 from reflact.memory import ScoreEvent
 from reflact.types import FrozenModel
 
 
-class Header(FrozenModel):
+class TraceHeader(FrozenModel):
     """The first line."""
 
     trace: str
@@ -27,30 +27,30 @@ class Header(FrozenModel):
     version: Literal[1] = 1
 
 
-class End(FrozenModel):
+class TraceEnd(FrozenModel):
     """The last line of a finished trace: how many events stand above it."""
 
     events: int
 
 
-L = TypeVar("L", Header, ScoreEvent, End)
+L = TypeVar("L", TraceHeader, ScoreEvent, TraceEnd)
 
 
-class Whole(NamedTuple):
+class TraceFileContent(NamedTuple):
     """What a file holds up to where it is whole; the bytes that this takes, and those that follow.
 
     ``open`` says that the last whole line lacks its line break.
     """
 
-    header: Header
+    header: TraceHeader
     events: tuple[ScoreEvent, ...]
     finished: bool = True
-    length: int = 0
-    lost: int = 0
-    open: bool = False
+    n_bytes: int = 0
+    n_lost_bytes: int = 0
+    is_open: bool = False
 
 
-def read_whole(path: Path) -> Whole:
+def read_trace_file(path: Path) -> TraceFileContent:
     """Read a trace's file up to where it is whole.
 
     Raises:
@@ -63,37 +63,37 @@ def read_whole(path: Path) -> Whole:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     lines = content.splitlines(keepends=True)
-    header = _header(path, lines)
+    header = _read_header(path, lines)
     events: list[ScoreEvent] = []
-    ends: list[End] = []
+    ends: list[TraceEnd] = []
     for number, line in enumerate(lines[1:], 2):
         place = f"{path}, line {number}"
         try:
-            value = _value(line, place)
-        except _Torn:
+            value = _parse_json(line, place)
+        except _TornLine:
             break
         if ends:
             raise DataError(f"{place}, follows the end of the trace; a file holds one trace, so take it out")
         if isinstance(value, dict) and "events" in value:
-            ends.append(_parsed(value, End, place))
+            ends.append(_parse_line(value, TraceEnd, place))
         else:
-            events.append(_event(value, place, step=len(events)))
-    finished = ends == [End(events=len(events))]
+            events.append(_parse_event(value, place, step=len(events)))
+    finished = ends == [TraceEnd(events=len(events))]
     length = sum(map(len, lines[: 1 + len(events) + finished]))
     unbroken = not content[:length].endswith(b"\n")
-    return Whole(header, tuple(events), finished, length, len(content) - length, unbroken)
+    return TraceFileContent(header, tuple(events), finished, length, len(content) - length, unbroken)
 
 
-def _header(path: Path, lines: Sequence[bytes]) -> Header:
+def _read_header(path: Path, lines: Sequence[bytes]) -> TraceHeader:
     try:
-        value = _value(lines[0] if lines else b"", f"{path}, line 1")
-    except _Torn:
+        value = _parse_json(lines[0] if lines else b"", f"{path}, line 1")
+    except _TornLine:
         raise DataError(
             f"{path} holds no trace: its first line is not a whole header; a trace is a file that "
             "Trace(path=...) wrote"
         ) from None
-    header = _parsed(value, Header, f"{path} holds no trace: line 1")
-    one_line(header.trace, what=f"{path}, line 1, `trace`: the id of a trace")
+    header = _parse_line(value, TraceHeader, f"{path} holds no trace: line 1")
+    require_trace_id(header.trace, subject=f"{path}, line 1, `trace`: the id of a trace")
     if not header.purpose.strip():
         raise DataError(
             f"{path}: the trace has no purpose; write into `purpose` of its first line what the agent was to "
@@ -102,33 +102,33 @@ def _header(path: Path, lines: Sequence[bytes]) -> Header:
     return header
 
 
-def _event(value: object, place: str, *, step: int) -> ScoreEvent:
+def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
     if isinstance(value, dict) and "purpose" in value:
-        raise DataError(f"{place}, begins another trace; give each trace a file of its own")
-    event = _parsed(value, ScoreEvent, place)
+        raise DataError(f"{location}, begins another trace; give each trace a file of its own")
+    event = _parse_line(value, ScoreEvent, location)
     if event.step != step:
         raise DataError(
-            f"{place}, `step`: it is {event.step}, and the next step is {step}; steps are numbered from 0, "
+            f"{location}, `step`: it is {event.step}, and the next step is {step}; steps are numbered from 0, "
             "so a line before it is missing or stands twice"
         )
     return event
 
 
-class _Torn(Exception):
+class _TornLine(Exception):
     """A line that is not whole; never leaves this module."""
 
 
-def _value(line: bytes, place: str) -> object:
+def _parse_json(line: bytes, location: str) -> object:
     try:
         return json.loads(line)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise _Torn from None
+        raise _TornLine from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}, cannot be read: {error}; take such values out of the states") from None
+        raise DataError(f"{location}, cannot be read: {error}; take such values out of the states") from None
 
 
-def _parsed(value: object, kind: type[L], place: str) -> L:
+def _parse_line(value: object, line_type: type[L], location: str) -> L:
     try:
-        return kind.model_validate(value)
+        return line_type.model_validate(value)
     except ValidationError as error:
-        raise DataError(f"{place}, {wrong(error)}; mend that line") from None
+        raise DataError(f"{location}, {describe_first_error(error)}; mend that line") from None

@@ -16,7 +16,7 @@ from reflact.cli.calibrate import calibrate
 from reflact.cli.demo import demo
 from reflact.cli.eval import evaluate
 from reflact.cli.import_skillopt import import_skillopt
-from reflact.cli.memory import memory
+from reflact.cli.memory import memory_app
 from reflact.cli.record import record
 from reflact.cli.replay import replay
 from reflact.cli.runs import runs
@@ -25,7 +25,7 @@ from reflact.cli.train import train
 from reflact.errors import CassetteError, CassetteMiss, ReflactError, StoreError, UsageError
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """Turns errors into one sentence on standard error, below it what differs, and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -54,7 +54,7 @@ def _print_error(error: ReflactError) -> None:
 
 app = typer.Typer(
     name="reflact",
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -62,8 +62,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"reflact {version('reflact')}")
         raise typer.Exit
 
@@ -87,4 +87,4 @@ app.command("calibrate")(calibrate)
 app.command("record")(record)
 app.command("replay")(replay)
 app.command("import-skillopt")(import_skillopt)
-app.add_typer(memory)
+app.add_typer(memory_app)

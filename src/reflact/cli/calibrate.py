@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from reflact.cli.calibrating import require_writable, write_calibration_page
-from reflact.cli.pipes import unbroken, undisturbed
-from reflact.cli.running import Config, Overrides
-from reflact.cli.showing import Shown
+from reflact.cli.pipes import guard_callback, ignore_broken_pipe
+from reflact.cli.running import ConfigArgument, OverrideOption
+from reflact.cli.showing import ShowMode
 
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
-    from reflact.calibration.cost_estimate import CostEstimate
-    from reflact.calibration.events import CalibrationEvent, Tell
+    from reflact.calibration.cost_estimate import CalibrationCostEstimate
+    from reflact.calibration.events import CalibrationEvent, CalibrationEventCallback
     from reflact.calibration.results import CalibrationReport
-    from reflact.cli.interrupts import Interrupts
+    from reflact.cli.interrupts import InterruptHandler
     from reflact.llm.rate_limit import LimitChange
-    from reflact.memory import Promotion
+    from reflact.memory import PromotionEvidence
     from reflact.results import Spend
 
-GRACE_SECONDS = 10.0
+STOP_SECONDS = 10.0
 """What calls under way may take after the first signal."""
 
 
 def calibrate(  # noqa: PLR0917 - one for each option of the command
-    config: Config,
-    overrides: Overrides = None,
+    config: ConfigArgument,
+    overrides: OverrideOption = None,
     show: Annotated[
-        Shown | None,
+        ShowMode | None,
         typer.Option(
             metavar="live|lines|quiet|json",
             help="lines: one for each thing that matters, on standard error (live is the same here); quiet: "
@@ -65,27 +65,27 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     if dry_run:
         estimate_and_show(config, overrides, as_json=as_json)
     else:
-        how = How(anyway=anyway, again=again)
-        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, how=how)
+        how = CalibrateOptions(anyway=anyway, again=again)
+        calibrate_and_show(config, overrides, show=show, as_json=as_json, html=html, options=how)
 
 
-def configured(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
+def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
     """Return the configuration of a file with overrides, checked as far as that goes without traces.
 
     Raises:
         ConfigError: The file, a key or a value is wrong.
     """
-    from reflact.calibration.config import CalibrateConfig, anchored
-    from reflact.cli.calibrating import ROLE
+    from reflact.calibration.config import CalibrateConfig, resolve_paths
+    from reflact.cli.calibrating import CRITIC_ROLE
     from reflact.errors import ConfigError
     from reflact.llm.allowance import require_cap
     from reflact.loading import load_section
 
     settings = load_section(CalibrateConfig, path, overrides=overrides or ())
-    settings = anchored(settings, path.resolve().parent)
+    settings = resolve_paths(settings, path.resolve().parent)
     if not settings.models.critic.model:
         raise ConfigError("models.critic.model is required: name the model that scores")
-    require_cap(settings.budget, settings.models.critic, role=ROLE)
+    require_cap(settings.budget, settings.models.critic, role=CRITIC_ROLE)
     return settings
 
 
@@ -104,31 +104,31 @@ def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: b
 
     from reflact.cli.calibrated import print_estimate
 
-    estimate, spent = anyio.run(_estimated, configured(path, overrides))
+    estimate, spent = anyio.run(_estimate, load_calibrate_config(path, overrides))
     if as_json:
         typer.echo(estimate.model_dump_json())
     else:
         print_estimate(Console(), estimate, spent)
 
 
-async def _estimated(config: CalibrateConfig) -> tuple[CostEstimate, tuple[Spend, ...]]:
+async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, tuple[Spend, ...]]:
     from tempfile import TemporaryDirectory
 
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.cli.calibrating import given, pairs_of, spent_before
+    from reflact.cli.calibrating import load_traces, read_earlier_spend, read_pairs
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_prompts
 
     prompts = load_prompts(config.prompts.versions, config.prompts.folder)
-    llm, spent = await spent_before(config)
+    llm, spent = await read_earlier_spend(config)
     with TemporaryDirectory() as empty:
         known = config.memory if config.memory.is_file() else Path(empty) / "memory.db"
         async with MemoryStore(known, read_only=known == config.memory) as memory:
-            traces, heldout = await given(config, memory)
+            traces, heldout = await load_traces(config, memory)
             critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
             calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
-            anchors = () if config.anchors is None else pairs_of(config.anchors)
+            anchors = () if config.anchors is None else read_pairs(config.anchors)
             reasks = config.models.critic.reasks
             estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
     return estimate, spent
@@ -137,17 +137,17 @@ async def _estimated(config: CalibrateConfig) -> tuple[CostEstimate, tuple[Spend
 # ------------------------------------------------------------------------------------- during and after
 
 
-class How(NamedTuple):
+class CalibrateOptions(NamedTuple):
     """How a calibration is started; see ``Calibrator.calibrate``."""
 
     anyway: bool = False
     again: bool = False
 
 
-PLAIN = How()
+DEFAULT_OPTIONS = CalibrateOptions()
 
 
-class _Ended(NamedTuple):
+class _CalibrationOutcome(NamedTuple):
     """What came of a start: its report, None where it was stopped, and the books before and after it."""
 
     report: CalibrationReport | None
@@ -159,10 +159,10 @@ def calibrate_and_show(
     path: Path,
     overrides: Sequence[str] | None,
     *,
-    show: Shown | None = None,
+    show: ShowMode | None = None,
     as_json: bool = False,
     html: Path | None = None,
-    how: How = PLAIN,
+    options: CalibrateOptions = DEFAULT_OPTIONS,
 ) -> None:
     """Calibrate as a file describes it, tell what happens meanwhile, and print what it did.
 
@@ -172,38 +172,38 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
-    from reflact.cli.interrupts import Interrupts
+    from reflact.cli.interrupts import InterruptHandler
     from reflact.cli.progress import choose_event_printer, choose_pause_printer
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
-    settings = configured(path, overrides)
+    settings = load_calibrate_config(path, overrides)
     if html is not None:
         require_writable(html)
-    tell = choose_event_printer((Shown.quiet if as_json else Shown.lines) if show is None else show)
-    done = Done(None if tell is None else undisturbed(tell))
+    tell = choose_event_printer((ShowMode.quiet if as_json else ShowMode.lines) if show is None else show)
+    done = CalibrationProgress(None if tell is None else guard_callback(tell))
     told = choose_pause_printer(show, as_json=as_json, terminal=sys.stderr.isatty())
-    with Interrupts(GRACE_SECONDS) as interrupts:
+    with InterruptHandler(STOP_SECONDS) as interrupts:
         try:
-            ended = _run(settings, done, interrupts, how, None if told is None else undisturbed(told))
+            ended = _run_calibration(settings, done, interrupts, options, None if told is None else guard_callback(told))
         except (BudgetSpent, ModelError, RunFailed):
-            _tell_stopped(settings, done)
+            _print_stopped(settings, done)
             raise
         if ended.report is None:
-            _tell_stopped(settings, done)
-            raise typer.Exit(interrupts.code or 1)
+            _print_stopped(settings, done)
+            raise typer.Exit(interrupts.exit_code or 1)
     if html is not None:
         write_calibration_page(html, ended.report)
-    with unbroken():
-        if not as_json and show is not Shown.json:
-            _print(ended.report, ended, html)
-        elif show is not Shown.json:
+    with ignore_broken_pipe():
+        if not as_json and show is not ShowMode.json:
+            _print_outcome(ended.report, ended, html)
+        elif show is not ShowMode.json:
             typer.echo(ended.report.model_dump_json())
 
 
-def _print(report: CalibrationReport, ended: _Ended, html: Path | None) -> None:
+def _print_outcome(report: CalibrationReport, ended: _CalibrationOutcome, html: Path | None) -> None:
     from rich.console import Console
 
-    from reflact.cli.calibrated import print_calibration, print_paid
+    from reflact.cli.calibrated import print_calibration, print_calibration_spend
 
     class Pipe(Console):
         def on_broken_pipe(self) -> None:
@@ -211,136 +211,136 @@ def _print(report: CalibrationReport, ended: _Ended, html: Path | None) -> None:
 
     console = Pipe()
     print_calibration(console, report)
-    print_paid(console, ended.before, ended.after)
+    print_calibration_spend(console, ended.before, ended.after)
     if html is not None:
         typer.echo(f"{html} shows this as a page.")
 
 
-def _run(
+def _run_calibration(
     config: CalibrateConfig,
-    tell: Callable[[CalibrationEvent], None],
-    interrupts: Interrupts,
-    how: How,
-    told: Callable[[LimitChange], None] | None,
-) -> _Ended:
+    on_event: Callable[[CalibrationEvent], None],
+    interrupts: InterruptHandler,
+    options: CalibrateOptions,
+    on_limit: Callable[[LimitChange], None] | None,
+) -> _CalibrationOutcome:
     import anyio
 
     try:
-        return anyio.run(_calibrated, config, tell, interrupts, how, told)
+        return anyio.run(_calibrate, config, on_event, interrupts, options, on_limit)
     except KeyboardInterrupt:
-        raise typer.Exit(interrupts.code or 130) from None
+        raise typer.Exit(interrupts.exit_code or 130) from None
 
 
-async def _calibrated(
+async def _calibrate(
     config: CalibrateConfig,
-    tell: Callable[[CalibrationEvent], None],
-    interrupts: Interrupts,
-    how: How,
-    told: Callable[[LimitChange], None] | None,
-) -> _Ended:
+    on_event: Callable[[CalibrationEvent], None],
+    interrupts: InterruptHandler,
+    options: CalibrateOptions,
+    on_limit: Callable[[LimitChange], None] | None,
+) -> _CalibrationOutcome:
     import anyio
 
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.cli.calibrating import given, opened, pairs_of
+    from reflact.cli.calibrating import load_traces, open_model, read_pairs
     from reflact.halting import GracefulStop, StoppableLLM
     from reflact.memory_store import MemoryStore
     from reflact.prompts import load_prompts
 
-    prompts, brake = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(GRACE_SECONDS)
-    async with MemoryStore(config.memory) as memory, opened(config, told) as model:
-        traces, heldout = await given(config, memory)
+    prompts, brake = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(STOP_SECONDS)
+    async with MemoryStore(config.memory) as memory, open_model(config, on_limit) as model:
+        traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:
-            await memory.keep_anchors(pairs_of(config.anchors))
+            await memory.add_anchors(read_pairs(config.anchors))
         before, report = await model.spend(), None
         llm = StoppableLLM(model.llm, brake)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(
-            llm, memory, critic=critic, settings=config.calibrator, prompts=prompts, tell=tell
+            llm, memory, critic=critic, settings=config.calibrator, prompts=prompts, on_event=on_event
         )
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=brake.request, cancel=scope.cancel)
             with brake.cancel_scope():
                 report = await calibrator.calibrate(
-                    traces, heldout=heldout, anyway=how.anyway, again=how.again
+                    traces, heldout=heldout, allow_untested=options.anyway, ignore_finished=options.again
                 )
-        return _Ended(report, before, await model.spend())
+        return _CalibrationOutcome(report, before, await model.spend())
 
 
-def _tell_stopped(config: CalibrateConfig, done: Done) -> None:
+def _print_stopped(config: CalibrateConfig, progress: CalibrationProgress) -> None:
     """Say what was done, what is kept, and what the same command goes on with."""
     import anyio
 
-    from reflact.cli.calibrating import spent_before
+    from reflact.cli.calibrating import read_earlier_spend
     from reflact.results import Usage
 
-    _, spent = anyio.run(spent_before, config)
+    _, spent = anyio.run(read_earlier_spend, config)
     paid = sum((one.usage for one in spent), Usage()).calls
-    if not paid and not done.began:
-        with unbroken():
-            typer.echo(f"stopped {done.words}: no call was answered, so there is nothing to keep", err=True)
+    if not paid and not progress.has_begun:
+        with ignore_broken_pipe():
+            typer.echo(f"stopped {progress.description}: no call was answered, so there is nothing to keep", err=True)
         return
-    with unbroken():
+    with ignore_broken_pipe():
         typer.echo(
-            f"stopped {done.words}: all pairs that were made are in the memory, and the answers of the "
-            f"{paid:,} calls that were paid for are in the store; the same command goes on {done.next_words} "
+            f"stopped {progress.description}: all pairs that were made are in the memory, and the answers of the "
+            f"{paid:,} calls that were paid for are in the store; the same command goes on {progress.resume_point} "
             "and pays for none of them again",
             err=True,
         )
 
 
-class Done:
+class CalibrationProgress:
     """Counts what a calibration has done, for when it is stopped.
 
     Args:
         tell: Is told of each event after it was counted; None: nobody.
     """
 
-    def __init__(self, tell: Tell | None) -> None:
-        self._tell = tell
+    def __init__(self, on_event: CalibrationEventCallback | None) -> None:
+        self._on_event = on_event
         self._round = 0
-        self._traces = 0
-        self._of = 0
+        self._n_done = 0
+        self._n_traces = 0
         self._pairs = 0
-        self._tests: list[Promotion] = []
+        self._tests: list[PromotionEvidence] = []
 
     def __call__(self, event: CalibrationEvent) -> None:
         """Count what an event tells."""
         from reflact.calibration import events
 
         match event:
-            case events.RoundBegan():
-                self._round, self._traces, self._of = event.number, 0, event.traces
-            case events.PairsMade():
-                self._traces, self._pairs = self._traces + 1, self._pairs + event.kept
-            case events.BatchTested():
+            case events.RoundStarted():
+                self._round, self._n_done, self._n_traces = event.number, 0, event.n_traces
+            case events.PairsGenerated():
+                self._n_done, self._pairs = self._n_done + 1, self._pairs + event.n_pairs
+            case events.PairBatchTested():
                 self._tests.append(event.evidence)
-        if self._tell is not None:
-            self._tell(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     @property
-    def began(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether a round had begun."""
         return self._round > 0
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Where it was, and what it has done until then."""
         if not self._round:
             return "before the first round"
-        promoted = sum(len(test.pair_ids) for test in self._tests if test.promoted)
+        promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
         found = f", of which {promoted:,} pairs are promoted and count from now on" if promoted else ""
         return (
-            f"in round {self._round}, with {self._traces:,} of its {self._of:,} traces done, {self._pairs:,} "
+            f"in round {self._round}, with {self._n_done:,} of its {self._n_traces:,} traces done, {self._pairs:,} "
             f"pairs made in all, and batches tested: {len(self._tests)}{found}"
         )
 
     @property
-    def next_words(self) -> str:
+    def resume_point(self) -> str:
         """From where the same command goes on."""
         if not self._round:
             return "with its first measurement"
-        left = self._of - self._traces
+        left = self._n_traces - self._n_done
         if left:
             return f"with the pairs of {left:,} more traces of round {self._round}"
         if len(self._tests) < self._round:

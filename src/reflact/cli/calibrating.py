@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from reflact.calibration.results import CalibrationReport
 
 
-ROLE = "critic"
+CRITIC_ROLE = "critic"
 
 
-class Unasked:
+class UncalledLLM:
     """A model that nobody asks: what is foreseen is foreseen without it.
 
     Args:
@@ -55,14 +55,14 @@ class Unasked:
         raise AssertionError(f"a forecast asked a model: {call_id.label}")
 
 
-def run_of(config: CalibrateConfig) -> str:
+def calibration_run_id(config: CalibrateConfig) -> str:
     """Return under which name the calls are booked: one for each memory."""
     from reflact.connection import account_name
 
     return account_name(config.memory)
 
 
-def opened(
+def open_model(
     config: CalibrateConfig, on_limit: Callable[[LimitChange], None] | None = None
 ) -> AbstractAsyncContextManager[ModelConnection]:
     """Return what opens the store of model calls and connects the model, see ``connection.connected``."""
@@ -71,30 +71,30 @@ def opened(
     return open_connection(
         config.models.critic,
         store=config.store or config.memory,
-        role=ROLE,
-        run_id=run_of(config),
+        role=CRITIC_ROLE,
+        run_id=calibration_run_id(config),
         budget=config.budget,
         replay=config.replay,
         on_limit=on_limit,
     )
 
 
-async def spent_before(config: CalibrateConfig) -> tuple[Unasked, tuple[Spend, ...]]:
+async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tuple[Spend, ...]]:
     """Return the model without asking it, and what earlier starts have paid for."""
     from reflact.llm.client import Client
     from reflact.store.runs import open_store
 
-    path, run_id = config.store or config.memory, run_of(config)
+    path, run_id = config.store or config.memory, calibration_run_id(config)
     if not path.is_file():
-        return Unasked(), ()
+        return UncalledLLM(), ()
     async with open_store(path, read_only=True) as store:
         client = Client(
-            config.models.critic, role=ROLE, run_id=run_id, effects=store, decision_log=store.decision_log(run_id)
+            config.models.critic, role=CRITIC_ROLE, run_id=run_id, effects=store, decision_log=store.decision_log(run_id)
         )
-        return Unasked(client.identity), await store.spend(run_id)
+        return UncalledLLM(client.identity), await store.spend(run_id)
 
 
-async def given(
+async def load_traces(
     config: CalibrateConfig, memory: MemoryStore
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
     """Return the traces to learn from, and those that are held out, None where the rule chooses them.
@@ -105,22 +105,22 @@ async def given(
         DataError: A folder of traces is wrong, or the memory holds none.
     """
     from reflact.calibration.trace import Trace
-    from reflact.cli.stored import tell_lost
+    from reflact.cli.stored import print_incomplete_files
 
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
-    traces = await stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
-    tell_lost((*traces, *(heldout or ())), err=True)
+    traces = await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
+    print_incomplete_files((*traces, *(heldout or ())), err=True)
     if config.traces is not None:
-        await _tell_labels(traces, memory)
+        await _print_ignored_labels(traces, memory)
     return traces, heldout
 
 
-async def _tell_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
+async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
     """Say on standard error where labels in the memory do not count, since the traces come from files."""
-    known = {one.id: one.gold for one in await memory.summaries()}
+    known = {one.id: one.n_labelled for one in await memory.summaries()}
     richer = sum(
         known.get(trace.id, 0)
-        > sum(event.gold is not None and event.gold.source != "agreement" for event in trace.events)
+        > sum(event.label is not None and event.label.source != "agreement" for event in trace.events)
         for trace in traces
     )
     if richer:
@@ -131,7 +131,7 @@ async def _tell_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
         )
 
 
-def pairs_of(path: Path) -> list[ContrastPair]:
+def read_pairs(path: Path) -> list[ContrastPair]:
     """Return the pairs of a file.
 
     Raises:
@@ -139,7 +139,7 @@ def pairs_of(path: Path) -> list[ContrastPair]:
     """
     from pydantic import ValidationError
 
-    from reflact.calibration.given import wrong
+    from reflact.calibration.given import describe_first_error
     from reflact.errors import DataError
     from reflact.memory import ContrastPair
 
@@ -157,13 +157,13 @@ def pairs_of(path: Path) -> list[ContrastPair]:
             pairs.append(ContrastPair.model_validate_json(line))
         except ValidationError as error:
             raise DataError(
-                f"{path}, line {number}, is no contrast pair: {wrong(error)}; a line is what "
+                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; a line is what "
                 "ContrastPair.model_dump_json gives"
             ) from None
     return pairs
 
 
-async def stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
+async def load_stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
     """Return the traces of the memory, in the order of their names."""
     from reflact.calibration.trace import Trace
     from reflact.errors import DataError
@@ -171,7 +171,7 @@ async def stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
     found = [await memory.trace(name) for name in await memory.trace_ids()]
     if not found:
         raise DataError("the memory holds no trace: name a folder as `traces`, or keep traces in the memory")
-    return tuple(Trace.of(one) for one in found if one is not None)
+    return tuple(Trace.from_stored(one) for one in found if one is not None)
 
 
 def require_writable(path: Path) -> None:
@@ -203,6 +203,6 @@ def write_calibration_page(path: Path, report: CalibrationReport) -> None:
         StoreError: The file cannot be written.
     """
     from reflact.exports import write_atomically
-    from reflact.pages.calibration import calibration_page
+    from reflact.pages.calibration import render_calibration_page
 
-    write_atomically(path, calibration_page(report))
+    write_atomically(path, render_calibration_page(report))

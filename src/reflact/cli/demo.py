@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from reflact.cli.calibrate import calibrate_and_show
-from reflact.cli.running import configured, train_and_show, with_cassette
-from reflact.cli.showing import Show, Shown, Times
+from reflact.cli.running import add_cassette_overrides, load_trainer_config, train_and_show
+from reflact.cli.showing import ShowMode, ShowOption, TimesOption
 
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the run is kept.")] = Path("demo-run"),
-    show: Show = Shown.live,
-    times: Times = False,
+    show: ShowOption = ShowMode.live,
+    times: TimesOption = False,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
     ] = False,
@@ -34,10 +34,10 @@ def demo(
         calibrate_and_show(
             find_data_folder("calibration") / "calibrate.yaml",
             [f"memory={json.dumps(str(memory))}"],
-            show=Shown.quiet if show is Shown.live else show,
+            show=ShowMode.quiet if show is ShowMode.live else show,
             html=out / "calibration.html",
         )
         return
     folder = find_data_folder("demo")
-    overrides = with_cassette([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
-    train_and_show(configured(folder / "demo.yaml", overrides), show=show, times=times)
+    overrides = add_cassette_overrides([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
+    train_and_show(load_trainer_config(folder / "demo.yaml", overrides), show=show, times=times)

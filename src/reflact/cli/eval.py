@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reflact.cli.running import Config, Overrides, configured
-from reflact.cli.showing import Show, Shown, Times, build_view
+from reflact.cli.running import ConfigArgument, OverrideOption, load_trainer_config
+from reflact.cli.showing import ShowMode, ShowOption, TimesOption, build_view
 
 if TYPE_CHECKING:
     from reflact.config import TrainerConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reflact.types import Skill, Split
 
 
-class Measured(StrEnum):
+class MeasuredSplit(StrEnum):
     """The splits that a skill can be measured on."""
 
     val = "val"
@@ -26,12 +26,12 @@ class Measured(StrEnum):
 
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command
-    config: Config,
+    config: ConfigArgument,
     skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
-    split: Annotated[Measured, typer.Option(metavar="val|test", help="Where to measure it.")] = Measured.val,
-    overrides: Overrides = None,
-    show: Show = Shown.live,
-    times: Times = False,
+    split: Annotated[MeasuredSplit, typer.Option(metavar="val|test", help="Where to measure it.")] = MeasuredSplit.val,
+    overrides: OverrideOption = None,
+    show: ShowOption = ShowMode.live,
+    times: TimesOption = False,
 ) -> None:
     """Measure one skill document on a split.
 
@@ -44,12 +44,12 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from reflact.reporting.summary import build_score_table
     from reflact.types import Split
 
-    settings = configured(config, overrides)
-    document = _read(skill)
+    settings = load_trainer_config(config, overrides)
+    document = _read_skill(skill)
     console = Console()
     with build_view(show, console, name=settings.out_dir.name, times=times) as view:
         scored = anyio.run(_measure, settings, document, Split(split.value), view)
-    if show is Shown.json:
+    if show is ShowMode.json:
         typer.echo(scored.model_dump_json(ensure_ascii=True))
     else:
         console.print(build_score_table([scored]))
@@ -65,7 +65,7 @@ async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: RunV
     return await evaluate_skill(config, skill, split, on_event=emit)
 
 
-def _read(path: Path) -> Skill:
+def _read_skill(path: Path) -> Skill:
     from reflact.errors import SkillError
     from reflact.skill import check_document
     from reflact.types import Skill

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-CONFIGS = {".yaml", ".yml", ".json"}
-DOCUMENTS = {".md", ".txt"}
+CONFIG_SUFFIXES = {".yaml", ".yml", ".json"}
+DOCUMENT_SUFFIXES = {".md", ".txt"}
 
 
 def import_skillopt(
@@ -40,9 +40,9 @@ def import_skillopt(
 
     if source.is_dir():
         raise UsageError(f"{source} is a folder; name its config.json or its best_skill.md")
-    if source.suffix not in CONFIGS | DOCUMENTS:
+    if source.suffix not in CONFIG_SUFFIXES | DOCUMENT_SUFFIXES:
         raise UsageError(f"{source} ends neither in .yaml, .yml or .json nor in .md or .txt")
-    is_config = source.suffix in CONFIGS
+    is_config = source.suffix in CONFIG_SUFFIXES
     place = out or Path(f"{source.stem}.reflact.{'yaml' if is_config else 'md'}")
     if place.exists():
         raise UsageError(f"{place} is there already; choose another file with --out")
@@ -60,9 +60,9 @@ def _convert_config(source: Path) -> tuple[str, list[str]]:
     from reflact.integrations.skillopt.files import read_config
 
     converted = convert_config(read_config(source), source.stem)
-    secrets = ", ".join(converted.dropped)
+    secrets = ", ".join(converted.omitted_secrets)
     lines = [f"{secrets}: left out, because keys in clear text are not copied."] if secrets else []
-    lines += [f"{', '.join(names)}: {reason}." for reason, names in converted.gone.items()]
+    lines += [f"{', '.join(names)}: {reason}." for reason, names in converted.unsupported.items()]
     return converted.to_yaml(source.name), [*lines, *converted.remarks]
 
 

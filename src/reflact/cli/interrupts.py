@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, Self
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-AT_ONCE_SECONDS = 1.0
+IMMEDIATE_SECONDS = 1.0
 MARGIN_SECONDS = 2.0
 """What a run may take to tidy up after its grace, before the process is ended whatever hangs."""
 
 
-class _Heard(NamedTuple):
+class _BoundRun(NamedTuple):
     loop: asyncio.AbstractEventLoop
     stop: Callable[[str], None]
     cancel: Callable[[], None]
 
 
-class Interrupts:
+class InterruptHandler:
     """Hears SIGINT and SIGTERM for the length of a block; use it in the main thread.
 
     A thread of its own ends the process with the signal's exit code where the event loop does not come to
@@ -45,60 +45,60 @@ class Interrupts:
         self,
         grace: float,
         *,
-        say: Callable[[str], None] | None = None,
-        leave: Callable[[], str] | None = None,
+        on_signal: Callable[[str], None] | None = None,
+        build_cleanup: Callable[[], str] | None = None,
     ) -> None:
-        self.code: int | None = None
+        self.exit_code: int | None = None
         self._grace = grace
-        self._say = say or write_line
-        self._leave = leave
-        self._run: _Heard | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._on_signal = on_signal or write_line
+        self._build_cleanup = build_cleanup
+        self._bound_run: _BoundRun | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         for number in SIGNALS:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
-                self._before[number] = before
-                signal.signal(number, self._hear)
+                self._previous_handlers[number] = before
+                signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, before in self._before.items():
+        for number, before in self._previous_handlers.items():
             signal.signal(number, before)
-        if self.code is not None:
-            self._end_within(AT_ONCE_SECONDS)
+        if self.exit_code is not None:
+            self._exit_after(IMMEDIATE_SECONDS)
 
     def bind(self, *, stop: Callable[[str], None], cancel: Callable[[], None]) -> None:
         """Say how the run of this event loop is stopped in order, given a reason, and how it is cancelled."""
-        self._run = _Heard(asyncio.get_running_loop(), stop, cancel)
+        self._bound_run = _BoundRun(asyncio.get_running_loop(), stop, cancel)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        first = self.code is None
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        first = self.exit_code is None
         name = signal.Signals(number).name
         if first:
-            self.code = 128 + number
-            self._say(
+            self.exit_code = 128 + number
+            self._on_signal(
                 f"{name}: what is under way may finish, for {self._grace:g} s at most (a second one ends it "
                 "at once); the same command goes on from where it was"
             )
-        self._end_within(self._grace + MARGIN_SECONDS if first else AT_ONCE_SECONDS)
-        if self._run is None:
+        self._exit_after(self._grace + MARGIN_SECONDS if first else IMMEDIATE_SECONDS)
+        if self._bound_run is None:
             raise KeyboardInterrupt
         if first:
-            self._run.loop.call_soon_threadsafe(self._run.stop, f"stopped by {name}")
+            self._bound_run.loop.call_soon_threadsafe(self._bound_run.stop, f"stopped by {name}")
         else:
-            self._run.loop.call_soon_threadsafe(self._run.cancel)
+            self._bound_run.loop.call_soon_threadsafe(self._bound_run.cancel)
 
-    def _end_within(self, seconds: float) -> None:
-        timer = threading.Timer(seconds, self._end)
+    def _exit_after(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._exit_process)
         timer.daemon = True
         timer.start()
 
-    def _end(self) -> None:
-        if self._leave is not None:
-            os.write(1, self._leave().encode())
-        os._exit(self.code or 1)
+    def _exit_process(self) -> None:
+        if self._build_cleanup is not None:
+            os.write(1, self._build_cleanup().encode())
+        os._exit(self.exit_code or 1)
 
 
 def write_line(line: str) -> None:

@@ -8,44 +8,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reflact.cli.stored import (
-    Json,
-    NewStore,
-    Store,
-    existing,
-    line,
-    only,
+    JsonLinesOption,
+    NewStoreArgument,
+    StoreArgument,
+    format_json_line,
+    open_existing,
     print_anchors,
     print_cards,
+    print_incomplete_files,
     print_traces,
     render_trace,
     render_unit,
-    tell_lost,
+    resolve_id,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reflact.calibration.trace import Trace
-    from reflact.memory import ContrastPair, Gold, MemoryCard
-    from reflact.memory_ports import Forgotten, TraceSummary
-    from reflact.store.exchange import Imported
+    from reflact.memory import ContrastPair, Label, MemoryCard
+    from reflact.memory_ports import ForgetResult, TraceSummary
+    from reflact.store.exchange import ImportResult
 
-AT_ONCE = 8
+MAX_CONCURRENT_TRACES = 8
 """Traces that are written at a time; writes that wait together share a transaction."""
 
-ALONE = ("trace", "anchor")
+NON_CARD_KINDS = ("trace", "anchor")
 """What `list --kind` names beside kinds of cards."""
 
-Status = Annotated[
+StatusOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="STATE", help="Only this: candidate, quarantined, promoted, rejected, archived; repeatable."
     ),
 ]
-Kind = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")]
-Limit = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most so many cards.")]
+KindOption = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most so many cards.")]
 
-memory = typer.Typer(
+memory_app = typer.Typer(
     name="memory",
     help="Look at what calibration has learned, and change what is kept.",
     no_args_is_help=True,
@@ -53,10 +53,10 @@ memory = typer.Typer(
 )
 
 
-@memory.command("list")
+@memory_app.command("list")
 def list_stored(
-    store: Store,
-    status: Status = None,
+    store: StoreArgument,
+    status: StatusOption = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,8 +64,8 @@ def list_stored(
             help="Only this kind of card, repeatable; or `trace` for traces, `anchor` for anchors.",
         ),
     ] = None,
-    limit: Limit = 50,
-    json: Json = False,
+    limit: LimitOption = 50,
+    json: JsonLinesOption = False,
 ) -> None:
     """List cards, traces or anchors.
 
@@ -76,38 +76,38 @@ def list_stored(
     from reflact.errors import UsageError
 
     kinds = kind or []
-    if not set(ALONE).isdisjoint(kinds) and (len(kinds) > 1 or status):
+    if not set(NON_CARD_KINDS).isdisjoint(kinds) and (len(kinds) > 1 or status):
         raise UsageError(f"--kind {kinds[0]} is combined with other options; list traces and anchors alone")
     if kinds == ["trace"]:
-        print_traces(anyio.run(_summaries, store), store, json=json)
+        print_traces(anyio.run(_read_summaries, store), store, json=json)
     elif kinds == ["anchor"]:
-        print_anchors(anyio.run(_anchors, store), store, json=json)
+        print_anchors(anyio.run(_read_anchors, store), store, json=json)
     else:
-        print_cards(anyio.run(_found, store, "", status, kind, limit), store, limit, json=json)
+        print_cards(anyio.run(_find_cards, store, "", status, kind, limit), store, limit, json=json)
 
 
-@memory.command()
+@memory_app.command()
 def search(  # noqa: PLR0917 - what the command line offers
-    store: Store,
+    store: StoreArgument,
     words: Annotated[str, typer.Argument(metavar="WORDS", help="What to look for; any text.")],
-    status: Status = None,
-    kind: Kind = None,
-    limit: Limit = 10,
-    json: Json = False,
+    status: StatusOption = None,
+    kind: KindOption = None,
+    limit: LimitOption = 10,
+    json: JsonLinesOption = False,
 ) -> None:
     """Find cards by their words, the best first; all states and scopes unless options say otherwise."""
     import anyio
 
-    print_cards(anyio.run(_found, store, words, status, kind, limit), store, limit, json=json)
+    print_cards(anyio.run(_find_cards, store, words, status, kind, limit), store, limit, json=json)
 
 
-@memory.command()
+@memory_app.command()
 def show(
-    store: Store,
+    store: StoreArgument,
     name: Annotated[
         str, typer.Argument(metavar="ID", help="The id of a card, pair or trace, or its beginning.")
     ],
-    json: Json = False,
+    json: JsonLinesOption = False,
 ) -> None:
     """Show a card, a pair or a trace in full.
 
@@ -116,13 +116,13 @@ def show(
     """
     import anyio
 
-    for text in anyio.run(_show, store, name, json):
+    for text in anyio.run(_render_by_name, store, name, json):
         typer.echo(text)
 
 
-@memory.command()
+@memory_app.command()
 def label(
-    store: Store,
+    store: StoreArgument,
     trace: Annotated[
         str,
         typer.Argument(metavar="TRACE", help="A trace's id, or its beginning.", show_default=False),
@@ -156,17 +156,17 @@ def label(
     """
     import anyio
 
-    from reflact.memory import Gold
+    from reflact.memory import Label
     from reflact.reporting.lines import escape_line
 
-    gold = Gold(phi_before=before, phi_after=after, source="human", reasoning=reason)
-    name, known, steps = anyio.run(_label, store, trace, step, gold, replace)
+    gold = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
+    name, known, steps = anyio.run(_label_step, store, trace, step, gold, replace)
     typer.echo(f"labelled step {step} of trace {escape_line(name)}; {known} of its {steps} steps have gold")
 
 
-@memory.command()
+@memory_app.command()
 def forget(
-    store: Store,
+    store: StoreArgument,
     trace: Annotated[
         str,
         typer.Argument(
@@ -177,39 +177,39 @@ def forget(
         bool,
         typer.Option("--calls", help="Also all replies of models to calibration's questions, of any trace."),
     ] = False,
-    json: Json = False,
+    json: JsonLinesOption = False,
 ) -> None:
     """Remove everything that came from a trace, and say what was removed; there is no way back."""
     import anyio
 
     from reflact.reporting.lines import escape_line
 
-    gone = anyio.run(_forget, store, trace, calls)
+    gone = anyio.run(_forget_trace, store, trace, calls)
     if json:
-        typer.echo(line(gone))
+        typer.echo(format_json_line(gone))
         return
-    if _came_from(gone):
+    if _removed_anything(gone):
         typer.echo(
-            f"forgot trace {escape_line(gone.trace_id)}: {gone.events} events, {len(gone.unit_ids)} units "
-            f"with {gone.cards} cards, {gone.anchors} anchors"
+            f"forgot trace {escape_line(gone.trace_id)}: {gone.n_events} events, {len(gone.unit_ids)} units "
+            f"with {gone.n_cards} cards, {gone.n_anchors} anchors"
         )
     if calls:
-        typer.echo(f"removed {gone.replies} stored replies of models to calibration's questions")
-    elif gone.replies_left:
+        typer.echo(f"removed {gone.n_responses} stored replies of models to calibration's questions")
+    elif gone.n_responses_left:
         typer.echo(
-            f"{gone.replies_left} stored replies of models to calibration's questions may quote it; --calls "
+            f"{gone.n_responses_left} stored replies of models to calibration's questions may quote it; --calls "
             "removes them all, and they would be asked anew"
         )
-    if gone.logged:
+    if gone.remains_in_wal:
         typer.echo(
             f"what was removed still stands in {store.name}-wal, since another process reads the memory; end "
             "that and give this command again, which finds no trace then, but empties the log"
         )
 
 
-@memory.command("export")
+@memory_app.command("export")
 def export_store(
-    store: Store,
+    store: StoreArgument,
     target: Annotated[
         Path | None,
         typer.Argument(
@@ -223,12 +223,12 @@ def export_store(
     """
     import anyio
 
-    anyio.run(_export, store, target)
+    anyio.run(_export_memory, store, target)
 
 
-@memory.command("import")
+@memory_app.command("import")
 def import_store(
-    store: NewStore,
+    store: NewStoreArgument,
     source: Annotated[
         Path,
         typer.Argument(
@@ -237,7 +237,7 @@ def import_store(
             show_default=False,
         ),
     ],
-    json: Json = False,
+    json: JsonLinesOption = False,
 ) -> None:
     """Bring in an export or traces.
 
@@ -247,106 +247,106 @@ def import_store(
 
     from reflact.errors import DataError
 
-    traces, lines = _read(source)
-    tell_lost(traces, err=json)
+    traces, lines = _read_source(source)
+    print_incomplete_files(traces, err=json)
     try:
-        done = anyio.run(_import, store, traces, lines)
+        done = anyio.run(_import_memory, store, traces, lines)
     except DataError as error:
         raise error if traces else DataError(f"{source}: {error}; nothing was brought in") from None
     if json:
-        typer.echo(line(done))
+        typer.echo(format_json_line(done))
         return
     typer.echo(
-        f"new: {done.units} units, {done.traces} traces with {done.events} steps, {done.anchors} anchors; "
-        f"{done.held} of the units are held or rejected"
+        f"new: {done.n_units} units, {done.n_traces} traces with {done.n_events} steps, {done.n_anchors} anchors; "
+        f"{done.n_blocked} of the units are held or rejected"
     )
 
 
 # -------------------------------------------------------------------------------------------- reading
 
 
-async def _found(
-    path: Path, words: str, status: list[str] | None, kind: list[str] | None, limit: int
+async def _find_cards(
+    path: Path, text: str, status: list[str] | None, kind: list[str] | None, limit: int
 ) -> tuple[MemoryCard, ...]:
     from pydantic import ValidationError
 
     from reflact.errors import UsageError
-    from reflact.memory_ports import Query
+    from reflact.memory_ports import CardQuery
 
     asked: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
     try:
-        query = Query(text=words, all_scopes=True, limit=limit, **asked)
+        query = CardQuery(text=text, all_scopes=True, limit=limit, **asked)
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['input']!r} is none: {first['msg']}") from None
-    async with existing(path) as store:
+    async with open_existing(path) as store:
         return await store.find(query)
 
 
-async def _summaries(path: Path) -> tuple[TraceSummary, ...]:
-    async with existing(path) as store:
+async def _read_summaries(path: Path) -> tuple[TraceSummary, ...]:
+    async with open_existing(path) as store:
         return await store.summaries()
 
 
-async def _anchors(path: Path) -> tuple[ContrastPair, ...]:
-    async with existing(path) as store:
+async def _read_anchors(path: Path) -> tuple[ContrastPair, ...]:
+    async with open_existing(path) as store:
         return await store.anchors()
 
 
-async def _show(path: Path, name: str, json: bool) -> list[str]:
+async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:
     from reflact.errors import UsageError
 
-    async with existing(path) as store:
-        units, traces = await store.units_named(name), await store.traces_named(name)
-        found = only(name, (*units, *traces), what="unit or trace", store=path)
+    async with open_existing(path) as store:
+        units, traces = await store.find_unit_ids(name), await store.find_trace_ids(name)
+        found = resolve_id(name, (*units, *traces), noun="unit or trace", store=path)
         if found in units:
             cards, history = await store.cards(found), await store.history(found)
-            return [*map(line, cards), *map(line, history)] if json else [*render_unit(cards, history)]
+            return [*map(format_json_line, cards), *map(format_json_line, history)] if json else [*render_unit(cards, history)]
         trace = await store.trace(found)
         summary = next((one for one in await store.summaries() if one.id == found), None)
     if trace is None or summary is None:
         raise UsageError(f"{path} holds what came from trace {found}, but not the trace itself")
-    return [line(trace)] if json else [*render_trace(trace, summary)]
+    return [format_json_line(trace)] if json else [*render_trace(trace, summary)]
 
 
-async def _label(path: Path, name: str, step: int, gold: Gold, replace: bool) -> tuple[str, int, int]:
+async def _label_step(path: Path, name: str, step: int, label: Label, replace: bool) -> tuple[str, int, int]:
     """Label a step; returns the trace's id, and how many of how many steps have gold then."""
-    async with existing(path, read_only=False) as store:
-        trace_id = only(name, await store.traces_named(name), what="trace", store=path)
-        await store.label(trace_id, step, gold, replace=replace)
+    async with open_existing(path, read_only=False) as store:
+        trace_id = resolve_id(name, await store.find_trace_ids(name), noun="trace", store=path)
+        await store.label(trace_id, step, label, replace=replace)
         summary = next(one for one in await store.summaries() if one.id == trace_id)
-    return trace_id, summary.gold, summary.events
+    return trace_id, summary.n_labelled, summary.n_events
 
 
-async def _forget(path: Path, trace: str, calls: bool) -> Forgotten:
+async def _forget_trace(path: Path, trace: str, calls: bool) -> ForgetResult:
     from reflact.errors import UsageError
 
-    async with existing(path, read_only=False) as store:
-        found = await store.traces_named(trace)
+    async with open_existing(path, read_only=False) as store:
+        found = await store.find_trace_ids(trace)
         if found and trace not in found and not calls:
             raise UsageError(
                 f"no trace in {path} is called {trace!r}, and forgetting takes a whole id; these begin so: "
                 f"{', '.join(found)}"
             )
         gone = await store.forget(trace, calls=calls)
-    if not calls and not _came_from(gone):
+    if not calls and not _removed_anything(gone):
         log = f"; what was removed before may still stand in {path.name}-wal, which is being read"
         raise UsageError(
             f"nothing in {path} came from a trace {trace!r}; list them with "
-            f"`reflact memory list {path} --kind trace`{log if gone.logged else ''}"
+            f"`reflact memory list {path} --kind trace`{log if gone.remains_in_wal else ''}"
         )
     return gone
 
 
-def _came_from(gone: Forgotten) -> bool:
+def _removed_anything(result: ForgetResult) -> bool:
     """Whether anything had come from the trace."""
-    return gone.trace or bool(gone.unit_ids) or gone.anchors > 0
+    return result.trace_removed or bool(result.unit_ids) or result.n_anchors > 0
 
 
-async def _export(path: Path, target: Path | None) -> None:
+async def _export_memory(path: Path, target: Path | None) -> None:
     from reflact.errors import UsageError
 
-    async with existing(path) as store:
+    async with open_existing(path) as store:
         if target is None:
             async for text in store.export_lines():
                 typer.echo(text)
@@ -362,7 +362,7 @@ async def _export(path: Path, target: Path | None) -> None:
     typer.echo(f"wrote {lines:,} lines to {target}")
 
 
-def _read(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
+def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     """Return the traces in a source, or the lines of an export."""
     import json
 
@@ -384,9 +384,9 @@ def _read(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     return (), lines
 
 
-async def _import(path: Path, traces: Sequence[Trace], lines: list[str]) -> Imported:
+async def _import_memory(path: Path, traces: Sequence[Trace], lines: list[str]) -> ImportResult:
     from reflact.memory_store import MemoryStore
-    from reflact.store.exchange import Imported
+    from reflact.store.exchange import ImportResult
     from reflact.tasks import fan_out
 
     async with MemoryStore(path) as store:
@@ -394,5 +394,5 @@ async def _import(path: Path, traces: Sequence[Trace], lines: list[str]) -> Impo
             return await store.import_lines(lines)
         known = set(await store.trace_ids())
         new = sum(trace.id not in known for trace in traces)
-        events = sum(await fan_out(lambda trace: trace.keep(store), traces, limit=AT_ONCE))
-        return Imported(traces=new, events=events)
+        events = sum(await fan_out(lambda trace: trace.save_to(store), traces, limit=MAX_CONCURRENT_TRACES))
+        return ImportResult(n_traces=new, n_events=events)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def unbroken() -> Iterator[None]:
+def ignore_broken_pipe() -> Iterator[None]:
     """A block that ends silently where nobody reads any more what it prints.
 
     From then on what is printed there goes nowhere, so that the end of the process does not stumble over it.
@@ -20,20 +20,20 @@ def unbroken() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _hush()
+        _redirect_to_null()
 
 
-def undisturbed(tell: Callable[[T], None]) -> Callable[[T], None]:
+def guard_callback(on_event: Callable[[T], None]) -> Callable[[T], None]:
     """Return what tells as ``tell`` does as long as somebody reads it, and goes on in silence after that."""
 
     def say(event: T) -> None:
-        with unbroken():
-            tell(event)
+        with ignore_broken_pipe():
+            on_event(event)
 
     return say
 
 
-def _hush() -> None:
+def _redirect_to_null() -> None:
     """Lead standard output and standard error nowhere where nobody reads them."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):

@@ -8,37 +8,43 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from reflact.cli.showing import Shown
+from reflact.cli.showing import ShowMode
 
 if TYPE_CHECKING:
-    from reflact.calibration.events import CalibrationEvent, CriticMeasured, Figures, PairsMade, Tell
+    from reflact.calibration.events import (
+        CalibrationEvent,
+        CalibrationEventCallback,
+        CriticMeasured,
+        PairsGenerated,
+        ScoreSummary,
+    )
     from reflact.llm.rate_limit import LimitChange
     from reflact.results import Usage
 
-LINES = 20
+MAX_PAIR_LINES = 20
 """The most lines about the pairs of one round."""
 
 
-def choose_event_printer(show: Shown) -> Tell | None:
+def choose_event_printer(show: ShowMode) -> CalibrationEventCallback | None:
     """Return the callback that shows the events of a calibration; None if nothing is shown.
 
     Lines go to standard error, because the report goes to standard output. There is no live display.
     """
-    if show is Shown.quiet:
+    if show is ShowMode.quiet:
         return None
-    if show is Shown.json:
+    if show is ShowMode.json:
         return lambda event: typer.echo(event.model_dump_json(ensure_ascii=True))
     return CalibrationLines()
 
 
 def choose_pause_printer(
-    show: Shown | None, *, as_json: bool, terminal: bool
+    show: ShowMode | None, *, as_json: bool, terminal: bool
 ) -> Callable[[LimitChange], None] | None:
     """Return the callback that shows pauses of endpoints; None if they are not shown.
 
     They are shown among other lines. Beside a report as JSON they are shown if standard error is a terminal.
     """
-    if show in {Shown.lines, Shown.live} or (show is None and (not as_json or terminal)):
+    if show in {ShowMode.lines, ShowMode.live} or (show is None and (not as_json or terminal)):
         return PausePrinter()
     return None
 
@@ -72,36 +78,36 @@ class CalibrationLines:
     def format_event(self, event: CalibrationEvent) -> str | None:
         """Return the line of an event; None if the event has no line."""
         from reflact.calibration import events
-        from reflact.cli.calibrated import tested
+        from reflact.cli.calibrated import describe_test
 
         line = None
         match event:
-            case events.Began():
+            case events.CalibrationStarted():
                 line = (
-                    f"began     {event.learn} traces to learn from; {event.held_out} held-out traces with "
-                    f"{event.steps} labelled steps; {event.anchors} anchor steps"
+                    f"began     {event.n_training_traces} traces to learn from; {event.n_held_out_traces} held-out traces with "
+                    f"{event.n_held_out_steps} labelled steps; {event.n_anchor_steps} anchor steps"
                 )
             case events.CriticMeasured():
                 line = _format_measurement(event)
-            case events.RoundBegan():
-                self._traces, self._done, self._candidates, self._pairs = event.traces, 0, 0, 0
+            case events.RoundStarted():
+                self._traces, self._done, self._candidates, self._pairs = event.n_traces, 0, 0, 0
                 self._dropped.clear()
-                line = f"round {event.number:<3} {event.traces} traces{_format_usage(event.usage)}"
-            case events.PairsMade():
+                line = f"round {event.number:<3} {event.n_traces} traces{_format_usage(event.usage)}"
+            case events.PairsGenerated():
                 line = self._format_pairs(event)
-            case events.BatchTested():
-                line = f"test      {tested(event.evidence)}{_format_usage(event.usage)}"
-            case events.NotTested():
-                line = f"no test   of {event.pairs} pairs: {event.words}{_format_usage(event.usage)}"
+            case events.PairBatchTested():
+                line = f"test      {describe_test(event.evidence)}{_format_usage(event.usage)}"
+            case events.TestPostponed():
+                line = f"no test   of {event.n_pairs} pairs: {event.explanation}{_format_usage(event.usage)}"
         return line
 
-    def _format_pairs(self, event: PairsMade) -> str | None:
-        before = self._done * LINES // max(self._traces, 1)
+    def _format_pairs(self, event: PairsGenerated) -> str | None:
+        before = self._done * MAX_PAIR_LINES // max(self._traces, 1)
         self._done += 1
-        self._candidates += event.candidates
-        self._pairs += event.kept
-        self._dropped.update({drop.reason: drop.candidates for drop in event.drops})
-        if self._done * LINES // max(self._traces, 1) == before:
+        self._candidates += event.n_candidates
+        self._pairs += event.n_pairs
+        self._dropped.update({drop.reason: drop.n_candidates for drop in event.dropped})
+        if self._done * MAX_PAIR_LINES // max(self._traces, 1) == before:
             return None
         dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._dropped.items()))
         return (
@@ -121,17 +127,17 @@ def _format_measurement(event: CriticMeasured) -> str:
     parts = [
         f"{name}: {_format_figures(figures)}"
         for name, figures in (("held-out steps", event.held_out), ("anchors", event.anchors))
-        if figures.steps or figures.unscored
+        if figures.n_steps or figures.n_unscored
     ]
     return (
         f"{event.when:<9} {'; '.join(parts) or 'no labelled steps to measure on'}{_format_usage(event.usage)}"
     )
 
 
-def _format_figures(figures: Figures) -> str:
-    words = [f"{figures.steps} scored"]
-    if figures.unscored:
-        words.append(f"{figures.unscored} without a valid score")
+def _format_figures(figures: ScoreSummary) -> str:
+    words = [f"{figures.n_steps} scored"]
+    if figures.n_unscored:
+        words.append(f"{figures.n_unscored} without a valid score")
     if figures.error is not None:
         words.append(f"error {figures.error:.2f}")
     if figures.accuracy is not None:

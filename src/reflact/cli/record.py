@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from reflact.cli.running import Cassette, Config, Overrides, configured, train_and_show, with_cassette
-from reflact.cli.showing import Show, Shown, Times
+from reflact.cli.running import (
+    CassetteOption,
+    ConfigArgument,
+    OverrideOption,
+    add_cassette_overrides,
+    load_trainer_config,
+    train_and_show,
+)
+from reflact.cli.showing import ShowMode, ShowOption, TimesOption
 
 
 def record(
-    config: Config,
-    cassette: Cassette,
-    overrides: Overrides = None,
-    show: Show = Shown.live,
-    times: Times = False,
+    config: ConfigArgument,
+    cassette: CassetteOption,
+    overrides: OverrideOption = None,
+    show: ShowOption = ShowMode.live,
+    times: TimesOption = False,
 ) -> None:
     """Train against the live endpoint and write every response to a cassette."""
-    train_and_show(configured(config, with_cassette(overrides, cassette, "record")), show=show, times=times)
+    train_and_show(load_trainer_config(config, add_cassette_overrides(overrides, cassette, "record")), show=show, times=times)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from reflact.records import CandidateReview
 
 
-def asking() -> Approver:
+def create_approver() -> Approver:
     """Return an approver that shows a candidate's evidence and diff and asks at the terminal.
 
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
@@ -28,12 +28,12 @@ def asking() -> Approver:
     async def approve(review: CandidateReview) -> bool | str:
         import anyio.to_thread
 
-        return await anyio.to_thread.run_sync(answer, review, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(ask_approval, review, abandon_on_cancel=True)
 
     return approve
 
 
-def answer(review: CandidateReview) -> bool | str:
+def ask_approval(review: CandidateReview) -> bool | str:
     """Show a review on standard error and read the answer."""
     from reflact.reporting.lines import escape_controls
 

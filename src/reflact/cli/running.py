@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reflact.cli.showing import Shown
+from reflact.cli.showing import ShowMode
 
 if TYPE_CHECKING:
-    from reflact.cli.interrupts import Interrupts
+    from reflact.cli.interrupts import InterruptHandler
     from reflact.config import TrainerConfig
     from reflact.events import Event
     from reflact.ports import Approver
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from reflact.results import RunSummary
     from reflact.trainer import Trainer
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .yaml or .toml file.", show_default=False)]
-Overrides = Annotated[
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .yaml or .toml file.", show_default=False)]
+OverrideOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Override a key, such as budget.max_calls=500. Repeatable."
     ),
 ]
-Cassette = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
+CassetteOption = Annotated[Path, typer.Option(metavar="FILE", help="The recording.", show_default=False)]
 
 
-def configured(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
+def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
     """Return the configuration of a file with overrides.
 
     Raises:
@@ -42,7 +42,7 @@ def configured(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
     return load_config(path, overrides=overrides or ())
 
 
-def with_cassette(overrides: Sequence[str] | None, cassette: Path, mode: str) -> list[str]:
+def add_cassette_overrides(overrides: Sequence[str] | None, cassette: Path, mode: str) -> list[str]:
     """Return overrides that make a run use a cassette; a relative path counts from the current folder."""
     path = json.dumps(str(cassette.expanduser().absolute()))
     return [*(overrides or ()), f"replay.cassette={path}", f"replay.mode={mode}"]
@@ -51,7 +51,7 @@ def with_cassette(overrides: Sequence[str] | None, cassette: Path, mode: str) ->
 def train_and_show(
     config: TrainerConfig,
     *,
-    show: Shown = Shown.live,
+    show: ShowMode = ShowMode.live,
     times: bool = False,
     approve: Approver | None = None,
 ) -> None:
@@ -63,61 +63,61 @@ def train_and_show(
     """
     from rich.console import Console
 
-    from reflact.cli.interrupts import Interrupts
+    from reflact.cli.interrupts import InterruptHandler
     from reflact.cli.showing import build_view, show_interrupt
     from reflact.reporting.summary import print_summary
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
     console = Console()
-    if approve is not None and show is Shown.live:
-        show = Shown.lines
+    if approve is not None and show is ShowMode.live:
+        show = ShowMode.lines
     view = build_view(show, console, name=config.out_dir.name, epochs=config.train.num_epochs, times=times)
     grace, tell = config.train.grace_seconds, partial(show_interrupt, view)
-    with Interrupts(grace, say=tell, leave=view.build_cleanup) as interrupts:
+    with InterruptHandler(grace, on_signal=tell, build_cleanup=view.build_cleanup) as interrupts:
         with view:
-            summary = _run(_Following(trainer, config, view), interrupts)
-        if show is not Shown.json:
+            summary = _run_training(_RunFollower(trainer, config, view), interrupts)
+        if show is not ShowMode.json:
             print_summary(console, summary, config.out_dir)
-        if summary.status == "cancelled" and interrupts.code is not None:
-            raise typer.Exit(interrupts.code)
+        if summary.status == "cancelled" and interrupts.exit_code is not None:
+            raise typer.Exit(interrupts.exit_code)
     if summary.status != "completed":
-        _say_error(f"the run ended as {summary.status}: {summary.reason}")
+        _print_error(f"the run ended as {summary.status}: {summary.reason}")
         raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 
-def _run(following: _Following, interrupts: Interrupts) -> RunSummary:
+def _run_training(follower: _RunFollower, interrupts: InterruptHandler) -> RunSummary:
     import anyio
 
     from reflact.errors import RunFailed, StoreError
 
     try:
-        anyio.run(following.follow, interrupts)
+        anyio.run(follower.follow, interrupts)
     except StoreError as error:
-        if not following.begun:
+        if not follower.has_begun:
             raise
         raise RunFailed(str(error)) from None
     except KeyboardInterrupt:
-        raise typer.Exit(interrupts.code or 130) from None
-    if following.summary is not None:
-        return following.summary
-    if interrupts.code is not None:
-        raise typer.Exit(interrupts.code)
-    raise RunFailed(f"run {following.run_id} stopped without a summary; start it again to go on")
+        raise typer.Exit(interrupts.exit_code or 130) from None
+    if follower.summary is not None:
+        return follower.summary
+    if interrupts.exit_code is not None:
+        raise typer.Exit(interrupts.exit_code)
+    raise RunFailed(f"run {follower.run_id} stopped without a summary; start it again to go on")
 
 
-class _Following:
+class _RunFollower:
     """Shows what happens in a run, and keeps its summary."""
 
     def __init__(self, trainer: Trainer, config: TrainerConfig, view: RunView) -> None:
-        self.begun = False
+        self.has_begun = False
         self.summary: RunSummary | None = None
         self.run_id = trainer.run_id
         self._trainer = trainer
         self._store = config.out_dir / "run.db"
         self._view = view
 
-    async def follow(self, interrupts: Interrupts) -> None:
+    async def follow(self, interrupts: InterruptHandler) -> None:
         """Run the training and show each event."""
         import anyio
 
@@ -128,9 +128,9 @@ class _Following:
             interrupts.bind(stop=self._trainer.stop, cancel=scope.cancel)
             async with self._trainer.stream() as happenings:
                 async for event in happenings:
-                    if isinstance(self._view, LineView) and not (self.begun or isinstance(event, RunStarted)):
+                    if isinstance(self._view, LineView) and not (self.has_begun or isinstance(event, RunStarted)):
                         self._view.restore(await self._read_earlier_events())
-                    self.begun = True
+                    self.has_begun = True
                     self._view.show_event(event)
                     if isinstance(event, RunFinished):
                         self.summary = event.summary
@@ -147,7 +147,7 @@ class _Following:
             return ()
 
 
-def _say_error(text: str) -> None:
+def _print_error(text: str) -> None:
     from reflact.reporting.lines import escape_controls
 
     typer.echo(f"error: {escape_controls(text)}", err=True)

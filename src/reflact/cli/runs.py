@@ -28,8 +28,8 @@ def runs(
     table = Table("folder", "run", "status", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("steps", "best", "started"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for path in stores(folder):
-        for row, summary in anyio.run(_rows, path):
+    for path in find_stores(folder):
+        for row, summary in anyio.run(_read_runs, path):
             best = summary.best.score if summary is not None and summary.best is not None else None
             table.add_row(
                 str(path.parent),
@@ -42,7 +42,7 @@ def runs(
     Console().print(table)
 
 
-def stores(folder: Path) -> list[Path]:
+def find_stores(folder: Path) -> list[Path]:
     """Return the databases of all runs in or below a folder.
 
     Raises:
@@ -56,7 +56,7 @@ def stores(folder: Path) -> list[Path]:
     return found
 
 
-async def _rows(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
+async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
     from reflact.store.runs import open_store
 
     async with open_store(path) as store:

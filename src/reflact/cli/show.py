@@ -36,10 +36,10 @@ def show(
     path = folder / "run.db"
     if not path.is_file():
         raise UsageError(f"there is no run in {folder}; name the out_dir of a run")
-    anyio.run(_show, path, step, run)
+    anyio.run(_print_stored_run, path, step, run)
 
 
-async def _show(path: Path, step: int | None, run: str | None) -> None:
+async def _print_stored_run(path: Path, step: int | None, run: str | None) -> None:
     from rich.console import Console
 
     from reflact.history import choose_run
@@ -52,10 +52,10 @@ async def _show(path: Path, step: int | None, run: str | None) -> None:
         if step is None:
             await _print_run(console, store, row, records, path.parent)
         else:
-            await _print_step(console, store, _step(records, step, row.run_id))
+            await _print_step(console, store, _find_step(records, step, row.run_id))
 
 
-def _step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
+def _find_step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
     from reflact.errors import UsageError
 
     found = next((record for record in records if record.step == step), None)

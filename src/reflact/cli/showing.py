@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reflact.reporting.live import RunView
 
 
-class Shown(StrEnum):
+class ShowMode(StrEnum):
     """How a command shows a run."""
 
     live = "live"
@@ -23,19 +23,19 @@ class Shown(StrEnum):
     json = "json"
 
 
-Show = Annotated[
-    Shown,
+ShowOption = Annotated[
+    ShowMode,
     typer.Option(
         metavar="live|lines|quiet|json",
         help="live: a display of the run, or lines if there is no terminal; lines: one line for each "
         "important event; quiet: only the summary; json: only events, one per line.",
     ),
 ]
-Times = Annotated[bool, typer.Option("--times", help="Begin each line with the date and the time.")]
-Json = Annotated[bool, typer.Option("--json", help="The same as --show json.")]
+TimesOption = Annotated[bool, typer.Option("--times", help="Begin each line with the date and the time.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as --show json.")]
 
 
-def chosen(show: Shown, *, as_json: bool) -> Shown:
+def resolve_show_mode(show: ShowMode, *, as_json: bool) -> ShowMode:
     """Return what to show, given ``--show`` and ``--json``.
 
     Raises:
@@ -43,13 +43,13 @@ def chosen(show: Shown, *, as_json: bool) -> Shown:
     """
     from reflact.errors import UsageError
 
-    if as_json and show not in {Shown.live, Shown.json}:
+    if as_json and show not in {ShowMode.live, ShowMode.json}:
         raise UsageError(f"--json and --show {show} contradict each other; leave one of them out")
-    return Shown.json if as_json else show
+    return ShowMode.json if as_json else show
 
 
 def build_view(
-    show: Shown, console: Console, *, name: str, epochs: int | None = None, times: bool = False
+    show: ShowMode, console: Console, *, name: str, epochs: int | None = None, times: bool = False
 ) -> RunView:
     """Build the view of a run.
 
@@ -66,12 +66,12 @@ def build_view(
     from reflact.reporting.live import JsonView, LineView, LiveView, RunView
     from reflact.reporting.live_state import LiveState
 
-    if show is Shown.quiet:
+    if show is ShowMode.quiet:
         return RunView()
-    if show is Shown.json:
+    if show is ShowMode.json:
         return JsonView(typer.echo)
-    if show is Shown.live and console.is_interactive and sys.stdout.isatty():
-        state = LiveState(name=name, epochs=epochs, began=time.monotonic())
+    if show is ShowMode.live and console.is_interactive and sys.stdout.isatty():
+        state = LiveState(name=name, epochs=epochs, opened_at=time.monotonic())
         return LiveView(console, state, clock=time.monotonic, times=times, with_errors=sys.stderr.isatty())
     return LineView(console, times=times)
 

@@ -15,33 +15,33 @@ if TYPE_CHECKING:
     from reflact.memory_store import MemoryStore
     from reflact.types import FrozenModel
 
-LEAST = 4
+MIN_PREFIX_LENGTH = 4
 """Characters that the beginning of an id needs at least."""
 
-NAMED = 10
+MAX_LISTED_IDS = 10
 """Ids that a store names at most where several begin as asked for."""
 
-SHOWN = 60
+MAX_CELL_CHARS = 60
 """Characters of a card or a purpose in a table."""
 
-CHANGE_TOKENS = 200
+MAX_CHANGE_TOKENS = 200
 """Room for a purpose, an action, and what a step changed, each; what is cut is marked."""
 
-GAP = "  "
+COLUMN_GAP = "  "
 """What stands between two columns."""
 
-Store = Annotated[
+StoreArgument = Annotated[
     Path,
     typer.Argument(metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False),
 ]
-NewStore = Annotated[
+NewStoreArgument = Annotated[
     Path,
     typer.Argument(metavar="STORE", help="The memory's file; made where missing.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 
 
-def existing(path: Path, *, read_only: bool = True) -> MemoryStore:
+def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
     """Return the memory of a file, to be opened; what only reads changes nothing in it, its schema neither.
 
     Raises:
@@ -55,7 +55,7 @@ def existing(path: Path, *, read_only: bool = True) -> MemoryStore:
     return MemoryStore(path, read_only=read_only)
 
 
-def only(name: str, ids: Sequence[str], *, what: str, store: Path) -> str:
+def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
     """Return the one id that a name stands for: the name itself, or the only id that begins so.
 
     Args:
@@ -71,29 +71,29 @@ def only(name: str, ids: Sequence[str], *, what: str, store: Path) -> str:
 
     if name in ids:
         return name
-    listed = f"list them with `reflact memory list {store}{' --kind trace' if what == 'trace' else ''}`"
-    if len(name) < LEAST:
+    listed = f"list them with `reflact memory list {store}{' --kind trace' if noun == 'trace' else ''}`"
+    if len(name) < MIN_PREFIX_LENGTH:
         raise UsageError(
-            f"no {what} in {store} is called {name!r}, and the beginning of an id needs at least {LEAST} "
+            f"no {noun} in {store} is called {name!r}, and the beginning of an id needs at least {MIN_PREFIX_LENGTH} "
             f"characters; {listed}"
         )
     if not ids:
-        raise UsageError(f"no {what} in {store} begins with {name!r}; {listed}")
+        raise UsageError(f"no {noun} in {store} begins with {name!r}; {listed}")
     if len(ids) > 1:
-        more = ", and perhaps more" if len(ids) >= NAMED else ""
+        more = ", and perhaps more" if len(ids) >= MAX_LISTED_IDS else ""
         raise UsageError(f"{name!r} begins several ids, give more of one: {', '.join(ids)}{more}")
     return ids[0]
 
 
-def line(value: FrozenModel) -> str:
+def format_json_line(value: FrozenModel) -> str:
     """Return a value as a line of JSON."""
-    from reflact.store.encoding import written
+    from reflact.store.encoding import encode_value
 
-    return written(value)
+    return encode_value(value)
 
 
-def columns(
-    names: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
+def format_table(
+    names: Sequence[str], rows: Sequence[Sequence[str]], *, right_aligned: Collection[int] = ()
 ) -> Iterator[str]:
     """Yield a table's lines: the names of its columns, then one line for each row, whatever is in it.
 
@@ -118,34 +118,34 @@ def columns(
     for row in table:
         cells = (
             " " * (width - cell_len(text)) + text
-            if number in right
+            if number in right_aligned
             else text + " " * (width - cell_len(text))
             for number, (text, width) in enumerate(zip(row, widths, strict=True))
         )
-        whole = GAP.join(cells).rstrip()
+        whole = COLUMN_GAP.join(cells).rstrip()
         yield whole if end is None or cell_len(whole) <= end else f"{set_cell_size(whole, end - 1)}…"
 
 
-def short(text: str, most: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """Return a text on one line, cut where it is longer than so many characters."""
     words = " ".join(text.split())
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    return words if len(words) <= limit else f"{words[: limit - 1]}…"
 
 
-def print_traces(found: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
+def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
     """Print traces as a table, or as lines of JSON."""
     if json:
-        for one in found:
-            typer.echo(line(one))
+        for one in summaries:
+            typer.echo(format_json_line(one))
         return
     rows = [
-        (one.id, *map(str, (one.events, one.scored, one.gold, one.pairs)), short(one.purpose, SHOWN))
-        for one in found
+        (one.id, *map(str, (one.n_events, one.n_scored, one.n_labelled, one.n_pairs)), shorten(one.purpose, MAX_CELL_CHARS))
+        for one in summaries
     ]
     names = ("trace", "steps", "scored", "gold", "pairs", "purpose")
-    for text in columns(names, rows, right=range(1, 5)):
+    for text in format_table(names, rows, right_aligned=range(1, 5)):
         typer.echo(text)
-    if not found:
+    if not summaries:
         typer.echo(
             f"{store} keeps no trace: a calibration with `traces: FOLDER` reads its files in their folder; "
             f"`reflact memory import {store} FOLDER` puts them in",
@@ -153,25 +153,25 @@ def print_traces(found: Sequence[TraceSummary], store: Path, *, json: bool) -> N
         )
 
 
-def print_anchors(found: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
+def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
     """Print anchors as a table, or as lines of JSON."""
     if json:
-        for one in found:
-            typer.echo(line(one))
+        for one in anchors:
+            typer.echo(format_json_line(one))
         return
     rows = [
         (
             one.id[:12],
             one.provenance.trace_id or "",
             "" if one.provenance.step is None else str(one.provenance.step),
-            f"{one.right.phi_after:g}",
-            short(one.purpose, SHOWN),
+            f"{one.right.progress_after:g}",
+            shorten(one.purpose, MAX_CELL_CHARS),
         )
-        for one in found
+        for one in anchors
     ]
-    for text in columns(("anchor", "trace", "step", "phi after", "purpose"), rows, right={2, 3}):
+    for text in format_table(("anchor", "trace", "step", "phi after", "purpose"), rows, right_aligned={2, 3}):
         typer.echo(text)
-    if not found:
+    if not anchors:
         typer.echo(
             f"{store} holds no anchors: the key `anchors` of a calibration names a file of them", err=True
         )
@@ -181,7 +181,7 @@ def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: b
     """Print cards as a table, or as lines of JSON."""
     if json:
         for card in cards:
-            typer.echo(line(card))
+            typer.echo(format_json_line(card))
         return
     rows = [
         (
@@ -189,11 +189,11 @@ def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: b
             card.kind,
             card.status if card.reason is None else f"{card.status} ({card.reason})",
             f"{card.utility:.2f}",
-            short(card.strategy or card.content, SHOWN),
+            shorten(card.strategy or card.content, MAX_CELL_CHARS),
         )
         for card in cards
     ]
-    for text in columns(("card", "kind", "status", "utility", "says"), rows, right={3}):
+    for text in format_table(("card", "kind", "status", "utility", "says"), rows, right_aligned={3}):
         typer.echo(text)
     if not cards:
         typer.echo(f"{store} holds no card that was asked for", err=True)
@@ -207,18 +207,18 @@ def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) ->
 
     for card in cards:
         yield f"{card.kind} {escape_line(card.id)}"
-        for field, value in _facts(card):
+        for field, value in _list_facts(card):
             yield f"  {field}: {escape_line(value)}"
         for text in filter(None, (card.content, card.pattern, card.strategy)):
             yield "\n" + "\n".join(f"    {one}" for one in escape_controls(text).split("\n"))
         yield ""
     for change in history:
         why = f" ({escape_line(change.reason)})" if change.reason else ""
-        test = "" if change.promotion is None else f", test {change.promotion}"
+        test = "" if change.test_number is None else f", test {change.test_number}"
         yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}"
 
 
-def _facts(card: MemoryCard) -> list[tuple[str, str]]:
+def _list_facts(card: MemoryCard) -> list[tuple[str, str]]:
     origin = card.provenance
     facts = {
         "pair": card.pair_id,
@@ -240,42 +240,42 @@ def _facts(card: MemoryCard) -> list[tuple[str, str]]:
 
 def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
     """Yield the lines that show a trace step by step."""
-    from reflact.calibration.showing import cut
+    from reflact.calibration.showing import truncate_to_tokens
     from reflact.reporting.lines import escape_line
 
     yield f"trace {escape_line(trace.id)}"
-    yield f"  purpose: {escape_line(cut(trace.purpose, CHANGE_TOKENS))}"
-    yield f"  steps: {summary.events}, {summary.scored} scored, {summary.gold} with gold"
-    yield f"  pairs made of it: {summary.pairs}"
+    yield f"  purpose: {escape_line(truncate_to_tokens(trace.purpose, MAX_CHANGE_TOKENS))}"
+    yield f"  steps: {summary.n_events}, {summary.n_scored} scored, {summary.n_labelled} with gold"
+    yield f"  pairs made of it: {summary.n_pairs}"
     for event in trace.events:
         yield ""
-        for text in _event_shown(event):
+        for text in _render_event(event):
             yield escape_line(text)
 
 
-def _event_shown(event: ScoreEvent) -> Iterator[str]:
+def _render_event(event: ScoreEvent) -> Iterator[str]:
     from reflact.calibration.changes import show_change
-    from reflact.calibration.showing import cut, show_action
+    from reflact.calibration.showing import show_action, truncate_to_tokens
 
-    step, said, gold = event.transition, event.evaluation, event.gold
-    yield f"step {event.step}: {' '.join(cut(show_action(step.action), CHANGE_TOKENS).split())}"
+    step, said, gold = event.transition, event.evaluation, event.label
+    yield f"step {event.step}: {' '.join(truncate_to_tokens(show_action(step.action), MAX_CHANGE_TOKENS).split())}"
     if said is not None:
-        yield f"  critic: {said.phi_before:g} to {said.phi_after:g}, confidence {said.confidence:g}"
+        yield f"  critic: {said.progress_before:g} to {said.progress_after:g}, confidence {said.confidence:g}"
         yield f"    {' '.join(said.reasoning.split())}"
     if gold is not None:
-        before = "" if gold.phi_before is None else f"{gold.phi_before:g} to "
-        yield f"  gold: {before}{gold.phi_after:g}, from {gold.source}"
-    for text in cut(show_change(step.before, step.after, brief=True), CHANGE_TOKENS).splitlines():
+        before = "" if gold.progress_before is None else f"{gold.progress_before:g} to "
+        yield f"  gold: {before}{gold.progress_after:g}, from {gold.source}"
+    for text in truncate_to_tokens(show_change(step.before, step.after, shorten=True), MAX_CHANGE_TOKENS).splitlines():
         yield f"  | {text}"
 
 
-def tell_lost(traces: Iterable[Trace], *, err: bool = False) -> None:
+def print_incomplete_files(traces: Iterable[Trace], *, err: bool = False) -> None:
     """Print which files of traces are not whole, and what of them was left out."""
     from reflact.reporting.lines import escape_line
 
     for trace in traces:
-        if trace.lost:
+        if trace.n_lost_bytes:
             typer.echo(
-                f"trace {escape_line(trace.id)}: {trace.lost} bytes of its file are not whole, left out",
+                f"trace {escape_line(trace.id)}: {trace.n_lost_bytes} bytes of its file are not whole, left out",
                 err=err,
             )

@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 
-from reflact.cli.forecast import print_forecast
-from reflact.cli.running import Config, Overrides, configured, train_and_show
-from reflact.cli.showing import Json, Show, Shown, Times, chosen
+from reflact.cli.forecast import print_cost_estimate
+from reflact.cli.running import ConfigArgument, OverrideOption, load_trainer_config, train_and_show
+from reflact.cli.showing import JsonOption, ShowMode, ShowOption, TimesOption, resolve_show_mode
 
 
 def train(  # noqa: PLR0917 - one for each option of the command
-    config: Config,
-    overrides: Overrides = None,
-    show: Show = Shown.live,
-    as_json: Json = False,
-    times: Times = False,
+    config: ConfigArgument,
+    overrides: OverrideOption = None,
+    show: ShowOption = ShowMode.live,
+    as_json: JsonOption = False,
+    times: TimesOption = False,
     review: Annotated[
         bool, typer.Option("--review", help="Show each candidate that the gate would accept, and ask.")
     ] = False,
@@ -32,11 +32,11 @@ def train(  # noqa: PLR0917 - one for each option of the command
 
     A run that was stopped goes on where it was; what it has paid for is not asked again.
     """
-    from reflact.cli.review import asking
+    from reflact.cli.review import create_approver
 
-    settings = configured(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
+    settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
     if dry_run:
-        print_forecast(settings)
+        print_cost_estimate(settings)
         return
-    shown = chosen(show, as_json=as_json)
-    train_and_show(settings, show=shown, times=times, approve=asking() if review else None)
+    shown = resolve_show_mode(show, as_json=as_json)
+    train_and_show(settings, show=shown, times=times, approve=create_approver() if review else None)

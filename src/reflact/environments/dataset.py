@@ -141,7 +141,7 @@ class _PendingCriticGrader:
             "grader": "critic",
             "model": config.models.critic.model,
             "passes_at": own.pass_threshold,
-            "settings": own.settings.model_dump(mode="json", exclude={"cache"}),
+            "settings": own.settings.model_dump(mode="json", exclude={"cache_size"}),
         }
 
     def __call__(self, item: Item, answer: str) -> Grade:

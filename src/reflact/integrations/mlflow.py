@@ -38,51 +38,51 @@ from reflact.records import SkillVersion
 from reflact.results import RunSummary, Usage
 from reflact.tasks import open_outbox
 
-PATIENCE = 20.0
+TIMEOUT_SECONDS = 20.0
 """Seconds that MLflow may take for one event, and for all that is left when the run has ended."""
 
 BATCH, LONGEST = 100, 500
 """The most parameters in one request, and the longest value, that every server takes."""
 
-ENDINGS = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
+MLFLOW_STATUSES = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
 """How MLflow calls the ways in which a run can end."""
 
-Told = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudged | RunStarted | StepCommitted
+ReportedEvent = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudged | RunStarted | StepCommitted
 
 
-class Tracker(Protocol):
+class RunTracker(Protocol):
     """A place where one run is recorded. Every method blocks."""
 
-    def open(self, run_id: str, name: str) -> None:
+    def open_run(self, run_id: str, name: str) -> None:
         """Find the record of a run, or begin it."""
         ...
 
-    def params(self, values: Mapping[str, str]) -> None:
+    def log_params(self, values: Mapping[str, str]) -> None:
         """Note what the run is."""
         ...
 
-    def metrics(self, values: Mapping[str, float], *, step: int) -> None:
+    def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
         """Note numbers at a step."""
         ...
 
-    def file(self, path: Path, folder: str | None = None) -> None:
+    def log_file(self, path: Path, folder: str | None = None) -> None:
         """Keep a copy of a file."""
         ...
 
-    def end(self, status: str) -> None:
+    def end_run(self, status: str) -> None:
         """Note how the run ended, in MLflow's words."""
         ...
 
 
 @asynccontextmanager
 async def report_to_mlflow(
-    emit: EventCallback,
+    on_event: EventCallback,
     *,
-    connect: Callable[[], Tracker],
+    connect: Callable[[], RunTracker],
     run_id: str,
     identity: Mapping[str, JsonValue],
     out_dir: Path,
-    patience: float = PATIENCE,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> AsyncIterator[EventCallback]:
     """Give an emitter that hands events on and lets MLflow know of them.
 
@@ -94,21 +94,21 @@ async def report_to_mlflow(
         out_dir: Where its documents are.
         patience: Seconds that one event may take there.
     """
-    record, usage = _Record(connect, run_id, identity, out_dir), Usage()
+    record, usage = _RunReporter(connect, run_id, identity, out_dir), Usage()
     over, failed, last = anyio.Event(), False, math.inf
 
-    async def take(news: tuple[Told, Usage]) -> None:
+    async def take(news: tuple[ReportedEvent, Usage]) -> None:
         nonlocal failed
         event = news[0]
         try:
             if not failed:
-                with anyio.fail_after(min(patience, last - anyio.current_time())):
-                    await _aside(partial(record.note, *news))
+                with anyio.fail_after(min(timeout_seconds, last - anyio.current_time())):
+                    await _run_in_thread(partial(record.report, *news))
         except Exception as error:  # noqa: BLE001 - whatever a server or its client does, the run goes on
             failed = True
-            words = " ".join(str(error).split())[:LONGEST] or f"no answer in {patience:g} seconds"
+            words = " ".join(str(error).split())[:LONGEST] or f"no answer in {timeout_seconds:g} seconds"
             reason = f"MLflow is told nothing more of this start of the run: {type(error).__name__}: {words}"
-            await emit(WarningIssued(run_id=run_id, step=event.step, message=reason))
+            await on_event(WarningIssued(run_id=run_id, step=event.step, message=reason))
         if isinstance(event, RunFinished):
             over.set()
 
@@ -118,17 +118,17 @@ async def report_to_mlflow(
             nonlocal usage, last
             if isinstance(event, BudgetUpdated):
                 usage = event.usage
-            if isinstance(event, Told):
+            if isinstance(event, ReportedEvent):
                 post((event, usage))
             if isinstance(event, RunFinished):
-                last = anyio.current_time() + patience
+                last = anyio.current_time() + timeout_seconds
                 await over.wait()
-            await emit(event)
+            await on_event(event)
 
         yield tell
 
 
-async def _aside(work: Callable[[], None]) -> None:
+async def _run_in_thread(work: Callable[[], None]) -> None:
     """Do blocking work in a thread of its own; once cancelled nothing waits for it, no exit either."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -150,56 +150,56 @@ async def _aside(work: Callable[[], None]) -> None:
     await done
 
 
-class _Record:
+class _RunReporter:
     """What one start of a run tells; its methods block."""
 
     def __init__(
-        self, connect: Callable[[], Tracker], run_id: str, identity: Mapping[str, JsonValue], out_dir: Path
+        self, connect: Callable[[], RunTracker], run_id: str, identity: Mapping[str, JsonValue], out_dir: Path
     ) -> None:
         self._connect = connect
         self._run_id = run_id
         self._identity = identity
         self._out_dir = out_dir
-        self._tracker: Tracker | None = None
-        self._kept: set[Path] = set()
+        self._tracker: RunTracker | None = None
+        self._uploaded: set[Path] = set()
 
-    def note(self, event: Told, usage: Usage) -> None:
+    def report(self, event: ReportedEvent, usage: Usage) -> None:
         """Tell of an event, before which the run had taken so much."""
-        tracker = self._opened()
+        tracker = self._open_tracker()
         match event:
             case RunStarted():
                 pass
             case BaselineMeasured():
                 scores = dict.fromkeys(("score.current", "score.best"), event.score)
-                tracker.metrics(scores, step=event.step)
+                tracker.log_metrics(scores, step=event.step)
             case StepCommitted():
                 accepted = event.action in {"accept", "accept_new_best", "force_accept"}
-                spent = _spent(usage)
-                tracker.metrics({**_scores(event), "accepted": float(accepted), **spent}, step=event.step)
-                self._keep(tracker)
+                spent = _build_spend_metrics(usage)
+                tracker.log_metrics({**_build_score_metrics(event), "accepted": float(accepted), **spent}, step=event.step)
+                self._upload_skills(tracker)
             case EpochCommitted() | PromotionJudged():
-                tracker.metrics(_scores(event), step=event.step)
-                self._keep(tracker)
+                tracker.log_metrics(_build_score_metrics(event), step=event.step)
+                self._upload_skills(tracker)
             case RunFinished():
-                tracker.metrics(_results(event.summary), step=event.step)
-                self._keep(tracker)
-                tracker.file(self._out_dir / "summary.json")
-                tracker.end(ENDINGS[event.summary.status])
+                tracker.log_metrics(_build_summary_metrics(event.summary), step=event.step)
+                self._upload_skills(tracker)
+                tracker.log_file(self._out_dir / "summary.json")
+                tracker.end_run(MLFLOW_STATUSES[event.summary.status])
 
-    def _opened(self) -> Tracker:
+    def _open_tracker(self) -> RunTracker:
         if self._tracker is None:
             self._tracker = self._connect()
-            self._tracker.open(self._run_id, self._out_dir.name)
-            self._tracker.params({name: _shown(value) for name, value in self._identity.items()})
+            self._tracker.open_run(self._run_id, self._out_dir.name)
+            self._tracker.log_params({name: _format_param(value) for name, value in self._identity.items()})
         return self._tracker
 
-    def _keep(self, tracker: Tracker) -> None:
+    def _upload_skills(self, tracker: RunTracker) -> None:
         """Keep the best document, and the versions that are not kept yet."""
         for path in sorted(resolve_inside(self._out_dir, "skills").glob("v*.md")):
-            if path not in self._kept:
-                tracker.file(path, "skills")
-                self._kept.add(path)
-        tracker.file(self._out_dir / "best_skill.md")
+            if path not in self._uploaded:
+                tracker.log_file(path, "skills")
+                self._uploaded.add(path)
+        tracker.log_file(self._out_dir / "best_skill.md")
 
 
 class MlflowTracker:
@@ -215,65 +215,65 @@ class MlflowTracker:
 
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._experiment = experiment
-        self._id = ""
+        self._mlflow_run_id = ""
 
-    def open(self, run_id: str, name: str) -> None:
+    def open_run(self, run_id: str, name: str) -> None:
         """Find the record of a run, or begin it."""
         found = self._client.get_experiment_by_name(self._experiment)
         place = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
         runs = self._client.search_runs([place], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
         if runs:
-            self._id = runs[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
+            self._mlflow_run_id = runs[0].info.run_id
+            self._client.update_run(self._mlflow_run_id, status="RUNNING")
         else:
             run = self._client.create_run(place, run_name=name, tags={"reflact.run_id": run_id})
-            self._id = run.info.run_id
+            self._mlflow_run_id = run.info.run_id
 
-    def params(self, values: Mapping[str, str]) -> None:
+    def log_params(self, values: Mapping[str, str]) -> None:
         """Note what the run is; noting the same again changes nothing."""
         from mlflow.entities import Param
 
         params = [Param(name, value) for name, value in values.items()]
         for first in range(0, len(params), BATCH):
-            self._client.log_batch(self._id, params=params[first : first + BATCH])
+            self._client.log_batch(self._mlflow_run_id, params=params[first : first + BATCH])
 
-    def metrics(self, values: Mapping[str, float], *, step: int) -> None:
+    def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
         """Note numbers at a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in values.items()])
+        self._client.log_batch(self._mlflow_run_id, [Metric(name, value, now, step) for name, value in values.items()])
 
-    def file(self, path: Path, folder: str | None = None) -> None:
+    def log_file(self, path: Path, folder: str | None = None) -> None:
         """Keep a copy of a file."""
-        self._client.log_artifact(self._id, str(path), folder)
+        self._client.log_artifact(self._mlflow_run_id, str(path), folder)
 
-    def end(self, status: str) -> None:
+    def end_run(self, status: str) -> None:
         """Note how the run ended. (``set_terminated`` would print, where events may stand on that output.)"""
-        self._client.update_run(self._id, status=status)
+        self._client.update_run(self._mlflow_run_id, status=status)
 
 
-def _scores(event: StepCommitted | EpochCommitted | PromotionJudged) -> dict[str, float]:
+def _build_score_metrics(event: StepCommitted | EpochCommitted | PromotionJudged) -> dict[str, float]:
     versions: dict[str, SkillVersion] = {"score.best": event.best}
     if not isinstance(event, PromotionJudged):
         versions["score.current"] = event.current
     return {name: version.score for name, version in versions.items() if version.score is not None}
 
 
-def _spent(usage: Usage) -> dict[str, float]:
+def _build_spend_metrics(usage: Usage) -> dict[str, float]:
     tokens = usage.input_tokens + usage.output_tokens
     spent = {"spend.calls": float(usage.calls), "spend.tokens": float(tokens)}
     return spent if usage.usd is None else {**spent, "spend.usd": usage.usd}
 
 
-def _results(summary: RunSummary) -> dict[str, float]:
+def _build_summary_metrics(summary: RunSummary) -> dict[str, float]:
     """Return the numbers of a run's end."""
     usage = sum((entry.usage for entry in summary.spend), Usage())
     scores = {f"{s.split}.{s.name}.hard": s.hard for s in summary.scores if s.hard is not None}
     gains = {f"{gain.split}.{gain.name}.improvement": gain.mean for gain in summary.improvements}
     decisions = {f"decisions.{entry.action}": float(entry.count) for entry in summary.actions}
-    return {**scores, **gains, **decisions, **_spent(usage), "seconds": summary.seconds}
+    return {**scores, **gains, **decisions, **_build_spend_metrics(usage), "seconds": summary.seconds}
 
 
-def _shown(value: JsonValue) -> str:
+def _format_param(value: JsonValue) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:LONGEST]

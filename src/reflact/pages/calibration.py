@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import htpy as h
 
-from reflact.calibration.results import CalibrationReport, Consumed
-from reflact.pages.evidence import evidence, pairs, versions
+from reflact.calibration.results import CalibrationReport, PurposeUsage
+from reflact.pages.evidence import build_pairs_section, build_tests_section, build_versions_section
 from reflact.pages.frame import (
-    Section,
-    body_of,
-    contents,
-    counted,
-    document,
-    facts,
-    named,
-    number,
-    safe,
-    table,
+    PageSection,
+    build_contents,
+    build_document,
+    build_facts,
+    build_sections,
+    build_table,
+    escape_invisible,
+    format_count,
+    format_name,
+    format_number,
 )
-from reflact.pages.measured import change, kinds, reliability, rounds
-from reflact.pages.verdict import verdict
+from reflact.pages.measured import (
+    build_change_section,
+    build_mistakes_section,
+    build_reliability_section,
+    build_rounds_section,
+)
+from reflact.pages.verdict import build_verdict
 from reflact.results import IntervalEstimate, Usage
 
-TERMS = (
+TERM_DEFINITIONS = (
     ("Score", "How far an agent's state has come towards its purpose: 0 is nothing of it, 10 all of it."),
     (
         "Known score",
@@ -58,74 +63,74 @@ TERMS = (
 )
 
 
-def calibration_page(report: CalibrationReport) -> str:
+def render_calibration_page(report: CalibrationReport) -> str:
     """Return a calibration's report as one HTML document that needs no network and no script.
 
     It holds what the report holds and nothing else, so equal reports are equal documents. A report that was
     saved as JSON is read with ``CalibrationReport.model_validate_json``.
     """
     sections = (
-        change(report),
-        reliability(report),
-        rounds(report),
-        evidence(report),
-        pairs(report),
-        kinds(report),
-        _outlook(report),
-        _consumption(report),
-        versions(report),
-        _terms(),
+        build_change_section(report),
+        build_reliability_section(report),
+        build_rounds_section(report),
+        build_tests_section(report),
+        build_pairs_section(report),
+        build_mistakes_section(report),
+        _power_section(report),
+        _usage_section(report),
+        build_versions_section(report),
+        _terms_section(),
     )
-    found = verdict(report)
-    promoted = counted(report.promoted, "pair") if report.promoted else "nothing"
-    return document(
+    found = build_verdict(report)
+    promoted = format_count(report.n_promoted, "pair") if report.n_promoted else "nothing"
+    return build_document(
         f"Calibration: {promoted} promoted",
         h.header[
             h.h1["Calibration of a critic"],
             h.div(class_=["verdict", found.tone])[
-                h.p(".headline")[found.headline], (h.p[words] for words in found.more)
+                h.p(".headline")[found.headline], (h.p[words] for words in found.notes)
             ],
-            _tiles(report),
-            contents(sections),
+            _build_tiles(report),
+            build_contents(sections),
         ],
-        body_of(sections),
+        build_sections(sections),
     )
 
 
-def _tiles(report: CalibrationReport) -> h.Element:
+def _build_tiles(report: CalibrationReport) -> h.Element:
     before, after = report.held_out.before, report.held_out.after
     tiles: list[tuple[str, h.Node]] = []
     if before is not None and after is not None:
-        tiles.append(("Mean absolute error", _from_to(before.error, after.error)))
+        tiles.append(("Mean absolute error", _format_change(before.error, after.error)))
         if before.accuracy is not None and after.accuracy is not None:
-            tiles.append(("Pairwise accuracy", _from_to(before.accuracy, after.accuracy)))
-        steps = counted(before.transitions, "step")
-        tiles.append(("Held-out traces", [f"{before.traces:,}", h.small[f"{steps} with a known score"]]))
-    kept = sum(kind.pairs for kind in report.pairs)
-    made = f"{kept:,} kept in {counted(report.rounds, 'round')}"
-    tiles.append(("Pairs promoted", [f"{report.promoted:,}", h.small[made]]))
-    return facts(tiles, class_="tiles")
+            tiles.append(("Pairwise accuracy", _format_change(before.accuracy, after.accuracy)))
+        steps = format_count(before.n_transitions, "step")
+        tiles.append(("Held-out traces", [f"{before.n_traces:,}", h.small[f"{steps} with a known score"]]))
+    kept = sum(kind.n_pairs for kind in report.pairs)
+    made = f"{kept:,} kept in {format_count(report.n_rounds, 'round')}"
+    tiles.append(("Pairs promoted", [f"{report.n_promoted:,}", h.small[made]]))
+    return build_facts(tiles, class_="tiles")
 
 
-def _from_to(before: IntervalEstimate, after: IntervalEstimate) -> h.Node:
+def _format_change(before: IntervalEstimate, after: IntervalEstimate) -> h.Node:
     return [
-        h.span(".before")[number(before.value)],
+        h.span(".before")[format_number(before.value)],
         " → ",
-        h.span(".after")[number(after.value)],
+        h.span(".after")[format_number(after.value)],
         h.small["held-out, before → after"],
     ]
 
 
-def _outlook(report: CalibrationReport) -> Section:
-    return Section("outlook", "What these traces can show", (h.p[f"{safe(report.outlook)}."],))
+def _power_section(report: CalibrationReport) -> PageSection:
+    return PageSection("outlook", "What these traces can show", (h.p[f"{escape_invisible(report.power_summary)}."],))
 
 
-def _consumption(report: CalibrationReport) -> Section:
+def _usage_section(report: CalibrationReport) -> PageSection:
     taken = report.usage
-    rows = [_consumed(one) for one in report.consumed]
+    rows = [_usage_row(one) for one in report.usage_by_purpose]
     unpriced = "No price is known for these calls." if taken.usd is None else None
     uncounted = (
-        f"The provider counted no tokens of {counted(taken.uncounted, 'call')}." if taken.uncounted else None
+        f"The provider counted no tokens of {format_count(taken.uncounted, 'call')}." if taken.uncounted else None
     )
     columns = (
         "asked for",
@@ -137,16 +142,16 @@ def _consumption(report: CalibrationReport) -> Section:
         "out",
         "USD",
     )
-    totals = [sum(counts) for counts in zip(*map(_counts, report.consumed), strict=True)]
+    totals = [sum(counts) for counts in zip(*map(_count_cells, report.usage_by_purpose), strict=True)]
     shown = [f"{total:,}" for total in totals] or ["–"] * 3
-    return Section(
+    return PageSection(
         "cost",
         "What it took",
         (
-            table(
+            build_table(
                 "Replies, by who asked and what for",
                 columns,
-                [*rows, [h.strong["all"], *shown, *_usage(taken)]],
+                [*rows, [h.strong["all"], *shown, *_usage_cells(taken)]],
             ),
             h.p(".note")[
                 "Replies that were found in the store count as if they had been asked for; calls that failed "
@@ -159,19 +164,19 @@ def _consumption(report: CalibrationReport) -> Section:
     )
 
 
-def _consumed(one: Consumed) -> list[h.Node]:
-    counts = (f"{count:,}" for count in _counts(one))
-    return [[named(one.role), ", ", named(one.purpose)], *counts, *_usage(one.usage)]
+def _usage_row(entry: PurposeUsage) -> list[h.Node]:
+    counts = (f"{count:,}" for count in _count_cells(entry))
+    return [[format_name(entry.role), ", ", format_name(entry.purpose)], *counts, *_usage_cells(entry.usage)]
 
 
-def _counts(one: Consumed) -> tuple[int, ...]:
-    return one.questions, one.unanswered, one.refused
+def _count_cells(entry: PurposeUsage) -> tuple[int, ...]:
+    return entry.n_questions, entry.n_unanswered, entry.n_invalid
 
 
-def _usage(usage: Usage) -> tuple[h.Node, ...]:
+def _usage_cells(usage: Usage) -> tuple[h.Node, ...]:
     counts = (usage.calls, usage.input_tokens, usage.output_tokens)
-    return (*(f"{count:,}" for count in counts), "–" if usage.usd is None else number(usage.usd, 4))
+    return (*(f"{count:,}" for count in counts), "–" if usage.usd is None else format_number(usage.usd, 4))
 
 
-def _terms() -> Section:
-    return Section("terms", "How to read this", (facts(TERMS),))
+def _terms_section() -> PageSection:
+    return PageSection("terms", "How to read this", (build_facts(TERM_DEFINITIONS),))

@@ -9,61 +9,71 @@ from typing import Final
 import htpy as h
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from reflact.calibration.holding import GIVEN
+from reflact.calibration.holding import CALLER_HOLDOUT_NAME
 from reflact.calibration.results import CalibrationReport
-from reflact.calibration.words import first_up
-from reflact.memory import Promotion
-from reflact.memory_cards import LEVEL
-from reflact.pages.charts import Look, Row, ends_of, intervals
-from reflact.pages.frame import Section, counted, estimated, figure, folded, named, number, safe, table
-from reflact.pages.verdict import drop_meaning, outcome
+from reflact.calibration.words import capitalize_first
+from reflact.memory import PromotionEvidence
+from reflact.memory_cards import TOTAL_ALPHA
+from reflact.pages.charts import IntervalRow, MarkStyle, draw_intervals, find_limits
+from reflact.pages.frame import (
+    PageSection,
+    build_details,
+    build_figure,
+    build_table,
+    escape_invisible,
+    format_count,
+    format_estimate,
+    format_name,
+    format_number,
+)
+from reflact.pages.verdict import describe_drop_reason, format_outcome
 from reflact.results import IntervalEstimate
 
-OBJECT: Final = TypeAdapter(dict[str, JsonValue])
-MODELS = ("llm", "llm.model")
+OBJECT_ADAPTER: Final = TypeAdapter(dict[str, JsonValue])
+MODEL_KEYS = ("llm", "llm.model")
 """Where a critic's identity names its model: one that is only a name, or one with settings."""
 
-DEEPEST = 2
+MAX_DEPTH = 2
 """Names of settings have at most so many points in them."""
 
 
-def evidence(report: CalibrationReport) -> Section:
+def build_tests_section(report: CalibrationReport) -> PageSection:
     """Return what every batch showed in its test, and what was decided."""
     name, heading = "evidence", "The evidence"
-    untested = report.not_tested is not None and h.p[f"Not tested: {safe(report.not_tested)}."]
+    untested = report.not_tested_reason is not None and h.p[f"Not tested: {escape_invisible(report.not_tested_reason)}."]
     if not report.tests:
-        return Section(name, heading, (untested or h.p["No batch was tested."],))
+        return PageSection(name, heading, (untested or h.p["No batch was tested."],))
     rows = [
-        Row(_batch(test), IntervalEstimate(value=test.effect, low=test.low, high=test.high), _look(test))
+        IntervalRow(_format_batch(test), IntervalEstimate(value=test.effect, low=test.low, high=test.high), _test_style(test))
         for test in report.tests
     ]
-    return Section(
+    return PageSection(
         name,
         heading,
         (
             h.p[
                 "The steps of held-out traces were scored with what was promoted, and with the batch too. A "
                 "batch passes if p is at most alpha and pairwise accuracy holds. All batches on the same "
-                f"traces share an error probability of {LEVEL:.1%}. These traces: ",
-                "given by the caller" if report.held_out_name == GIVEN else safe(report.held_out_name),
+                f"traces share an error probability of {TOTAL_ALPHA:.1%}. These traces: ",
+                "given by the caller" if report.held_out_name == CALLER_HOLDOUT_NAME else escape_invisible(report.held_out_name),
                 ".",
             ],
-            figure(
+            build_figure(
                 "By how much each batch lowers the error, with its 95% interval. Right of the line it helps; "
                 "a filled diamond was promoted.",
-                intervals("effects", "Effect of each batch, in points", rows, ends=ends_of(rows)),
+                draw_intervals("effects", "Effect of each batch, in points", rows, limits=find_limits(rows)),
             ),
-            table(
+            build_table(
                 "Every batch that was tested",
                 ("batch", "outcome", "error falls by", "p", "alpha", "accuracy", "pairs", "traces", "steps"),
-                [_tested(test) for test in report.tests],
+                [_test_row(test) for test in report.tests],
                 prose={1},
             ),
             untested,
             (
-                folded(
-                    f"Pairs of {_batch(test).lower()}",
-                    h.ul(".ids")[(h.li[h.code[safe(pair_id[:12])]] for pair_id in test.pair_ids)],
+                build_details(
+                    f"Pairs of {_format_batch(test).lower()}",
+                    h.ul(".ids")[(h.li[h.code[escape_invisible(pair_id[:12])]] for pair_id in test.pair_ids)],
                 )
                 for test in report.tests
             ),
@@ -71,123 +81,123 @@ def evidence(report: CalibrationReport) -> Section:
     )
 
 
-def _batch(test: Promotion) -> str:
-    return f"Batch {test.batches_before + 1}"
+def _format_batch(test: PromotionEvidence) -> str:
+    return f"Batch {test.n_earlier_tests + 1}"
 
 
-def _look(test: Promotion) -> Look:
-    return "after" if test.promoted else "before"
+def _test_style(test: PromotionEvidence) -> MarkStyle:
+    return "after" if test.passed_test else "before"
 
 
-def _tested(test: Promotion) -> list[h.Node]:
+def _test_row(test: PromotionEvidence) -> list[h.Node]:
     accuracy = "–" if test.accuracy_change is None else f"{test.accuracy_change:+z.2f}".replace("-", "−")
     effect = IntervalEstimate(value=test.effect, low=test.low, high=test.high)
     return [
-        _batch(test),
-        h.span(class_=["outcome", _class(test)])[outcome(test)],
-        estimated(effect),
+        _format_batch(test),
+        h.span(class_=["outcome", _row_class(test)])[format_outcome(test)],
+        format_estimate(effect),
         f"{test.p_value:.2g}",
         f"{test.alpha:.2g}",
         accuracy,
-        *(f"{count:,}" for count in (len(test.pair_ids), test.traces)),
-        f"{test.transitions:,}" + (f", {test.unscored:,} of them unscored" if test.unscored else ""),
+        *(f"{count:,}" for count in (len(test.pair_ids), test.n_traces)),
+        f"{test.n_transitions:,}" + (f", {test.n_unscored:,} of them unscored" if test.n_unscored else ""),
     ]
 
 
-def _class(test: Promotion) -> str | None:
-    return "good" if test.promoted else "bad" if test.outcome == "worse" else None
+def _row_class(test: PromotionEvidence) -> str | None:
+    return "good" if test.passed_test else "bad" if test.outcome == "worse" else None
 
 
-def pairs(report: CalibrationReport) -> Section:
+def build_pairs_section(report: CalibrationReport) -> PageSection:
     """Return what was made of the traces: pairs by kind, and candidates that became none."""
-    kept = sum(kind.pairs for kind in report.pairs)
-    dropped = sum(drop.candidates for drop in report.drops)
+    kept = sum(kind.n_pairs for kind in report.pairs)
+    dropped = sum(drop.n_candidates for drop in report.dropped)
     said = (
-        f"From {counted(report.learned_from, 'trace')}, in {counted(report.rounds, 'round')}: "
-        f"{counted(report.candidates, 'candidate')}, of which {kept:,} became pairs and {dropped:,} did not."
+        f"From {format_count(report.n_training_traces, 'trace')}, in {format_count(report.n_rounds, 'round')}: "
+        f"{format_count(report.n_candidates, 'candidate')}, of which {kept:,} became pairs and {dropped:,} did not."
     )
-    held = f" The scan holds back {report.held:,} of the pairs; they are in no test." if report.held else ""
-    if report.archived or report.left_out:
+    held = f" The scan holds back {report.n_quarantined:,} of the pairs; they are in no test." if report.n_quarantined else ""
+    if report.n_archived or report.n_left_out:
         held += (
-            f" The memory was full: its bound put away {counted(report.archived, 'pair')} before a test, and "
-            f"nothing was made of {counted(report.left_out, 'trace')}."
+            f" The memory was full: its bound put away {format_count(report.n_archived, 'pair')} before a test, and "
+            f"nothing was made of {format_count(report.n_left_out, 'trace')}."
         )
     made: list[list[h.Node]] = [
-        [named(kind.mistake), _count(kind.pairs, kept), _difficulty(kind.difficulty)] for kind in report.pairs
+        [format_name(kind.mistake), _format_count(kind.n_pairs, kept), _format_difficulty(kind.difficulty)] for kind in report.pairs
     ]
     drops: list[list[h.Node]] = [
-        [named(drop.reason), _count(drop.candidates, dropped), drop_meaning(drop.reason)]
-        for drop in report.drops
+        [format_name(drop.reason), _format_count(drop.n_candidates, dropped), describe_drop_reason(drop.reason)]
+        for drop in report.dropped
     ]
-    return Section(
+    return PageSection(
         "pairs",
         "What was made",
         (
             h.p[said + held],
             made
-            and table("Pairs by the mistake that they show", ("mistake", "pairs", "mean difficulty"), made),
+            and build_table("Pairs by the mistake that they show", ("mistake", "pairs", "mean difficulty"), made),
             any(kind.difficulty is not None for kind in report.pairs)
             and h.p(".note")[
                 "Difficulty is the share of blind comparisons that took the wrong side for right."
             ],
             drops
-            and table(
+            and build_table(
                 "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
             ),
-            report.writer_given_up is not None and h.p[f"{safe(first_up(report.writer_given_up))}."],
+            report.writer_stop_reason is not None and h.p[f"{escape_invisible(capitalize_first(report.writer_stop_reason))}."],
         ),
     )
 
 
-def _count(count: int, of: int) -> h.Node:
-    width = f"width: {100 * count / max(of, 1):.0f}%"
+def _format_count(count: int, total: int) -> h.Node:
+    width = f"width: {100 * count / max(total, 1):.0f}%"
     return [f"{count:,}", h.span(".bar", aria_hidden="true")[h.span(style=width)]]
 
 
-def _difficulty(difficulty: float | None) -> str:
-    return "not compared" if difficulty is None else number(difficulty)
+def _format_difficulty(difficulty: float | None) -> str:
+    return "not compared" if difficulty is None else format_number(difficulty)
 
 
-def versions(report: CalibrationReport) -> Section:
+def build_versions_section(report: CalibrationReport) -> PageSection:
     """Return which critic was measured and tested: its prompt, its model, its settings."""
-    parts = parts_of(report.critic)
+    parts = split_identity(report.critic)
     said = h.p[
         "All scores were made with the prompt ",
-        h.code[safe(report.prompt)],
-        *(h.fragment[" and the model ", h.code[safe(value)]] for name, value in parts if name in MODELS),
+        h.code[escape_invisible(report.prompt)],
+        *(h.fragment[" and the model ", h.code[escape_invisible(value)]] for name, value in parts if name in MODEL_KEYS),
         ".",
     ]
-    named = table(
+    named = build_table(
         "The critic",
         ("setting", "value"),
-        [[h.code[safe(name)], h.code[safe(value)]] for name, value in parts],
+        [[h.code[escape_invisible(name)], h.code[escape_invisible(value)]] for name, value in parts],
         prose={1},
     )
-    return Section(
-        "versions", "Prompt, model and settings", (said, folded("All that names this critic", named))
+    return PageSection(
+        "versions", "Prompt, model and settings", (said, build_details("All that names this critic", named))
     )
 
 
-def parts_of(identity: str) -> list[tuple[str, str]]:
+def split_identity(identity: str) -> list[tuple[str, str]]:
     """Return the parts of a critic's identity by their names, or the whole of it where it has none.
 
     An identity is JSON, and within it so is that of the model.
     """
-    found = _parsed(identity)
-    return [("identity", identity)] if found is None else list(_flat("", found))
+    found = _parse_object(identity)
+    return [("identity", identity)] if found is None else list(_flatten("", found))
 
 
-def _flat(above: str, values: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+def _flatten(prefix: str, values: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
     for name, value in values.items():
-        below = _parsed(value) if isinstance(value, str) else value
-        if isinstance(below, dict) and above.count(".") < DEEPEST:
-            yield from _flat(f"{above}{name}.", below)
+        below = _parse_object(value) if isinstance(value, str) else value
+        if isinstance(below, dict) and prefix.count(".") < MAX_DEPTH:
+            yield from _flatten(f"{prefix}{name}.", below)
         else:
-            yield f"{above}{name}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _parsed(text: str) -> dict[str, JsonValue] | None:
+def _parse_object(text: str) -> dict[str, JsonValue] | None:
     try:
-        return OBJECT.validate_json(text)
+        return OBJECT_ADAPTER.validate_json(text)
     except ValidationError:
         return None

@@ -17,11 +17,11 @@ from reflact.calibration import words
 from reflact.reporting.lines import escape_controls
 from reflact.results import IntervalEstimate
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """What a page may load: nothing. Its style is written in it."""
 
 
-def document(title: str, *content: h.Node) -> str:
+def build_document(title: str, *content: h.Node) -> str:
     """Return a whole HTML document that asks for nothing and runs nothing.
 
     Args:
@@ -31,7 +31,7 @@ def document(title: str, *content: h.Node) -> str:
     style = files("reflact.pages").joinpath("page.css").read_text(encoding="utf-8")
     head = h.head[
         h.meta(charset="utf-8"),
-        h.meta({"http-equiv": "Content-Security-Policy"}, content=POLICY),
+        h.meta({"http-equiv": "Content-Security-Policy"}, content=CONTENT_SECURITY_POLICY),
         h.meta(name="viewport", content="width=device-width, initial-scale=1"),
         h.meta(name="color-scheme", content="light dark"),
         h.meta(name="referrer", content="no-referrer"),
@@ -42,32 +42,32 @@ def document(title: str, *content: h.Node) -> str:
     return f"{h.html(lang='en')[head, h.body[h.main[content]]]}\n"
 
 
-class Section(NamedTuple):
+class PageSection(NamedTuple):
     """A part of a page: its id, its heading, and what stands in it."""
 
-    name: str
+    section_id: str
     heading: str
     content: tuple[h.Node, ...]
 
 
-def contents(sections: Sequence[Section]) -> h.Element:
+def build_contents(sections: Sequence[PageSection]) -> h.Element:
     """Return links to the sections."""
     return h.nav(aria_label="Contents")[
-        h.ul[(h.li[h.a(href=f"#{part.name}")[part.heading]] for part in sections)]
+        h.ul[(h.li[h.a(href=f"#{part.section_id}")[part.heading]] for part in sections)]
     ]
 
 
-def body_of(sections: Sequence[Section]) -> list[h.Element]:
+def build_sections(sections: Sequence[PageSection]) -> list[h.Element]:
     """Return the sections themselves."""
     return [
-        h.section(id=part.name, aria_labelledby=f"{part.name}-heading")[
-            h.h2(id=f"{part.name}-heading")[part.heading], part.content
+        h.section(id=part.section_id, aria_labelledby=f"{part.section_id}-heading")[
+            h.h2(id=f"{part.section_id}-heading")[part.heading], part.content
         ]
         for part in sections
     ]
 
 
-def table(
+def build_table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[h.Node]], *, prose: Collection[int] = ()
 ) -> h.Element:
     """Return a table that can be scrolled sideways where there is no room for it.
@@ -100,54 +100,54 @@ def table(
     ]
 
 
-def figure(caption: str, *charts: h.Element) -> h.Element:
+def build_figure(caption: str, *charts: h.Element) -> h.Element:
     """Return charts that are read together, side by side where there is room."""
     return h.figure[h.div(".charts")[charts], h.figcaption[caption]]
 
 
-def facts(pairs: Sequence[tuple[str, h.Node]], *, class_: str = "facts") -> h.Element:
+def build_facts(pairs: Sequence[tuple[str, h.Node]], *, class_: str = "facts") -> h.Element:
     """Return names with what stands for each."""
     return h.dl(class_=class_)[(h.div[h.dt[name], h.dd[value]] for name, value in pairs)]
 
 
-def folded(summary: str, *content: h.Node) -> h.Element:
+def build_details(summary: str, *content: h.Node) -> h.Element:
     """Return what most readers do not need, behind its name."""
     return h.details[h.summary[summary], content]
 
 
-def safe(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Return a text of unknown origin with its unseen characters written out; escaping is the page's work."""
     return escape_controls(text)
 
 
-def named(name: str) -> list[h.Node]:
+def format_name(name: str) -> list[h.Node]:
     """Return a name of unknown origin, which may be broken after its underscores."""
-    first, *rest = safe(name).split("_")
+    first, *rest = escape_invisible(name).split("_")
     return [first, *(node for part in rest for node in ("_", h.wbr, part))]
 
 
-def typeset(figures: str) -> str:
+def typeset_numbers(text: str) -> str:
     """Return figures with true minus signs, and with intervals that stay on one line."""
-    return re.sub(r"(\[[^ \]]+,) ", "\\1\N{NO-BREAK SPACE}", re.sub(r"-(?=\d)", "−", figures))
+    return re.sub(r"(\[[^ \]]+,) ", "\\1\N{NO-BREAK SPACE}", re.sub(r"-(?=\d)", "−", text))
 
 
-def number(value: float, digits: int = 2) -> str:
+def format_number(value: float, decimals: int = 2) -> str:
     """Return a number with so many decimals and a true minus sign; nothing is minus zero."""
-    return typeset(words.number(value, digits))
+    return typeset_numbers(words.format_number(value, decimals))
 
 
-def span(estimate: IntervalEstimate) -> str:
+def format_interval(estimate: IntervalEstimate) -> str:
     """Return an interval in brackets."""
-    return typeset(words.span(estimate))
+    return typeset_numbers(words.format_interval(estimate))
 
 
-def estimated(estimate: IntervalEstimate | None) -> h.Node:
+def format_estimate(estimate: IntervalEstimate | None) -> h.Node:
     """Return a figure with its interval, for a table; a dash where there is none."""
     if estimate is None:
         return "–"
-    return [number(estimate.value), " ", h.span(".interval")[span(estimate)]]
+    return [format_number(estimate.value), " ", h.span(".interval")[format_interval(estimate)]]
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun: ``1 trace``, ``1,200 traces``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

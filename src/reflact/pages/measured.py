@@ -6,51 +6,60 @@ from collections.abc import Iterator
 
 import htpy as h
 
-from reflact.calibration.metrics import TOLERANCE, Bin, Group, Measures
-from reflact.calibration.results import CalibrationReport, Change
-from reflact.calibration.words import FIGURES
-from reflact.pages.charts import Row, course, ends_of, intervals, reliability_diagram
-from reflact.pages.frame import Section, counted, estimated, figure, folded, named, number, table
-from reflact.pages.verdict import moved
+from reflact.calibration.metrics import RIGHT_TOLERANCE, CriticMetrics, ErrorGroup, ReliabilityBin
+from reflact.calibration.results import CalibrationReport, MetricsChange
+from reflact.calibration.words import METRIC_DESCRIPTIONS
+from reflact.pages.charts import IntervalRow, draw_intervals, draw_reliability, draw_rounds, find_limits
+from reflact.pages.frame import (
+    PageSection,
+    build_details,
+    build_figure,
+    build_table,
+    format_count,
+    format_estimate,
+    format_name,
+    format_number,
+)
+from reflact.pages.verdict import format_gain
 
-DIFFICULTIES = ("easy", "middle", "hard")
+DIFFICULTY_ORDER = ("easy", "middle", "hard")
 
-NAMES = (("held-out", "Held-out traces"), ("anchors", "Anchors"))
+SIDE_NAMES = (("held-out", "Held-out traces"), ("anchors", "Anchors"))
 
 
-def _changes(report: CalibrationReport) -> Iterator[tuple[str, str, Change, Measures, Measures]]:
+def _list_changes(report: CalibrationReport) -> Iterator[tuple[str, str, MetricsChange, CriticMetrics, CriticMetrics]]:
     """Yield what was measured before and after: id, name, the change, and both measures."""
-    for (name, heading), change in zip(NAMES, (report.held_out, report.anchors), strict=True):
+    for (name, heading), change in zip(SIDE_NAMES, (report.held_out, report.anchors), strict=True):
         if change.before is not None and change.after is not None:
             yield name, heading, change, change.before, change.after
 
 
-def change(report: CalibrationReport) -> Section:
+def build_change_section(report: CalibrationReport) -> PageSection:
     """Return the critic before and after, on the held-out traces and on the anchors."""
-    measured = list(_changes(report))
-    rows = [(name, heading, _errors_of(before, after)) for name, heading, _, before, after in measured]
-    ends = ends_of([row for *_, both in rows for row in both])
-    missing = {name for name, _ in NAMES} - {name for name, *_ in measured}
-    return Section(
+    measured = list(_list_changes(report))
+    rows = [(name, heading, _error_rows(before, after)) for name, heading, _, before, after in measured]
+    ends = find_limits([row for *_, both in rows for row in both])
+    missing = {name for name, _ in SIDE_NAMES} - {name for name, *_ in measured}
+    return PageSection(
         "change",
         "Before and after",
         (
             bool(rows)
-            and figure(
+            and build_figure(
                 "With 95% intervals; lower is better. The upright bar is the constant: what always giving "
                 "the same answer would reach.",
                 *(
-                    intervals(
+                    draw_intervals(
                         f"error-{name}",
                         f"{heading}: mean absolute error",
                         both,
-                        ends=ends,
-                        known_as="constant",
+                        limits=ends,
+                        reference_label="constant",
                     )
                     for name, heading, both in rows
                 ),
             ),
-            [_measured(heading, change, before, after) for _, heading, change, before, after in measured],
+            [_build_comparison(heading, change, before, after) for _, heading, change, before, after in measured],
             "held-out" in missing
             and h.p[
                 "No held-out step has a score that is known to be right and was scored before and after, so "
@@ -64,134 +73,134 @@ def change(report: CalibrationReport) -> Section:
     )
 
 
-def _errors_of(before: Measures, after: Measures) -> tuple[Row, Row]:
+def _error_rows(before: CriticMetrics, after: CriticMetrics) -> tuple[IntervalRow, IntervalRow]:
     return (
-        Row("before", before.error, "before", before.constant.error),
-        Row("after", after.error, "after", after.constant.error),
+        IntervalRow("before", before.error, "before", before.constant.error),
+        IntervalRow("after", after.error, "after", after.constant.error),
     )
 
 
-def _measured(heading: str, change: Change, before: Measures, after: Measures) -> h.Node:
+def _build_comparison(heading: str, change: MetricsChange, before: CriticMetrics, after: CriticMetrics) -> h.Node:
     constant = {
         "error": before.constant.error,
         "accuracy": before.constant.accuracy,
         "brier": before.constant.brier,
     }
     rows: list[list[h.Node]] = []
-    for name, field, note in FIGURES:
+    for name, field, note in METRIC_DESCRIPTIONS:
         same = constant.get(field)
         was, now = getattr(before, field), getattr(after, field)
-        shown = "–" if same is None else number(same)
-        rows.append([[name, h.small[note]], estimated(was), estimated(now), shown])
+        shown = "–" if same is None else format_number(same)
+        rows.append([[name, h.small[note]], format_estimate(was), format_estimate(now), shown])
     gain = change.gain
-    caption = f"{heading}: {counted(before.traces, 'trace')}, {counted(before.transitions, 'step')}"
+    caption = f"{heading}: {format_count(before.n_traces, 'trace')}, {format_count(before.n_transitions, 'step')}"
     return [
-        table(caption, ("figure", "before", "after", "constant"), rows),
-        gain is not None and h.p[f"Averaged within each trace, the error {moved(gain)}."],
-        change.unscored > 0
+        build_table(caption, ("figure", "before", "after", "constant"), rows),
+        gain is not None and h.p[f"Averaged within each trace, the error {format_gain(gain)}."],
+        change.n_unscored > 0
         and h.p(".note")[
-            f"In neither column: {counted(change.unscored, 'step')} without a valid score before or after."
+            f"In neither column: {format_count(change.n_unscored, 'step')} without a valid score before or after."
         ],
-        before.traces == 1
+        before.n_traces == 1
         and h.p(".note")["Of a single trace nothing can be said; its intervals are the scale."],
     ]
 
 
-def reliability(report: CalibrationReport) -> Section:
+def build_reliability_section(report: CalibrationReport) -> PageSection:
     """Return reliability diagrams, before and after."""
     charts = [
-        figure(
+        build_figure(
             f"On the dashed line the critic is right as often as it is sure. Larger marks "
-            f"are more steps; a score is right within {number(TOLERANCE, 0)} point of the known one.",
-            reliability_diagram(
+            f"are more steps; a score is right within {format_number(RIGHT_TOLERANCE, 0)} point of the known one.",
+            draw_reliability(
                 f"reliability-{name}-before", f"{heading}, before", before.reliability, look="before"
             ),
-            reliability_diagram(
+            draw_reliability(
                 f"reliability-{name}-after", f"{heading}, after", after.reliability, look="after"
             ),
         )
-        for name, heading, _, before, after in _changes(report)
+        for name, heading, _, before, after in _list_changes(report)
     ]
     tables = [
-        table(
+        build_table(
             f"{heading}: bins of confidence",
             ("confidence", "steps", "mean", "right", "steps", "mean", "right"),
-            _bins(before.reliability, after.reliability),
+            _bin_rows(before.reliability, after.reliability),
         )
-        for _, heading, _, before, after in _changes(report)
+        for _, heading, _, before, after in _list_changes(report)
     ]
     nothing = h.p["Nothing was measured, so there is nothing to draw."]
-    numbers = folded("The numbers: steps, mean confidence and share right, before and then after", tables)
-    return Section(
+    numbers = build_details("The numbers: steps, mean confidence and share right, before and then after", tables)
+    return PageSection(
         "reliability", "How sure it is, and how often right", (charts or nothing, tables and numbers)
     )
 
 
-def _bins(before: tuple[Bin, ...], after: tuple[Bin, ...]) -> list[list[h.Node]]:
+def _bin_rows(before: tuple[ReliabilityBin, ...], after: tuple[ReliabilityBin, ...]) -> list[list[h.Node]]:
     columns = [{(one.low, one.high): one for one in bins} for bins in (before, after)]
     return [
         [
-            f"{number(low, 1)} to {number(high, 1)}",
-            *(cell for bins in columns for cell in _bin(bins.get((low, high)))),
+            f"{format_number(low, 1)} to {format_number(high, 1)}",
+            *(cell for bins in columns for cell in _bin_cells(bins.get((low, high)))),
         ]
         for low, high in sorted(columns[0].keys() | columns[1].keys())
     ]
 
 
-def _bin(one: Bin | None) -> tuple[h.Node, ...]:
-    if one is None:
+def _bin_cells(reliability_bin: ReliabilityBin | None) -> tuple[h.Node, ...]:
+    if reliability_bin is None:
         return "–", "–", "–"
-    return f"{one.transitions:,}", number(one.confidence), number(one.right)
+    return f"{reliability_bin.n_transitions:,}", format_number(reliability_bin.confidence), format_number(reliability_bin.right_share)
 
 
-def rounds(report: CalibrationReport) -> Section:
+def build_rounds_section(report: CalibrationReport) -> PageSection:
     """Return accuracy and error round by round, where more than one was measured."""
-    course_of = report.by_round
+    course_of = report.metrics_by_round
     name, heading = "rounds", "Round by round"
     if len(course_of) < 2:
-        made = counted(report.rounds, "round was", "rounds were")
+        made = format_count(report.n_rounds, "round was", "rounds were")
         said = f"{made} made, and the critic was not measured after any of them."
-        return Section(name, heading, (h.p[said if report.rounds else "No round was made."],))
+        return PageSection(name, heading, (h.p[said if report.n_rounds else "No round was made."],))
     accuracy, error = [one.accuracy for one in course_of], [one.error for one in course_of]
     most = max(one.high for one in error)
     charts = [
-        course(
+        draw_rounds(
             "rounds-error",
             "Mean absolute error",
             error,
-            most=next(end for end in (1, 2, 4, 6, 8, 10) if end >= most),
+            maximum=next(end for end in (1, 2, 4, 6, 8, 10) if end >= most),
             reference=course_of[-1].constant.error,
-            known_as="constant",
+            reference_label="constant",
         )
     ]
     if any(one is not None for one in accuracy):
         known_as, guess = "guessing", course_of[-1].constant.accuracy
         charts.insert(
             0,
-            course(
-                "rounds-accuracy", "Pairwise accuracy", accuracy, most=1, reference=guess, known_as=known_as
+            draw_rounds(
+                "rounds-accuracy", "Pairwise accuracy", accuracy, maximum=1, reference=guess, reference_label=known_as
             ),
         )
     rows: list[list[h.Node]] = [
-        ["before" if place == 0 else f"after round {place}", estimated(one.accuracy), estimated(one.error)]
+        ["before" if place == 0 else f"after round {place}", format_estimate(one.accuracy), format_estimate(one.error)]
         for place, one in enumerate(course_of)
     ]
     caption = (
         "The critic on the held-out traces, before any round and after each that was tested; 95% intervals."
     )
-    numbers = table("Round by round, on the held-out traces", ("round", "pairwise accuracy", "error"), rows)
-    return Section(name, heading, (figure(caption, *charts), folded("The numbers", numbers)))
+    numbers = build_table("Round by round, on the held-out traces", ("round", "pairwise accuracy", "error"), rows)
+    return PageSection(name, heading, (build_figure(caption, *charts), build_details("The numbers", numbers)))
 
 
-def kinds(report: CalibrationReport) -> Section:
+def build_mistakes_section(report: CalibrationReport) -> PageSection:
     """Return the error among steps that invite a mistake, and among pairs of each difficulty."""
     tables = [
-        table(
+        build_table(
             f"{heading}: {by}",
             (of, "steps", "error before", "after", "bias before", "after"),
-            _groups(was, now),
+            _group_rows(was, now),
         )
-        for _, heading, _, before, after in _changes(report)
+        for _, heading, _, before, after in _list_changes(report)
         for by, of, was, now in (
             ("by the mistake that a step invites", "mistake", before.by_mistake, after.by_mistake),
             ("by the difficulty of its pairs", "difficulty", before.by_difficulty, after.by_difficulty),
@@ -201,27 +210,27 @@ def kinds(report: CalibrationReport) -> Section:
     nothing = h.p[
         "None of the measured steps belongs to a contrast pair, so none is known to invite a mistake."
     ]
-    return Section("kinds", "Where it errs", (tables or nothing,))
+    return PageSection("kinds", "Where it errs", (tables or nothing,))
 
 
-def _groups(before: tuple[Group, ...], after: tuple[Group, ...]) -> list[list[h.Node]]:
+def _group_rows(before: tuple[ErrorGroup, ...], after: tuple[ErrorGroup, ...]) -> list[list[h.Node]]:
     was, now = ({group.name: group for group in groups} for groups in (before, after))
     return [
-        [named(name), _steps(was.get(name), now.get(name)), *_errors(was.get(name), now.get(name))]
-        for name in sorted(was.keys() | now.keys(), key=_place)
+        [format_name(name), _format_steps(was.get(name), now.get(name)), *_error_cells(was.get(name), now.get(name))]
+        for name in sorted(was.keys() | now.keys(), key=_group_sort_key)
     ]
 
 
-def _place(name: str) -> tuple[int, str]:
-    return (DIFFICULTIES.index(name) if name in DIFFICULTIES else 0, name)
+def _group_sort_key(name: str) -> tuple[int, str]:
+    return (DIFFICULTY_ORDER.index(name) if name in DIFFICULTY_ORDER else 0, name)
 
 
-def _steps(before: Group | None, after: Group | None) -> str:
-    counts = {f"{group.transitions:,}" for group in (before, after) if group is not None}
+def _format_steps(before: ErrorGroup | None, after: ErrorGroup | None) -> str:
+    counts = {f"{group.n_transitions:,}" for group in (before, after) if group is not None}
     return " / ".join(sorted(counts))
 
 
-def _errors(before: Group | None, after: Group | None) -> Iterator[h.Node]:
+def _error_cells(before: ErrorGroup | None, after: ErrorGroup | None) -> Iterator[h.Node]:
     for field in ("error", "bias"):
         for group in (before, after):
-            yield estimated(None if group is None else getattr(group, field))
+            yield format_estimate(None if group is None else getattr(group, field))

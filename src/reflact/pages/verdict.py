@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from reflact.calibration import words
-from reflact.calibration.results import CalibrationReport, Change
-from reflact.calibration.words import outcome_of
-from reflact.memory import Promotion
-from reflact.pages.frame import counted, number, safe, typeset
+from reflact.calibration.results import CalibrationReport, MetricsChange
+from reflact.calibration.words import describe_outcome
+from reflact.memory import PromotionEvidence
+from reflact.pages.frame import escape_invisible, format_count, format_number, typeset_numbers
 from reflact.results import IntervalEstimate
 
-Tone = Literal["better", "worse", "even"]
+VerdictTone = Literal["better", "worse", "even"]
 
-DROPS = {
+DROP_MEANINGS = {
     "unverified": "There is neither gold nor a critic whose samples could agree on what is right.",
     "disagreement": "The critic's samples lie too far apart to say what is right.",
     "not_applicable": "The step does not lend itself to this mistake within the round's distances.",
@@ -28,89 +28,89 @@ DROPS = {
 """Why a candidate became no pair, in words."""
 
 
-class Verdict(NamedTuple):
+class CalibrationVerdict(NamedTuple):
     """What a calibration came to: a sentence, what else has to be known, and which way it went."""
 
     headline: str
-    more: tuple[str, ...]
-    tone: Tone
+    notes: tuple[str, ...]
+    tone: VerdictTone
 
 
-def verdict(report: CalibrationReport) -> Verdict:
+def build_verdict(report: CalibrationReport) -> CalibrationVerdict:
     """Return what was promoted and what that changed, or why nothing was."""
     if not report.tests:
-        reason = "" if report.not_tested is None else f": {safe(report.not_tested)}"
+        reason = "" if report.not_tested_reason is None else f": {escape_invisible(report.not_tested_reason)}"
         headline = f"No batch was tested, so nothing was promoted{reason}."
-    elif not report.promoted:
-        headline = _refused(report.tests)
+    elif not report.n_promoted:
+        headline = _describe_rejected_tests(report.tests)
     else:
-        pairs = counted(report.promoted, "pair was", "pairs were")
-        headline = f"{pairs} promoted{_changed(report.held_out)}."
-    return Verdict(headline=headline, more=tuple(_more(report)), tone=_tone(report))
+        pairs = format_count(report.n_promoted, "pair was", "pairs were")
+        headline = f"{pairs} promoted{_describe_change(report.held_out)}."
+    return CalibrationVerdict(headline=headline, notes=tuple(_list_notes(report)), tone=_choose_tone(report))
 
 
-def outcome(test: Promotion) -> str:
+def format_outcome(test: PromotionEvidence) -> str:
     """Return how a test ended."""
-    return safe(outcome_of(test))
+    return escape_invisible(describe_outcome(test))
 
 
-def drop_meaning(reason: str) -> str:
+def describe_drop_reason(reason: str) -> str:
     """Return what a reason to drop a candidate means; nothing for one that is not known."""
-    return DROPS.get(reason, "")
+    return DROP_MEANINGS.get(reason, "")
 
 
-def moved(gain: IntervalEstimate) -> str:
+def format_gain(gain: IntervalEstimate) -> str:
     """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
-    return typeset(words.moved(gain))
+    return typeset_numbers(words.describe_gain(gain))
 
 
-def _changed(change: Change) -> str:
+def _describe_change(change: MetricsChange) -> str:
     before, after, gain = change.before, change.after, change.gain
     if before is None or after is None or gain is None:
         return ""
     chance = "; the interval includes no change" if gain.low <= 0 <= gain.high else ""
     return (
-        f", and on {counted(before.traces, 'held-out trace')} the critic's mean absolute error went from "
-        f"{number(before.error.value)} to {number(after.error.value)}; averaged within each trace it "
-        f"{moved(gain)}{chance}"
+        f", and on {format_count(before.n_traces, 'held-out trace')} the critic's mean absolute error went from "
+        f"{format_number(before.error.value)} to {format_number(after.error.value)}; averaged within each trace it "
+        f"{format_gain(gain)}{chance}"
     )
 
 
-def _refused(tests: tuple[Promotion, ...]) -> str:
+def _describe_rejected_tests(tests: tuple[PromotionEvidence, ...]) -> str:
     if len(tests) > 1:
         best = max(tests, key=lambda test: test.effect)
         return (
             f"Nothing was promoted: none of {len(tests)} batches passed its test. With the best of them the "
-            f"error {moved(_effect(best))} on {counted(best.traces, 'held-out trace')}."
+            f"error {format_gain(_find_effect(best))} on {format_count(best.n_traces, 'held-out trace')}."
         )
     (test,) = tests
-    found = f"the error {moved(_effect(test))} on {counted(test.traces, 'held-out trace')}"
-    batch = f"the batch of {counted(len(test.pair_ids), 'pair')}"
+    found = f"the error {format_gain(_find_effect(test))} on {format_count(test.n_traces, 'held-out trace')}"
+    batch = f"the batch of {format_count(len(test.pair_ids), 'pair')}"
     if test.outcome == "accuracy_fell":
-        fall = "" if test.accuracy_change is None else f" by {number(-test.accuracy_change)}"
+        fall = "" if test.accuracy_change is None else f" by {format_number(-test.accuracy_change)}"
         return f"Nothing was promoted: with {batch} {found}, but pairwise accuracy fell{fall}."
     if test.outcome == "not_shown":
         return f"Nothing was promoted: that {batch} helps was not shown. With it {found}."
-    return f"Nothing was promoted: {batch} did not pass ({outcome(test)}). With it {found}."
+    return f"Nothing was promoted: {batch} did not pass ({format_outcome(test)}). With it {found}."
 
 
-def _more(report: CalibrationReport) -> list[str]:
+def _list_notes(report: CalibrationReport) -> list[str]:
     found = []
-    passed = sum(test.promoted for test in report.tests)
+    passed = sum(test.passed_test for test in report.tests)
     if passed and len(report.tests) > 1:
         found.append(f"{passed} of {len(report.tests)} tested batches passed.")
-    if report.tests and report.not_tested is not None:
-        found.append(f"A further batch was not tested: {safe(report.not_tested)}.")
+    if report.tests and report.not_tested_reason is not None:
+        found.append(f"A further batch was not tested: {escape_invisible(report.not_tested_reason)}.")
     gain, anchors = report.anchors.gain, report.anchors.before
     if passed and gain is not None and anchors is not None:
         found.append(
-            f"The held-out traces chose what was promoted. On {counted(anchors.traces, 'anchor trace')}, "
-            f"which chose nothing, the error {moved(gain)}."
+            f"The held-out traces chose what was promoted. On {format_count(anchors.n_traces, 'anchor trace')}, "
+            f"which chose nothing, the error {format_gain(gain)}."
         )
     held = report.held_out.gain
     if not passed and held is not None and held.value:
         found.append(
-            f"Between the two measurements the error on the held-out traces {moved(held)}, which no batch of "
+            f"Between the two measurements the error on the held-out traces {format_gain(held)}, which no batch of "
             "this calibration accounts for: other pairs came into use or were taken back meanwhile."
         )
     if not passed and held is not None and not held.value:
@@ -119,18 +119,18 @@ def _more(report: CalibrationReport) -> list[str]:
     if after is not None:
         constant = after.constant
         found.append(
-            f"For scale: always answering {number(constant.phi)} would be off by {number(constant.error)} "
-            f"points on the held-out steps, and the critic is off by {number(after.error.value)}"
+            f"For scale: always answering {format_number(constant.progress)} would be off by {format_number(constant.error)} "
+            f"points on the held-out steps, and the critic is off by {format_number(after.error.value)}"
             + (", so it knows no more than a constant." if after.error.value >= constant.error else ".")
         )
     return found
 
 
-def _effect(test: Promotion) -> IntervalEstimate:
+def _find_effect(test: PromotionEvidence) -> IntervalEstimate:
     return IntervalEstimate(value=test.effect, low=test.low, high=test.high)
 
 
-def _tone(report: CalibrationReport) -> Tone:
+def _choose_tone(report: CalibrationReport) -> VerdictTone:
     gain = report.held_out.gain
     if gain is None or gain.low <= 0 <= gain.high:
         return "even"

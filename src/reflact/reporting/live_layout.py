@@ -26,8 +26,8 @@ RATE_SECONDS = 60.0
 DRAFT_HEIGHT = 8
 """Rows that each draft needs if several are shown."""
 
-STAGES: tuple[events.Stage, ...] = ("rollout", "reflect", "aggregate", "select", "update", "evaluate")
-DECISIONS = {
+STEP_STAGES: tuple[events.Stage, ...] = ("rollout", "reflect", "aggregate", "select", "update", "evaluate")
+DECISION_SIGNS = {
     "accept_new_best": ("+", "bold green", "new best"),
     "accept": ("=", "green", "accepted"),
     "force_accept": ("!", "green", "forced"),
@@ -35,13 +35,13 @@ DECISIONS = {
     "inconclusive": ("?", "yellow", "inconclusive"),
     "unmeasured": ("?", "yellow", "inconclusive"),
 }
-UNCHANGED = (".", "dim", "unchanged")
-EDITS = {"append": "+ ", "insert_after": "+ ", "replace": "~ ", "delete": "- "}
+UNCHANGED_SIGN = (".", "dim", "unchanged")
+EDIT_SIGNS = {"append": "+ ", "insert_after": "+ ", "replace": "~ ", "delete": "- "}
 JOINERS = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
 """Joiners and variation selectors: terminals disagree about the width of joined characters."""
 
 
-class Row(NamedTuple):
+class DisplayRow(NamedTuple):
     """A row of the display. On a small screen, rows with the highest rank are left out first."""
 
     rank: int
@@ -81,8 +81,8 @@ def _build_title(state: LiveState, now: float, options: ConsoleOptions) -> Rule:
     title = Text(_escape_line(state.name, options.encoding), overflow="crop", no_wrap=True)
     if state.plan is not None:
         title.append(f" {state.plan.run_id}")
-    times = f"  {format_clock(now - state.began)}"
-    if state.total_steps is not None and state.committed < state.total_steps:
+    times = f"  {format_clock(now - state.opened_at)}"
+    if state.total_steps is not None and state.last_committed_step < state.total_steps:
         left = state.estimate_seconds_left(now)
         times += "" if left is None else f", about {format_duration(left)} left"
     title.truncate(max(options.max_width - len(times) - 6, 0), overflow="crop")
@@ -92,7 +92,7 @@ def _build_title(state: LiveState, now: float, options: ConsoleOptions) -> Rule:
     return Rule(title, align="left", style="dim", characters=characters)
 
 
-def _build_grid(rows: Sequence[Row], options: ConsoleOptions) -> RenderableType:
+def _build_grid(rows: Sequence[DisplayRow], options: ConsoleOptions) -> RenderableType:
     table = Table.grid(padding=(0, 1, 0, 0), expand=True)
     table.add_column(width=LABEL_WIDTH - 1, style="dim", no_wrap=True, overflow="crop")
     table.add_column(ratio=1, no_wrap=True, overflow="crop" if options.ascii_only else "ellipsis")
@@ -113,36 +113,36 @@ def _build_bar(done: float, total: float, width: int = 20, style: str = "cyan") 
     return ProgressBar(total, done, width, style="dim", complete_style=style, finished_style=style)
 
 
-def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterator[Row]:
+def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterator[DisplayRow]:
     width, total, plan = options.max_width - LABEL_WIDTH, state.total_steps, state.plan
     if plan is None and not state.stages:
-        yield Row(1, "run", Text("starting", "dim"))
+        yield DisplayRow(1, "run", Text("starting", "dim"))
     elif plan is not None and total is not None:
         place = f"epoch {state.epoch} of {state.epochs}, step {state.step} of {total}"
         items = f"{plan.n_train} train, {plan.n_val} val, {plan.n_test} test items" if width > 110 else ""
         place = place if state.step else "before the first step"
-        committed = f"{state.committed} committed"
-        bar = _build_bar(state.committed, total, min(max(width - 44, 4), 20))
-        yield Row(1, "run", _build_line(place, bar, committed, items))
+        committed = f"{state.last_committed_step} committed"
+        bar = _build_bar(state.last_committed_step, total, min(max(width - 44, 4), 20))
+        yield DisplayRow(1, "run", _build_line(place, bar, committed, items))
     if state.baseline is not None:
-        yield Row(2, "val", _build_scores(state, state.baseline))
+        yield DisplayRow(2, "val", _build_scores(state, state.baseline))
     if state.results:
         yield from _list_results(state.results[-max(width, 1) :], width, options)
     if state.budget is not None:
         yield from _list_spend(state, state.budget, now)
-    if state.step and state.stages and {stage.name for stage in state.stages} <= set(STAGES):
-        yield Row(6, "stages", _build_stages(state, ">" if options.ascii_only else "›"))
+    if state.step and state.stages and {stage.name for stage in state.stages} <= set(STEP_STAGES):
+        yield DisplayRow(6, "stages", _build_stages(state, ">" if options.ascii_only else "›"))
     unfinished = [stage for stage in state.stages if stage.seconds is None]
     working = [stage for stage in unfinished if stage.total is None or stage.done < stage.total]
     for stage in (working or unfinished)[-3:]:
         name = "baseline" if stage.step == 0 and stage.name == "evaluate" else stage.name.replace("_", " ")
-        yield Row(1, name, _build_progress(stage, width, now))
-    if state.looks:
-        last, rollouts = state.looks[-1], sum(2 * look.n for look in state.looks)
+        yield DisplayRow(1, name, _build_progress(stage, width, now))
+    if state.trials:
+        last, rollouts = state.trials[-1], sum(2 * look.n for look in state.trials)
         limit = "" if state.max_rollouts is None else f" of at most {state.max_rollouts}"
         part = "" if last.part == "step" else f"{last.part}, "
-        look = Text(f"{part}look {len(state.looks)}: {last.n} pairs of trial {last.trial + 1}")
-        yield Row(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
+        look = Text(f"{part}look {len(state.trials)}: {last.n} pairs of trial {last.trial + 1}")
+        yield DisplayRow(5, "gate", look.append(f"   {rollouts}{limit} rollouts", "dim"))
     yield from [row for at, pause in state.pauses for row in _list_pause(pause, now - at, options)][-2:]
 
 
@@ -159,18 +159,18 @@ def _build_scores(state: LiveState, baseline: float) -> Text:
 
 def _list_results(
     results: Sequence[events.StepCommitted], width: int, options: ConsoleOptions
-) -> Iterator[Row]:
+) -> Iterator[DisplayRow]:
     """Yield the scores after the last steps as heights, and below them the decisions with a legend."""
     heights = draw_heights([result.current.score for result in results], ascii_only=options.ascii_only)
     if heights.strip():
-        yield Row(7, "val by step", Text(heights, "cyan"))
-    signs = [DECISIONS.get(result.action, UNCHANGED) for result in results]
+        yield DisplayRow(7, "val by step", Text(heights, "cyan"))
+    signs = [DECISION_SIGNS.get(result.action, UNCHANGED_SIGN) for result in results]
     line = Text.assemble(*(sign[:2] for sign in signs))
-    order = [*DECISIONS.values(), UNCHANGED]
+    order = [*DECISION_SIGNS.values(), UNCHANGED_SIGN]
     legend = ", ".join(f"{sign} {name}" for sign, _, name in sorted(set(signs), key=order.index))
     if len(line) + len(legend) + 3 <= width:
         line.append(f"   {legend}", "dim")
-    yield Row(7, "decisions", line)
+    yield DisplayRow(7, "decisions", line)
 
 
 def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
@@ -182,15 +182,15 @@ def draw_heights(scores: Sequence[float | None], *, ascii_only: bool) -> str:
     return "".join(" " if score is None else signs[round((score - low) / span * top)] for score in scores)
 
 
-def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> Iterator[Row]:
+def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> Iterator[DisplayRow]:
     """Yield what the run consumed, and the budget limit that is closest to its end."""
     usage, usd = budget.usage, budget.usage.usd
     tokens = f"{format_count(usage.input_tokens)} tokens in, {format_count(usage.output_tokens)} out"
     line = Text(f"{format_count(usage.calls)} calls   {tokens}")
     line.append("" if usd is None else f"   ${usd:.4f}")
     line.append(f"   {state.failed_calls} without a reply" if state.failed_calls else "", "yellow")
-    yield Row(4, "spend", line)
-    seconds = budget.seconds + max(now - state.budget_at, 0.0)
+    yield DisplayRow(4, "spend", line)
+    seconds = budget.seconds + max(now - state.budget_updated_at, 0.0)
     limits = (
         (usage.calls, budget.max_calls, f"{format_count(budget.max_calls or 0)} calls"),
         (usage.input_tokens + usage.output_tokens, budget.max_tokens, f"{budget.max_tokens or 0:,} tokens"),
@@ -201,13 +201,13 @@ def _list_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> I
     if shares:
         share, words = max(shares)
         bar = _build_bar(share, 1.0, style="yellow" if share >= 0.9 else "cyan")
-        yield Row(4, "budget", _build_line(bar, f"{int(100 * share)}% of {words}"))
+        yield DisplayRow(4, "budget", _build_line(bar, f"{int(100 * share)}% of {words}"))
 
 
 def _build_stages(state: LiveState, arrow: str) -> Text:
     """Return the stages of a step in order, finished ones with their seconds."""
     stages, line = {stage.name: stage for stage in state.stages}, Text()
-    for name in STAGES:
+    for name in STEP_STAGES:
         line.append(f" {arrow} " if line else "", "dim")
         seconds = stages[name].seconds if name in stages else None
         line.append(name, "dim" if name not in stages else "bold" if seconds is None else "green")
@@ -216,14 +216,14 @@ def _build_stages(state: LiveState, arrow: str) -> Text:
 
 
 def _build_progress(stage: StageProgress, width: int, now: float) -> RenderableType:
-    elapsed = format_clock(now - stage.since)
+    elapsed = format_clock(now - stage.started_at)
     if stage.total is None:
         return Text(f"running for {elapsed}", "dim")
     bar = _build_bar(stage.done, stage.total, min(max(width - 34, 4), 60))
     return _build_line(bar, f"{f'{stage.done} of {stage.total}':<10}", Text(elapsed, "dim"))
 
 
-def _list_pause(pause: events.RateLimited, elapsed: float, options: ConsoleOptions) -> Iterator[Row]:
+def _list_pause(pause: events.RateLimited, elapsed: float, options: ConsoleOptions) -> Iterator[DisplayRow]:
     """Yield how long an endpoint waits, and for a minute after that its new rate."""
     left = pause.seconds - elapsed
     rate = "" if pause.rate is None else f"{pause.rate:.3g} calls/s"
@@ -232,9 +232,9 @@ def _list_pause(pause: events.RateLimited, elapsed: float, options: ConsoleOptio
     line = Text(f"{_escape_line(host, options.encoding)} {answer}: ")
     if left > 0:
         then = f", then {rate}" if rate else ""
-        yield Row(3, "limits", line.append(f"waiting {format_duration(max(left, 1))}{then}", "yellow"))
+        yield DisplayRow(3, "limits", line.append(f"waiting {format_duration(max(left, 1))}{then}", "yellow"))
     elif rate and left > -RATE_SECONDS:
-        yield Row(3, "limits", line.append(f"continues at {rate}"))
+        yield DisplayRow(3, "limits", line.append(f"continues at {rate}"))
 
 
 def _list_drafts(
@@ -247,16 +247,16 @@ def _list_drafts(
         more = len(drafts) - count if place == count - 1 else 0
         room = height // (count - place) - 1
         lines = render_draft(draft.draft, console, options, height=room)
-        style = "dim" if draft.finished or draft.refused is not None else ""
+        style = "dim" if draft.finished or draft.refusal is not None else ""
         height -= len(lines) + 1
-        yield _build_grid([Row(0, "draft", _describe_draft(draft, more, options.encoding))], options)
+        yield _build_grid([DisplayRow(0, "draft", _describe_draft(draft, more, options.encoding))], options)
         yield Group(*(Text("  ", style) + line for line in lines))
 
 
 def _describe_draft(draft: CallDraft, more: int, encoding: str) -> Text:
     line = Text(_escape_line(f"{draft.purpose.replace('_', ' ')} ({draft.role})", encoding))
-    if draft.refused is not None:
-        reason = _escape_line(draft.refused, encoding)
+    if draft.refusal is not None:
+        reason = _escape_line(draft.refusal, encoding)
         return line.append(f", attempt {draft.attempt} refused: {reason}", "yellow")
     line.append(f", attempt {draft.attempt}" if draft.attempt > 1 else "", "yellow")
     return line.append(", done" if draft.finished else f", and {more} more" if more else "", "dim")
@@ -292,7 +292,7 @@ def _list_parts(draft: JsonValue) -> Iterator[str]:
                 yield "" if entry is None else f"{name}: {entry}"
             elif name == "edits":
                 sides = [str(entry[side]) for side in ("target", "content") if entry.get(side)]
-                yield EDITS.get(str(entry.get("op", "append")), "* ") + " => ".join(sides)
+                yield EDIT_SIGNS.get(str(entry.get("op", "append")), "* ") + " => ".join(sides)
             else:
                 words = (text for text in entry.values() if isinstance(text, str) and text)
                 yield f"{name}: {', '.join(words)}"

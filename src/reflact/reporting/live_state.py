@@ -24,7 +24,7 @@ class StageProgress:
 
     step: int
     name: events.Stage
-    since: float
+    started_at: float
     done: int = 0
     total: int | None = None
     seconds: float | None = None
@@ -45,7 +45,7 @@ class CallDraft:
     attempt: int
     draft: JsonValue = None
     finished: bool = False
-    refused: str | None = None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LiveState:
 
     name: str = ""
     epochs: int | None = None
-    began: float = 0.0
+    opened_at: float = 0.0
     plan: events.RunStarted | None = None
     max_rollouts: int | None = None
     baseline: float | None = None
@@ -78,13 +78,13 @@ class LiveState:
     best: SkillVersion | None = None
     epoch: int = 0
     step: int = 0
-    step_since: float | None = None
+    step_started_at: float | None = None
     results: tuple[events.StepCommitted, ...] = ()
     step_seconds: tuple[float, ...] = ()
     stages: tuple[StageProgress, ...] = ()
-    looks: tuple[events.TrialRequested, ...] = ()
+    trials: tuple[events.TrialRequested, ...] = ()
     budget: events.BudgetUpdated | None = None
-    budget_at: float = 0.0
+    budget_updated_at: float = 0.0
     failed_calls: int = 0
     pauses: tuple[tuple[float, events.RateLimited], ...] = ()
     drafts: tuple[CallDraft, ...] = ()
@@ -95,7 +95,7 @@ class LiveState:
         return None if self.plan is None or self.epochs is None else self.plan.steps_per_epoch * self.epochs
 
     @property
-    def committed(self) -> int:
+    def last_committed_step(self) -> int:
         """The last committed step; 0 before the first."""
         return self.results[-1].step if self.results else 0
 
@@ -106,11 +106,11 @@ class LiveState:
         deducted, up to that mean. The estimate leaves out the ends of epochs, the promotion and the final
         test, and later steps may need more rollouts for the gate than earlier ones.
         """
-        left = 0 if self.total_steps is None else self.total_steps - self.committed
+        left = 0 if self.total_steps is None else self.total_steps - self.last_committed_step
         if left <= 0 or not self.step_seconds:
             return None
         mean = sum(self.step_seconds) / len(self.step_seconds)
-        begun = 0.0 if self.step_since is None or self.step <= self.committed else now - self.step_since
+        begun = 0.0 if self.step_started_at is None or self.step <= self.last_committed_step else now - self.step_started_at
         return mean * (left - 1) + max(mean - begun, 0.0)
 
 
@@ -124,7 +124,7 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
         case events.BaselineMeasured():
             state = replace(_clear_step(state), baseline=event.score)
         case events.StepStarted():
-            state = replace(_clear_step(state), step=event.step, epoch=event.epoch, step_since=at)
+            state = replace(_clear_step(state), step=event.step, epoch=event.epoch, step_started_at=at)
         case events.StepCommitted():
             state = _add_result(state, event, at)
         case events.EpochCommitted() | events.PromotionJudged():
@@ -133,14 +133,14 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
         case events.SkillVersionCreated(version=version) if state.current is None:
             state = replace(state, current=version, best=version)
         case events.TrialRequested():
-            same = [look for look in state.looks if (look.step, look.part) == (event.step, event.part)]
-            state = replace(state, looks=(*same, event))
+            same = [look for look in state.trials if (look.step, look.part) == (event.step, event.part)]
+            state = replace(state, trials=(*same, event))
         case events.StageStarted() | events.StageFinished() | events.StageProgressed():
             state = _update_stage(state, event, at)
         case events.DraftUpdated() | events.DraftDiscarded() | events.ModelCallFinished():
             state = _update_draft(state, event)
         case events.BudgetUpdated():
-            state = replace(state, budget=event, budget_at=at)
+            state = replace(state, budget=event, budget_updated_at=at)
         case events.RateLimited():
             others = (entry for entry in state.pauses if entry[1].endpoint != event.endpoint)
             state = replace(state, pauses=(*others, (at, event)))
@@ -150,22 +150,22 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
 def restore_state(state: LiveState, earlier: Iterable[events.Event]) -> LiveState:
     """Return the state after the events of earlier starts, without the times of their steps."""
     for event in earlier:
-        state = update_state(state, event, state.began)
-    return replace(state, step_seconds=(), step_since=None)
+        state = update_state(state, event, state.opened_at)
+    return replace(state, step_seconds=(), step_started_at=None)
 
 
 def _clear_step(state: LiveState) -> LiveState:
-    return replace(state, stages=(), looks=(), drafts=())
+    return replace(state, stages=(), trials=(), drafts=())
 
 
 def _add_result(state: LiveState, event: events.StepCommitted, at: float) -> LiveState:
-    begun = state.step_since if state.step == event.step else None
+    begun = state.step_started_at if state.step == event.step else None
     earlier = (result for result in state.results if result.step < event.step)
     return replace(
         _clear_step(state),
         step=max(state.step, event.step),
         epoch=event.epoch,
-        step_since=None,
+        step_started_at=None,
         results=(*earlier, event),
         step_seconds=state.step_seconds + (() if begun is None else (at - begun,)),
         current=event.current,
@@ -177,10 +177,10 @@ def _update_stage(
     state: LiveState, event: events.StageStarted | events.StageFinished | events.StageProgressed, at: float
 ) -> LiveState:
     stages = {stage.name: stage for stage in state.stages if stage.step == event.step}
-    stage = stages.get(event.stage, StageProgress(event.step, event.stage, since=at))
+    stage = stages.get(event.stage, StageProgress(event.step, event.stage, started_at=at))
     match event:
         case events.StageStarted():
-            stage = StageProgress(event.step, event.stage, since=at)
+            stage = StageProgress(event.step, event.stage, started_at=at)
         case events.StageFinished():
             stage = replace(stage, seconds=event.seconds)
         case events.StageProgressed():
@@ -204,6 +204,6 @@ def _update_draft(
         if isinstance(event, events.DraftUpdated):
             mine = replace(mine, draft=event.draft)
         else:
-            mine = replace(mine, draft=known.draft if known else None, refused=event.reason)
+            mine = replace(mine, draft=known.draft if known else None, refusal=event.reason)
         drafts[event.call_id] = mine
     return replace(state, drafts=tuple(d for d in drafts.values() if d is mine or not d.finished))

@@ -178,7 +178,7 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         say(line)
     if summary.faults:
         say(format_faults(summary.faults))
-    for name, what in FILES:
+    for name, what in RUN_FILES:
         if (folder / name).exists():
             say(f"{folder / name}  {what}")
 
@@ -202,7 +202,7 @@ def _format_inconclusive(summary: RunSummary) -> str:
     return f" {count} inconclusive," if count else ""
 
 
-FILES = (
+RUN_FILES = (
     ("best_skill.md", "the best skill"),
     ("skills", "every version"),
     ("summary.json", "this summary"),

@@ -6,13 +6,13 @@ from reflact.calibration_ports import StoredCalibration
 from reflact.store.database import Database, Tables
 
 
-class SQLiteCalibrations:
+class SQLiteCalibrationStore:
     """Implements ``calibration_ports.CalibrationStore`` on a database that several processes may share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def begin_calibration(self, identity: str, baseline: str) -> StoredCalibration:
+    async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
         """Book a calibration, on disk when this returns; ``identity`` is equal for equal ones."""
 
         def book(tables: Tables) -> StoredCalibration:
@@ -22,13 +22,13 @@ class SQLiteCalibrations:
 
         return await self._database.write(book)
 
-    async def calibration(self, identity: str) -> StoredCalibration | None:
+    async def find_calibration(self, identity: str) -> StoredCalibration | None:
         """Return the latest calibration of an identity, or None."""
         sql = (
             "SELECT number, baseline, result FROM calibrations WHERE identity = ? "
             "ORDER BY number DESC LIMIT 1"
         )
-        found = await self._database.rows(sql, (identity,))
+        found = await self._database.fetch_rows(sql, (identity,))
         return next(
             (
                 StoredCalibration(number=number, baseline=baseline, result=result)
@@ -37,7 +37,7 @@ class SQLiteCalibrations:
             None,
         )
 
-    async def end_calibration(self, number: int, result: str) -> None:
+    async def finish_calibration(self, number: int, result: str) -> None:
         """Store what came of a calibration; of one that is over the first result stays."""
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
 

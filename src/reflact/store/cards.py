@@ -11,26 +11,26 @@ from typing import Literal
 
 from reflact.aside import run_in_thread
 from reflact.errors import DataError
-from reflact.memory import CardStatus, ContrastPair, MemoryCard, Promotion, Scope
-from reflact.memory_cards import Finding, Recording, Scan, content_id, visible_to
-from reflact.memory_ports import BatchTest, Forgotten, Query, StatusChange, StoredPair, Submission
+from reflact.memory import CardStatus, ContrastPair, MemoryCard, PromotionEvidence, Scope
+from reflact.memory_cards import ScanFinding, Scanner, TraceIdentity, content_id, is_visible_to
+from reflact.memory_ports import BatchTest, CardQuery, ForgetResult, StatusChange, StoredPair, Submission
 from reflact.store import booking, changing, origins, units
 from reflact.store.database import Database, Tables
-from reflact.store.encoding import id_of
-from reflact.store.units import Unit, texts_in
+from reflact.store.encoding import require_pair_id
+from reflact.store.units import Unit, list_pair_texts
 
-ACTIVE_CARDS = 2_000
+MAX_ACTIVE_CARDS = 2_000
 """How many active cards of a kind a store holds unless told otherwise."""
 
-Clock = Callable[[], datetime]
+TimeSource = Callable[[], datetime]
 
 
-def utc() -> datetime:
+def utc_now() -> datetime:
     """Return the time of day, in UTC."""
     return datetime.now(UTC)
 
 
-class SQLiteCards:
+class SQLiteCardStore:
     """Pairs and cards, from submission to promotion and back, in a database that processes may share.
 
     Args:
@@ -41,13 +41,13 @@ class SQLiteCards:
     """
 
     def __init__(
-        self, database: Database, *, scan: Scan, active_cards: int = ACTIVE_CARDS, clock: Clock = utc
+        self, database: Database, *, scan: Scanner, max_active_cards: int = MAX_ACTIVE_CARDS, clock: TimeSource = utc_now
     ) -> None:
         self._database = database
         self._scan = scan
-        self._bound = active_cards
+        self._max_active_cards = max_active_cards
         self._clock = clock
-        self._promoted = PromotedPairs()
+        self._promoted_cache = PromotedPairCache()
 
     # --------------------------------------------------------------------------------------- handing in
 
@@ -57,7 +57,7 @@ class SQLiteCards:
         The same pair twice is one; made of another step, it has that origin as well.
         """
         return await self._submit(
-            *await run_in_thread(partial(self._looked_at, pair, created_by), *pair.transition.states)
+            *await run_in_thread(partial(self._build_and_scan, pair, created_by), *pair.transition.payloads)
         )
 
     async def submit_card(self, card: MemoryCard) -> Submission:
@@ -73,16 +73,16 @@ class SQLiteCards:
         if card.id != content_id(card) or card.version != 1:
             raise DataError(f"card {card.id}: its id does not follow from its content; make it with new_card")
         unit = Unit(card.id, (card,), None)
-        return await self._submit(unit, await run_in_thread(partial(self._scan, unit.texts), *unit.texts))
+        return await self._submit(unit, await run_in_thread(partial(self._scan, unit.all_texts), *unit.all_texts))
 
-    def _looked_at(self, pair: ContrastPair, created_by: str) -> tuple[Unit, Finding | None]:
-        return Unit.of(pair, created_by), self._scan(texts_in(pair))
+    def _build_and_scan(self, pair: ContrastPair, created_by: str) -> tuple[Unit, ScanFinding | None]:
+        return Unit.from_pair(pair, created_by), self._scan(list_pair_texts(pair))
 
-    async def _submit(self, unit: Unit, finding: Finding | None) -> Submission:
-        made_of = unit.cards[0].provenance.origins
+    async def _submit(self, unit: Unit, finding: ScanFinding | None) -> Submission:
+        made_of = unit.cards[0].provenance.as_origins
         return await self._database.write(
-            lambda tables: changing.submit(
-                tables, unit, finding, made_of, bound=self._bound, now=self._clock()
+            lambda tables: changing.submit_unit(
+                tables, unit, finding, made_of, max_active=self._max_active_cards, now=self._clock()
             )
         )
 
@@ -103,63 +103,63 @@ class SQLiteCards:
         changed = {name: text for name, text in given.items() if text is not None}
 
         def change(tables: Tables) -> Submission:
-            row = units.of_card(tables, card_id)
+            row = units.read_unit_of_card(tables, card_id)
             if row.status not in {"quarantined", "promoted"}:
                 raise DataError(f"card {card_id} is {row.status} and is not edited any more; hand in another")
             cards = [
                 card.model_copy(update=changed) if card.id == card_id else card
-                for card in units.cards(tables, row)
+                for card in units.read_cards(tables, row)
             ]
-            pair = None if row.pair is None else units.pair_of(row)
-            finding = self._scan(Unit(row.id, tuple(cards), pair).texts)
-            changing.edit(tables, row, cards, finding, now=self._clock())
-            (row,) = units.units(tables, [row.id])
-            return Submission(unit_id=row.id, new=False, status=row.status, reason=row.reason)
+            pair = None if row.pair is None else units.parse_pair(row)
+            finding = self._scan(Unit(row.id, tuple(cards), pair).all_texts)
+            changing.edit_unit(tables, row, cards, finding, now=self._clock())
+            (row,) = units.read_units(tables, [row.id])
+            return Submission(unit_id=row.id, is_new=False, status=row.status, reason=row.reason)
 
         return await self._database.write(change)
 
     # ----------------------------------------------------------------------------------------- reading
 
-    async def find(self, query: Query) -> tuple[MemoryCard, ...]:
+    async def find(self, query: CardQuery) -> tuple[MemoryCard, ...]:
         """Return cards, the best first; the same store and query give the same order.
 
         Relevance is that of the unit, so that the cards of a pair stand side by side.
         """
 
         def look(tables: Tables) -> list[MemoryCard]:
-            rows = units.found(tables, query)
-            return [card for row in rows for card in units.cards(tables, row, query.kinds)]
+            rows = units.find_units(tables, query)
+            return [card for row in rows for card in units.read_cards(tables, row, query.kinds)]
 
         return tuple((await self._database.read(look))[: query.limit])
 
-    async def find_pairs(self, query: Query) -> tuple[StoredPair, ...]:
+    async def find_pairs(self, query: CardQuery) -> tuple[StoredPair, ...]:
         """Return whole pairs of which a card is found, the best first; ``limit`` counts pairs."""
 
         def look(tables: Tables) -> list[StoredPair]:
-            return units.stored_pairs(tables, units.found(tables, query, pairs=True))
+            return units.build_stored_pairs(tables, units.find_units(tables, query, pairs=True))
 
         return tuple(await self._database.read(look))
 
-    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that whoever asks may see, in the order of their ids."""
-        return await self._database.read(lambda tables: self._promoted.look(tables, scope))
+        return await self._database.read(lambda tables: self._promoted_cache.get_visible(tables, scope))
 
     async def cards(self, unit_id: str) -> tuple[MemoryCard, ...]:
         """Return the cards of a unit; none where it is not stored."""
 
         def look(tables: Tables) -> list[MemoryCard]:
-            rows = units.rows(tables, "id = ?", (unit_id,))
-            return [card for row in rows for card in units.cards(tables, row)]
+            rows = units.select_rows(tables, "id = ?", (unit_id,))
+            return [card for row in rows for card in units.read_cards(tables, row)]
 
         return tuple(await self._database.read(look))
 
-    async def units_named(self, name: str) -> tuple[str, ...]:
+    async def find_unit_ids(self, name: str) -> tuple[str, ...]:
         """Return the ids of up to ten units which begin so, or with a card whose id begins so, sorted."""
         sql = (
             "SELECT id FROM memory_units WHERE substr(id, 1, length(?1)) = ?1 OR number IN "
             "(SELECT unit FROM memory_cards WHERE substr(id, 1, length(?1)) = ?1) ORDER BY id LIMIT 10"
         )
-        return tuple(unit_id for (unit_id,) in await self._database.rows(sql, (name,)))
+        return tuple(unit_id for (unit_id,) in await self._database.fetch_rows(sql, (name,)))
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
@@ -172,7 +172,7 @@ class SQLiteCards:
         )
 
         def look(tables: Tables) -> list[StoredPair]:
-            return units.stored_pairs(tables, units.rows(tables, where, (status, chosen)))
+            return units.build_stored_pairs(tables, units.select_rows(tables, where, (status, chosen)))
 
         return tuple(await self._database.read(look))
 
@@ -184,8 +184,8 @@ class SQLiteCards:
         """
 
         def look(tables: Tables) -> tuple[StatusChange, ...]:
-            (row,) = units.units(tables, [unit_id])
-            return units.history(tables, row.number)
+            (row,) = units.read_units(tables, [unit_id])
+            return units.read_history(tables, row.number)
 
         return await self._database.read(look)
 
@@ -195,9 +195,9 @@ class SQLiteCards:
         self,
         unit_ids: Sequence[str],
         *,
-        held_out: str,
-        traces: Collection[Recording],
-        use: Literal["promote", "demote"] = "promote",
+        holdout_id: str,
+        traces: Collection[TraceIdentity],
+        kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         """Book a test before its level is chosen: ``before`` is exact, however many processes test at once.
 
@@ -217,11 +217,11 @@ class SQLiteCards:
 
         def book(tables: Tables) -> BatchTest:
             now = self._clock()
-            return booking.open_test(tables, batch, held_out=held_out, traces=held, use=use, now=now)
+            return booking.open_test(tables, batch, holdout_id=holdout_id, traces=held, kind=kind, now=now)
 
         return await self._database.write(book)
 
-    async def close_test(self, number: int, evidence: Promotion) -> None:
+    async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """Store how a test ended and do what follows, in one transaction.
 
         To promote: the batch is promoted where ``evidence.promoted``. To demote: ``promoted`` says whether
@@ -237,20 +237,20 @@ class SQLiteCards:
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests, in their order."""
-        return tuple(await self._database.read(booking.stored_tests))
+        return tuple(await self._database.read(booking.read_tests))
 
     async def reject(self, unit_ids: Sequence[str], *, reason: str) -> None:
         """Reject quarantined units, all or none."""
-        await self._move(unit_ids, "rejected", reason)
+        await self._change_status(unit_ids, "rejected", reason)
 
     async def archive(self, unit_ids: Sequence[str], *, reason: str) -> None:
         """Retire units, all or none."""
-        await self._move(unit_ids, "archived", reason)
+        await self._change_status(unit_ids, "archived", reason)
 
-    async def _move(self, unit_ids: Sequence[str], after: CardStatus, reason: str) -> None:
+    async def _change_status(self, unit_ids: Sequence[str], after: CardStatus, reason: str) -> None:
         def change(tables: Tables) -> None:
-            for row in units.units(tables, unit_ids):
-                changing.move(tables, row, after, now=self._clock(), reason=reason)
+            for row in units.read_units(tables, unit_ids):
+                changing.change_status(tables, row, after, now=self._clock(), reason=reason)
 
         await self._database.write(change)
 
@@ -262,36 +262,36 @@ class SQLiteCards:
         """
 
         def change(tables: Tables) -> None:
-            (row,) = units.units(tables, [unit_id])
-            changing.release(tables, row, reason=reason, now=self._clock())
+            (row,) = units.read_units(tables, [unit_id])
+            changing.release_unit(tables, row, reason=reason, now=self._clock())
 
         await self._database.write(change)
 
-    async def room(self) -> int:
+    async def remaining_capacity(self) -> int:
         """Return how many pairs can be added before the bound archives one that no test has refused."""
-        return await self._database.read(lambda tables: changing.room(tables, units.PAIR, self._bound))
+        return await self._database.read(lambda tables: changing.count_free(tables, units.PAIR_UNIT, self._max_active_cards))
 
     # ----------------------------------------------------------------------------- anchors, forgetting
 
-    async def keep_anchors(self, pairs: Sequence[ContrastPair]) -> int:
+    async def add_anchors(self, pairs: Sequence[ContrastPair]) -> int:
         """Keep gold pairs that are never learned from; returns how many were new.
 
         Raises:
             DataError: A stored pair speaks of the same transition, or was made of the same trace.
         """
         for pair in pairs:
-            id_of(pair)
+            require_pair_id(pair)
 
         def keep(tables: Tables) -> int:
-            return sum(origins.keep_anchor(tables, pair, pair.provenance.origins) for pair in pairs)
+            return sum(origins.add_anchor(tables, pair, pair.provenance.as_origins) for pair in pairs)
 
         return await self._database.write(keep)
 
     async def anchors(self) -> tuple[ContrastPair, ...]:
         """Return the anchors in the order of their ids."""
-        return tuple(await self._database.read(origins.anchors))
+        return tuple(await self._database.read(origins.read_anchors))
 
-    async def forget(self, trace_id: str, *, calls: bool = False) -> Forgotten:
+    async def forget(self, trace_id: str, *, calls: bool = False) -> ForgetResult:
         """Remove everything that came from a trace: it, its events, units, cards, history, anchors.
 
         A unit that also came from another trace goes as well. So do pairs of other traces that look at their
@@ -305,44 +305,44 @@ class SQLiteCards:
             calls: Whether all replies of models to calibration's questions that this file holds go too, of
                 whatever trace; they would have to be asked anew.
         """
-        gone = await self._database.write(lambda tables: changing.forget(tables, trace_id, calls=calls))
-        return gone.model_copy(update={"logged": not await self._database.checkpoint()})
+        gone = await self._database.write(lambda tables: changing.forget_trace(tables, trace_id, calls=calls))
+        return gone.model_copy(update={"remains_in_wal": not await self._database.checkpoint()})
 
 
-PROMOTED = """
+PROMOTED_IDS_QUERY = """
 SELECT coalesce(group_concat(id, ' '), '') FROM
 (SELECT id FROM memory_units WHERE status = 'promoted' ORDER BY id)
 """
 """One text for all of them, which SQLite makes while other threads compute."""
 
 
-class PromotedPairs:
+class PromotedPairCache:
     """Gives all promoted pairs of a file, whoever promoted them: asks which there are, reads the new ones.
 
     What is no longer promoted is forgotten. Looks of several threads wait for each other.
     """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._ids = ""
-        self._known: dict[str, ContrastPair | None] = {}
-        self._seen: tuple[Scope, tuple[ContrastPair, ...]] | None = None
+        self._lock = threading.Lock()
+        self._ids_text = ""
+        self._pairs: dict[str, ContrastPair | None] = {}
+        self._last_result: tuple[Scope, tuple[ContrastPair, ...]] | None = None
 
-    def look(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
+    def get_visible(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return those that a scope may see, by id; one that was given before is the same object."""
-        with self._turn:
-            (ids,) = tables.execute(PROMOTED).fetchone()
-            if ids != self._ids:
+        with self._lock:
+            (ids,) = tables.execute(PROMOTED_IDS_QUERY).fetchone()
+            if ids != self._ids_text:
                 self._read(tables, ids)
-            if self._seen is None or self._seen[0] != scope:
-                pairs = (pair for pair in self._known.values() if pair is not None)
-                self._seen = scope, tuple(pair for pair in pairs if visible_to(pair.scope, scope))
-            return self._seen[1]
+            if self._last_result is None or self._last_result[0] != scope:
+                pairs = (pair for pair in self._pairs.values() if pair is not None)
+                self._last_result = scope, tuple(pair for pair in pairs if is_visible_to(pair.scope, scope))
+            return self._last_result[1]
 
-    def _read(self, tables: Tables, promoted: str) -> None:
-        ids = promoted.split()
-        new = json.dumps([unit_id for unit_id in ids if unit_id not in self._known])
-        for row in units.rows(tables, "id IN (SELECT value FROM json_each(?))", (new,)):
-            self._known[row.id] = None if row.pair is None else units.pair_of(row)
-        self._known = {unit_id: self._known[unit_id] for unit_id in ids}
-        self._ids, self._seen = promoted, None
+    def _read(self, tables: Tables, ids_text: str) -> None:
+        ids = ids_text.split()
+        new = json.dumps([unit_id for unit_id in ids if unit_id not in self._pairs])
+        for row in units.select_rows(tables, "id IN (SELECT value FROM json_each(?))", (new,)):
+            self._pairs[row.id] = None if row.pair is None else units.parse_pair(row)
+        self._pairs = {unit_id: self._pairs[unit_id] for unit_id in ids}
+        self._ids_text, self._last_result = ids_text, None

@@ -7,44 +7,53 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from reflact.errors import DataError
-from reflact.memory import CardStatus, MemoryCard, Origin, Promotion
-from reflact.memory_cards import ACTIVE, PAIR_KINDS, Finding, moved, subject
-from reflact.memory_ports import Forgotten, Submission
+from reflact.memory import CardStatus, MemoryCard, Origin, PromotionEvidence
+from reflact.memory_cards import ACTIVE_STATUSES, PAIR_KINDS, ScanFinding, check_status_change, subject_hash
+from reflact.memory_ports import ForgetResult, Submission
 from reflact.store import origins
 from reflact.store.database import Tables
-from reflact.store.encoding import stamp, written
-from reflact.store.units import PAIR, Row, Text, Unit, cards, rows, scope_of, units
-from reflact.store.words import indexed, tags
+from reflact.store.encoding import encode_value, format_time
+from reflact.store.units import (
+    PAIR_UNIT,
+    CardText,
+    Unit,
+    UnitRow,
+    parse_scope,
+    read_cards,
+    read_units,
+    select_rows,
+)
+from reflact.store.words import build_index_text, build_tags
 
 
-def submit(
+def submit_unit(
     tables: Tables,
     unit: Unit,
-    finding: Finding | None,
-    made_of: Sequence[Origin],
+    finding: ScanFinding | None,
+    unit_origins: Sequence[Origin],
     *,
-    bound: int,
+    max_active: int,
     now: datetime,
 ) -> Submission:
     """Store a unit that was scanned, or add what it was made of to one that is there already."""
-    barred = origins.barred(tables, unit.pair, made_of)
+    barred = origins.find_exclusion(tables, unit.pair, unit_origins)
     if barred is not None:
-        return Submission(unit_id=unit.id, new=False, status="rejected", reason=barred)
-    known = rows(tables, "id = ?", (unit.id,))
+        return Submission(unit_id=unit.id, is_new=False, status="rejected", reason=barred)
+    known = select_rows(tables, "id = ?", (unit.id,))
     if not known:
-        status, reason = judge(finding)
-        _insert(tables, unit, status, reason, now)
-        (row,) = units(tables, [unit.id])
-        _note(tables, row, (None, "candidate", None), ("candidate", status, reason), now=now)
-    origins.add(tables, unit.id, made_of)
+        status, reason = choose_status(finding)
+        _insert_unit(tables, unit, status, reason, now)
+        (row,) = read_units(tables, [unit.id])
+        _write_history(tables, row, (None, "candidate", None), ("candidate", status, reason), now=now)
+    origins.add_origins(tables, unit.id, unit_origins)
     if not known:
-        make_room(tables, unit.kind, bound, now)
-    (row,) = units(tables, [unit.id])
-    return Submission(unit_id=unit.id, new=not known, status=row.status, reason=row.reason)
+        archive_weakest(tables, unit.kind, max_active, now)
+    (row,) = read_units(tables, [unit.id])
+    return Submission(unit_id=unit.id, is_new=not known, status=row.status, reason=row.reason)
 
 
-def _insert(tables: Tables, unit: Unit, status: CardStatus, reason: str | None, now: datetime) -> None:
-    first, at = unit.cards[0], stamp(now)
+def _insert_unit(tables: Tables, unit: Unit, status: CardStatus, reason: str | None, now: datetime) -> None:
+    first, at = unit.cards[0], format_time(now)
     stored = tables.table("memory_units").insert(
         {
             "id": unit.id,
@@ -56,50 +65,50 @@ def _insert(tables: Tables, unit: Unit, status: CardStatus, reason: str | None, 
             "created_by": first.created_by,
             "created": at,
             "changed": at,
-            "subject": None if unit.pair is None else subject(unit.pair),
-            "scope": written(first.scope),
-            "provenance": written(first.provenance),
-            "pair": None if unit.pair is None else written(unit.pair),
-            "tags": tags(status, unit.kinds, first.scope),
-            "words": indexed(unit.said),
+            "subject": None if unit.pair is None else subject_hash(unit.pair),
+            "scope": encode_value(first.scope),
+            "provenance": encode_value(first.provenance),
+            "pair": None if unit.pair is None else encode_value(unit.pair),
+            "tags": build_tags(status, unit.kinds, first.scope),
+            "words": build_index_text(unit.card_texts),
         }
     )
     tables.table("memory_cards").insert_all(
-        {"id": card.id, "unit": stored.last_pk, "kind": card.kind, "text": written(Text.of(card))}
+        {"id": card.id, "unit": stored.last_pk, "kind": card.kind, "text": encode_value(CardText.from_card(card))}
         for card in unit.cards
     )
 
 
-def _note(
+def _write_history(
     tables: Tables,
-    row: Row,
+    row: UnitRow,
     *changes: tuple[CardStatus | None, CardStatus, str | None],
     now: datetime,
     test: int | None = None,
 ) -> None:
     """Write lines of a unit's history: the state before, the state after, the reason."""
-    same = {"unit": row.number, "test": test, "version": row.version, "at": stamp(now)}
+    same = {"unit": row.number, "test": test, "version": row.version, "at": format_time(now)}
     tables.table("memory_history").insert_all(
         {"before": before, "after": after, "reason": reason, **same} for before, after, reason in changes
     )
 
 
-def judge(finding: Finding | None) -> tuple[CardStatus, str | None]:
+def choose_status(finding: ScanFinding | None) -> tuple[CardStatus, str | None]:
     """Return the state to which a scan's finding brings a candidate, and the reason that goes with it."""
     if finding is None:
         return "quarantined", None
     return ("rejected" if finding.verdict == "reject" else "quarantined"), finding.rule
 
 
-def move(
+def change_status(
     tables: Tables,
-    row: Row,
+    row: UnitRow,
     after: CardStatus,
     *,
     now: datetime,
     reason: str | None = None,
     test: int | None = None,
-    evidence: Promotion | None = None,
+    evidence: PromotionEvidence | None = None,
 ) -> None:
     """Change a unit's state, if it may.
 
@@ -107,15 +116,15 @@ def move(
         DataError: It may not; names the unit.
     """
     try:
-        moved(row.status, after, evidence)
+        check_status_change(row.status, after, evidence)
     except DataError as error:
         raise DataError(f"unit {row.id}: {error}") from None
-    settle(tables, row, after, now=now, reason=reason, test=test)
+    write_status(tables, row, after, now=now, reason=reason, test=test)
 
 
-def settle(
+def write_status(
     tables: Tables,
-    row: Row,
+    row: UnitRow,
     after: CardStatus,
     *,
     now: datetime,
@@ -123,32 +132,32 @@ def settle(
     test: int | None = None,
 ) -> None:
     """Write a state with its tags and its line of history; what a test said of the unit before is over."""
-    kinds = PAIR_KINDS if row.kind == PAIR else (row.kind,)
-    named = tags(after, kinds, scope_of(row))  # type: ignore[arg-type]
+    kinds = PAIR_KINDS if row.kind == PAIR_UNIT else (row.kind,)
+    named = build_tags(after, kinds, parse_scope(row))  # type: ignore[arg-type]
     tables.table("memory_units").update(
         row.number,
-        {"status": after, "reason": reason, "refused": 0, "changed": stamp(now), "tags": named},
+        {"status": after, "reason": reason, "refused": 0, "changed": format_time(now), "tags": named},
     )
-    _note(tables, row, (row.status, after, reason), now=now, test=test)
+    _write_history(tables, row, (row.status, after, reason), now=now, test=test)
 
 
-def edit(
-    tables: Tables, row: Row, texts: Sequence[MemoryCard], finding: Finding | None, *, now: datetime
+def edit_unit(
+    tables: Tables, row: UnitRow, edited_cards: Sequence[MemoryCard], finding: ScanFinding | None, *, now: datetime
 ) -> None:
     """Write what a unit's cards say now; it is a candidate again, one version up, with what a scan found."""
-    for card in texts:
-        tables.table("memory_cards").update(card.id, {"text": written(Text.of(card))})
-    said = Unit(row.id, tuple(texts), None).said
+    for card in edited_cards:
+        tables.table("memory_cards").update(card.id, {"text": encode_value(CardText.from_card(card))})
+    said = Unit(row.id, tuple(edited_cards), None).card_texts
     edited = row._replace(version=row.version + 1)
     tables.table("memory_units").update(
-        row.number, {"version": edited.version, "words": indexed(said), "refused": 0}
+        row.number, {"version": edited.version, "words": build_index_text(said), "refused": 0}
     )
-    _note(tables, edited, (row.status, "candidate", "edited"), now=now)
-    status, reason = judge(finding)
-    settle(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
+    _write_history(tables, edited, (row.status, "candidate", "edited"), now=now)
+    status, reason = choose_status(finding)
+    write_status(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
 
 
-def release(tables: Tables, row: Row, *, reason: str, now: datetime) -> None:
+def release_unit(tables: Tables, row: UnitRow, *, reason: str, now: datetime) -> None:
     """Let a unit be tested that was held.
 
     Raises:
@@ -156,54 +165,54 @@ def release(tables: Tables, row: Row, *, reason: str, now: datetime) -> None:
     """
     if row.status != "quarantined" or row.reason is None:
         raise DataError(f"unit {row.id} is {row.status} and not held; there is nothing to release")
-    tables.table("memory_units").update(row.number, {"reason": None, "changed": stamp(now)})
-    _note(tables, row, (row.status, row.status, reason), now=now)
+    tables.table("memory_units").update(row.number, {"reason": None, "changed": format_time(now)})
+    _write_history(tables, row, (row.status, row.status, reason), now=now)
 
 
 # --------------------------------------------------------------------------------------------- bounds
 
 
-def make_room(tables: Tables, kind: str, bound: int, now: datetime) -> None:
+def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -> None:
     """Archive the weakest active units of a kind until the bound holds; a pair counts for both its kinds.
 
     The weakest is one that a test refused; of several, or if there is none, the one of the least measured
     utility; of equals one that is not promoted, then the least trusted, then the one that changed least
     lately.
     """
-    for kinds in _kinds(kind):
-        for _ in range(_active(tables, kinds) - bound):
-            weakest = [row for one in kinds for row in rows(tables, WEAKEST, (one,))]
-            move(tables, min(weakest, key=_strength), "archived", now=now, reason="bound")
+    for kinds in _group_kinds(kind):
+        for _ in range(_count_active(tables, kinds) - max_active):
+            weakest = [row for one in kinds for row in select_rows(tables, WEAKEST_CONDITION, (one,))]
+            change_status(tables, min(weakest, key=_strength_key), "archived", now=now, reason="bound")
 
 
-WEAKEST = (
-    f"kind = ? AND status IN {ACTIVE} "
+WEAKEST_CONDITION = (
+    f"kind = ? AND status IN {ACTIVE_STATUSES} "
     "ORDER BY refused DESC, utility, status = 'promoted', trust, changed, number LIMIT 1"
 )
 
 
-def _strength(row: Row) -> tuple[bool, float, bool, float, str, int]:
+def _strength_key(row: UnitRow) -> tuple[bool, float, bool, float, str, int]:
     return not row.refused, row.utility, row.status == "promoted", row.trust, row.changed, row.number
 
 
-def room(tables: Tables, kind: str, bound: int) -> int:
+def count_free(tables: Tables, kind: str, max_active: int) -> int:
     """Return how many units of a kind can be added before one is archived that no test has refused."""
     free = []
-    for kinds in _kinds(kind):
+    for kinds in _group_kinds(kind):
         refused = tables.table("memory_units").count_where(
-            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE} AND refused = 1",  # noqa: S608 - constant
+            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND refused = 1",  # noqa: S608 - constant
             [json.dumps(kinds)],
         )
-        free.append(bound - _active(tables, kinds) + refused)
+        free.append(max_active - _count_active(tables, kinds) + refused)
     return int(max(0, min(free)))
 
 
-def _kinds(kind: str) -> list[tuple[str, ...]]:
+def _group_kinds(kind: str) -> list[tuple[str, ...]]:
     """Return for each kind that a unit counts for the kinds that are counted with it."""
-    return [(one, PAIR) if one in PAIR_KINDS else (one,) for one in (PAIR_KINDS if kind == PAIR else (kind,))]
+    return [(one, PAIR_UNIT) if one in PAIR_KINDS else (one,) for one in (PAIR_KINDS if kind == PAIR_UNIT else (kind,))]
 
 
-def _active(tables: Tables, kinds: Sequence[str]) -> int:
+def _count_active(tables: Tables, kinds: Sequence[str]) -> int:
     sql = "SELECT coalesce(sum(units), 0) FROM memory_active WHERE kind IN (SELECT value FROM json_each(?))"
     (active,) = tables.execute(sql, (json.dumps(kinds),)).fetchone()
     return int(active)
@@ -211,62 +220,62 @@ def _active(tables: Tables, kinds: Sequence[str]) -> int:
 
 # ----------------------------------------------------------------------------------------- forgetting
 
-ONLY_MADE_OF = "id IN (SELECT owner FROM memory_origins GROUP BY owner HAVING min(trace_id = ?1))"
+ONLY_FROM_TRACE = "id IN (SELECT owner FROM memory_origins GROUP BY owner HAVING min(trace_id = ?1))"
 """Units that came from one trace alone."""
 
-PURPOSES = """
+PURPOSES_QUERY = """
 SELECT json_extract(purpose, '$') AS purpose FROM traces WHERE {traces} UNION
 SELECT json_extract(pair, '$.purpose') FROM memory_units WHERE pair IS NOT NULL AND {units}
 AND json_extract(pair, '$.construction') <> 'other_purpose'
 """
 """The purposes of traces, as far as they are stored."""
 
-ELSEWHERE = f"""
-NOT {origins.MADE_OF} AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
+OTHER_TRACES_CONDITION = f"""
+NOT {origins.FROM_TRACE} AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
 AND json_extract(pair, '$.purpose') IN (
-    SELECT purpose FROM ({PURPOSES.format(traces="id = ?1", units=origins.MADE_OF)})
-    EXCEPT SELECT purpose FROM ({PURPOSES.format(traces="id <> ?1", units=f"NOT {ONLY_MADE_OF}")})
+    SELECT purpose FROM ({PURPOSES_QUERY.format(traces="id = ?1", units=origins.FROM_TRACE)})
+    EXCEPT SELECT purpose FROM ({PURPOSES_QUERY.format(traces="id <> ?1", units=f"NOT {ONLY_FROM_TRACE}")})
 ) ORDER BY id
 """  # noqa: S608 - constants of this module
 """Pairs of other traces that look at their step under a purpose that one trace alone has."""
 
-ASKED = """
+CALIBRATION_RESPONSES = """
 key IN (SELECT key FROM calls WHERE substr(sample, 1, instr(sample, '/')) IN
 ('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
 """Replies of models to calibration's questions, by who asked."""
 
 
-def forget(tables: Tables, trace_id: str, *, calls: bool) -> Forgotten:
+def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
     """Remove what came from a trace; see ``SQLiteCards.forget``.
 
     A reply does not say whose steps its question showed: worked examples and other purposes come from other
     traces than the step that was judged. So either all replies go or none.
     """
-    found = rows(tables, f"{origins.MADE_OF} ORDER BY id", (trace_id,))
-    found += rows(tables, ELSEWHERE, (trace_id,))
-    removed = sum(len(cards(tables, row)) for row in found)
-    sql = f"DELETE FROM memory_anchors WHERE {origins.MADE_OF} RETURNING id"  # noqa: S608 - constant
+    found = select_rows(tables, f"{origins.FROM_TRACE} ORDER BY id", (trace_id,))
+    found += select_rows(tables, OTHER_TRACES_CONDITION, (trace_id,))
+    removed = sum(len(read_cards(tables, row)) for row in found)
+    sql = f"DELETE FROM memory_anchors WHERE {origins.FROM_TRACE} RETURNING id"  # noqa: S608 - constant
     anchored = [anchor for (anchor,) in tables.execute(sql, (trace_id,)).fetchall()]
-    _remove(tables, "memory_units", "id", [row.id for row in found])
-    _remove(tables, "memory_origins", "owner", [*anchored, *(row.id for row in found)])
+    _delete_rows(tables, "memory_units", "id", [row.id for row in found])
+    _delete_rows(tables, "memory_origins", "owner", [*anchored, *(row.id for row in found)])
     events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
     known = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
     if found:
         tables.table("memory_units").optimize()
-    replies = tables.execute(f"DELETE FROM replies WHERE {ASKED}").rowcount if calls else 0  # noqa: S608 - constant
-    return Forgotten(
+    replies = tables.execute(f"DELETE FROM replies WHERE {CALIBRATION_RESPONSES}").rowcount if calls else 0  # noqa: S608 - constant
+    return ForgetResult(
         trace_id=trace_id,
-        trace=known > 0,
-        events=events,
+        trace_removed=known > 0,
+        n_events=events,
         unit_ids=tuple(row.id for row in found),
-        cards=removed,
-        anchors=len(anchored),
-        replies=replies,
-        replies_left=tables.table("replies").count_where(ASKED),
+        n_cards=removed,
+        n_anchors=len(anchored),
+        n_responses=replies,
+        n_responses_left=tables.table("replies").count_where(CALIBRATION_RESPONSES),
     )
 
 
-def _remove(tables: Tables, table: str, column: str, ids: Iterable[str]) -> None:
+def _delete_rows(tables: Tables, table: str, column: str, ids: Iterable[str]) -> None:
     where = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608 - constants of this module
     tables.table(table).delete_where(where, [json.dumps(list(ids))])

@@ -28,7 +28,7 @@ from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
 from reflact.errors import StoreError
-from reflact.store.sqlite_errors import REASONS, UNFIT, translate
+from reflact.store.sqlite_errors import SQLITE_REASONS, UNSTORABLE_ERRORS, translate_error
 
 __all__ = ["Database", "Tables"]
 
@@ -82,27 +82,27 @@ class Database:
         read_only: bool = False,
     ) -> None:
         self.path = path
-        self._file = path
-        self._reading = "ro"
+        self._readable_path = path
+        self._read_mode = "ro"
         self._read_only = read_only
-        self._folder: TemporaryDirectory[str] | None = None
+        self._copy_folder: TemporaryDirectory[str] | None = None
         self._schema = schema
         self._lock_timeout = lock_timeout
         self._grace = grace
         self._guard = guard
         self._open = False
-        self._leaving = threading.Event()
-        self._transactions = 0
+        self._closing = threading.Event()
+        self._n_transactions = 0
         self._pending: deque[_WriteRequest[Any]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="reflact-store-writer")
         self._readers = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="reflact-store-reader")
         self._connections: list[Tables] = []
-        self._idle: SimpleQueue[Tables] = SimpleQueue()
+        self._idle_readers: SimpleQueue[Tables] = SimpleQueue()
 
     @property
-    def transactions(self) -> int:
+    def n_transactions(self) -> int:
         """How many write transactions were committed."""
-        return self._transactions
+        return self._n_transactions
 
     async def __aenter__(self) -> Self:
         try:
@@ -119,16 +119,16 @@ class Database:
         self._open = False
         await self._close(cancelled=kind is not None and _is_cancellation(kind))
 
-    async def check(self) -> None:
+    async def check_integrity(self) -> None:
         """Read the whole file and make sure that its structure is sound.
 
         Raises:
             StoreError: It is damaged.
         """
-        ((found, *_), *_) = await self.rows("PRAGMA quick_check(1)")
+        ((found, *_), *_) = await self.fetch_rows("PRAGMA quick_check(1)")
         if found != "ok":
             shown = " ".join(str(found).split())
-            raise StoreError(f"database {self.path}: {REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")
+            raise StoreError(f"database {self.path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")
 
     async def write(self, work: Callable[[Tables], T]) -> T:
         """Run a function in a write transaction and return its result once that is on disk.
@@ -159,7 +159,7 @@ class Database:
         """Write with one statement and return how many rows it changed."""
         return await self.write(lambda tables: tables.execute(sql, parameters).rowcount)
 
-    async def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    async def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Read with one statement and return all rows."""
         return await self.read(lambda tables: tables.execute(sql, parameters).fetchall())
 
@@ -181,7 +181,7 @@ class Database:
         finally:
             with anyio.move_on_after(self._grace, shield=True):
                 await _await_thread(closing)
-            self._leaving.set()
+            self._closing.set()
             self._writer.shutdown(wait=closing.done())
 
     # ------------------------------------------------------------------ on the writer's thread
@@ -189,15 +189,15 @@ class Database:
     def _set_up(self) -> None:
         try:
             if self._read_only:
-                self._set_up_reading()
+                self._set_up_read_only()
             else:
-                self._set_up_writing()
+                self._set_up_writable()
             for _ in range(MAX_READERS):
-                self._idle.put(self._connect(self._reading, self._lock_timeout))
+                self._idle_readers.put(self._connect(self._read_mode, self._lock_timeout))
         except sqlite3.Error as error:
-            raise translate(error, self.path) from error
+            raise translate_error(error, self.path) from error
 
-    def _set_up_writing(self) -> None:
+    def _set_up_writable(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -208,27 +208,27 @@ class Database:
         self._tables = self._connect("rwc", min(self._lock_timeout, LOCK_POLL_SECONDS))
         self._retry_while_locked(self._prepare)
 
-    def _set_up_reading(self) -> None:
+    def _set_up_read_only(self) -> None:
         """Open the file as it is, or a copy if SQLite cannot read it in its place.
 
         SQLite leaves a log and an index of it behind a reader that must not write, so where there is no log
         yet, they are made by one that may, which takes them away as it closes, and is kept from writing. In a
         folder that cannot be written to nobody can make them.
         """
-        if not log_of(self.path).exists():
-            self._reading = "rw"
+        if not wal_path(self.path).exists():
+            self._read_mode = "rw"
         try:
-            self._tables = self._connect(self._reading, self._lock_timeout)
-            pending = self._pending_steps()
+            self._tables = self._connect(self._read_mode, self._lock_timeout)
+            pending = self._has_pending_migrations()
         except sqlite3.OperationalError as error:
             unreachable = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
             if error.sqlite_errorcode & 0xFF not in unreachable or not os.access(self.path, os.R_OK):
                 raise
-            self._folder = TemporaryDirectory(prefix="reflact-")
-            self._file = Path(self._folder.name, "copy.db")
-            copy_files(self.path, self._file)
+            self._copy_folder = TemporaryDirectory(prefix="reflact-")
+            self._readable_path = Path(self._copy_folder.name, "copy.db")
+            copy_database(self.path, self._readable_path)
             self._tables = self._connect("rwc", self._lock_timeout)
-            pending = self._pending_steps()
+            pending = self._has_pending_migrations()
         if pending:
             raise StoreError(f"database {self.path}: reflact has stored nothing in it; name another file")
 
@@ -237,12 +237,12 @@ class Database:
         self._tables.execute("PRAGMA synchronous = FULL")
         self._tables.execute("PRAGMA foreign_keys = ON")
         self._tables.execute("PRAGMA secure_delete = ON")
-        if self._pending_steps():
+        if self._has_pending_migrations():
             self._transact(lambda: self._schema.apply(self._tables))
 
     def _connect(self, mode: str, lock_timeout: float) -> Tables:
         connection = sqlite3.connect(
-            f"{self._file.absolute().as_uri()}?mode={mode}",
+            f"{self._readable_path.absolute().as_uri()}?mode={mode}",
             uri=True,
             timeout=lock_timeout,
             isolation_level=None,
@@ -254,7 +254,7 @@ class Database:
             tables.execute("PRAGMA query_only = ON")
         return tables
 
-    def _pending_steps(self) -> bool:
+    def _has_pending_migrations(self) -> bool:
         """Return whether steps of the schema are yet to be applied.
 
         Raises:
@@ -278,24 +278,24 @@ class Database:
             )
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
             for request in batch:
-                request.future.set_exception(translate(error, self.path))
+                request.future.set_exception(translate_error(error, self.path))
             return
-        self._transactions += 1
+        self._n_transactions += 1
         for request, (value, failure) in zip(batch, outcomes, strict=True):
             if failure is None:
                 request.future.set_result(value)
             else:
-                request.future.set_exception(translate(failure, self.path))
+                request.future.set_exception(translate_error(failure, self.path))
 
     def _checkpoint(self) -> bool:
         end = time.monotonic() + min(self._lock_timeout, CHECKPOINT_SECONDS)
         try:
             while True:
                 (busy, *_) = self._tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if not busy or time.monotonic() >= end or self._leaving.wait(LOCK_POLL_SECONDS / 10):
+                if not busy or time.monotonic() >= end or self._closing.wait(LOCK_POLL_SECONDS / 10):
                     return not busy
         except sqlite3.Error as error:
-            raise translate(error, self.path) from error
+            raise translate_error(error, self.path) from error
 
     def _retry_while_locked(self, work: Callable[[], T]) -> T:
         """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
@@ -305,7 +305,7 @@ class Database:
                 return work()
             except sqlite3.OperationalError as error:
                 locked = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-                if not locked or time.monotonic() >= end or self._leaving.wait(LOCK_POLL_SECONDS / 10):
+                if not locked or time.monotonic() >= end or self._closing.wait(LOCK_POLL_SECONDS / 10):
                     raise
 
     def _transact(self, work: Callable[[], T]) -> T:
@@ -331,20 +331,20 @@ class Database:
         self._readers.shutdown(wait=True)
         for tables in reversed(self._connections):
             tables.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._copy_folder is not None:
+            self._copy_folder.cleanup()
 
     # ------------------------------------------------------------------ on any thread
 
     def _run_read(self, work: Callable[[Tables], T]) -> T:
-        tables = self._idle.get()
+        tables = self._idle_readers.get()
         try:
             with tables.atomic():
                 return work(tables)
-        except (sqlite3.Error, *UNFIT) as error:
-            raise translate(error, self.path) from error
+        except (sqlite3.Error, *UNSTORABLE_ERRORS) as error:
+            raise translate_error(error, self.path) from error
         finally:
-            self._idle.put(tables)
+            self._idle_readers.put(tables)
 
 
 def _is_cancellation(kind: type[BaseException]) -> bool:
@@ -365,23 +365,23 @@ async def _await_thread(future: Future[T]) -> T:
     return future.result()
 
 
-def log_of(path: Path) -> Path:
+def wal_path(path: Path) -> Path:
     """Return where the log of a database stands: what was committed and is not yet in the file."""
     return path.with_name(f"{path.name}-wal")
 
 
-def copy_files(path: Path, target: Path) -> None:
+def copy_database(path: Path, target: Path) -> None:
     """Copy a database with its log.
 
     Raises:
         StoreError: They cannot be copied, or another process wrote to them meanwhile.
     """
     try:
-        before = _state(path)
+        before = _stat_files(path)
         shutil.copyfile(path, target)
-        if log_of(path).exists():
-            shutil.copyfile(log_of(path), log_of(target))
-        changed = _state(path) != before
+        if wal_path(path).exists():
+            shutil.copyfile(wal_path(path), wal_path(target))
+        changed = _stat_files(path) != before
     except OSError as error:
         raise StoreError(
             f"database {path}: its folder cannot be written to, so a copy of it in {target.parent} is to be "
@@ -394,6 +394,6 @@ def copy_files(path: Path, target: Path) -> None:
         )
 
 
-def _state(path: Path) -> list[tuple[int, int]]:
-    files = [one.stat() for one in (path, log_of(path)) if one.exists()]
+def _stat_files(path: Path) -> list[tuple[int, int]]:
+    files = [one.stat() for one in (path, wal_path(path)) if one.exists()]
     return [(found.st_size, found.st_mtime_ns) for found in files]

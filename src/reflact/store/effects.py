@@ -18,10 +18,10 @@ from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import StoreError
 from reflact.results import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
-from reflact.store.encoding import read_back
+from reflact.store.encoding import parse_stored
 from reflact.types import Rollout, canonical_json
 
-JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
 SPEND_QUERY = """
@@ -99,7 +99,7 @@ class SQLiteResponseStore:
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
         """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT kind, count FROM faults WHERE run_id = ? ORDER BY kind", (run_id,)
         )
         return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
@@ -110,14 +110,14 @@ class SQLiteResponseStore:
         Raises:
             StoreError: A stored rollout can no longer be read.
         """
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT key, rollout FROM rollouts WHERE key IN (SELECT value FROM json_each(?))",
             (json.dumps(list(keys)),),
         )
         found: dict[str, str] = dict(rows)
         self._reused = self._reused.add(rollouts=len(found))
         return {
-            key: read_back(Rollout.model_validate_json, found[key], f"rollout {key}")
+            key: parse_stored(Rollout.model_validate_json, found[key], f"rollout {key}")
             for key in keys
             if key in found
         }
@@ -151,13 +151,13 @@ class SQLiteDecisionLog:
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the stored outcome, or None."""
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT value FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
             (self._run_id, step, label),
         )
         if not rows:
             return None
-        return read_back(JSON.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}")
+        return parse_stored(JSON_ADAPTER.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}")
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Store an outcome before it is used; the first one under a label stays."""

@@ -18,17 +18,17 @@ T = TypeVar("T")
 Value = TypeVar("Value", bound=BaseModel)
 
 
-def stamp(at: datetime) -> str:
+def format_time(at: datetime) -> str:
     """Return a time as it is stored: UTC, to the microsecond, so that texts sort as times do."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def time_of(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """Return a stored time."""
     return datetime.fromisoformat(text)
 
 
-def written(value: BaseModel, what: str = "a value") -> str:
+def encode_value(value: BaseModel, what: str = "a value") -> str:
     """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold.
 
     Raises:
@@ -36,14 +36,14 @@ def written(value: BaseModel, what: str = "a value") -> str:
     """
     try:
         if not isinstance(value, ContrastPair | ScoreEvent):
-            return canonical_json(plain(value))
-        texts = {name: canonical_json(field) for name, field in plain(value).items() if name != "transition"}
-        return join_canonical_json({**texts, "transition": value.transition.canonical})
+            return canonical_json(to_json_object(value))
+        texts = {name: canonical_json(field) for name, field in to_json_object(value).items() if name != "transition"}
+        return join_canonical_json({**texts, "transition": value.transition.canonical_json})
     except ValueError as error:
-        raise _too_long(what, error) from None
+        raise _build_number_error(what, error) from None
 
 
-def id_of(pair: ContrastPair) -> str:
+def require_pair_id(pair: ContrastPair) -> str:
     """Return a pair's id.
 
     Raises:
@@ -53,38 +53,38 @@ def id_of(pair: ContrastPair) -> str:
         return pair.id
     except ValueError as error:
         origin = pair.provenance
-        raise _too_long(f"a pair made of step {origin.step} of trace {origin.trace_id}", error) from None
+        raise _build_number_error(f"a pair made of step {origin.step} of trace {origin.trace_id}", error) from None
 
 
-def _too_long(what: str, error: ValueError) -> DataError:
+def _build_number_error(subject: str, error: ValueError) -> DataError:
     said = str(error).partition(";")[0]
-    return DataError(f"{what} cannot be stored: {said}; write such a number as a text")
+    return DataError(f"{subject} cannot be stored: {said}; write such a number as a text")
 
 
-def plain(value: BaseModel) -> dict[str, JsonValue]:
+def to_json_object(value: BaseModel) -> dict[str, JsonValue]:
     """Return a value as JSON.
 
     States are as they are: pydantic would ask for each value in them of what kind it is, and replace half a
     surrogate pair in the name of a field.
     """
     if isinstance(value, StoredTrace):
-        return {"id": value.id, "purpose": value.purpose, "events": [plain(event) for event in value.events]}
+        return {"id": value.id, "purpose": value.purpose, "events": [to_json_object(event) for event in value.events]}
     if isinstance(value, ContrastPair | ScoreEvent):
-        rest = {**value.model_dump(mode="json", exclude={"transition"}), "transition": value.transition.plain}
+        rest = {**value.model_dump(mode="json", exclude={"transition"}), "transition": value.transition.json_object}
         return {name: rest[name] for name in type(value).model_fields}
     return value.model_dump(mode="json")
 
 
-def read(kind: type[Value], text: str, what: str) -> Value:
+def decode_value(kind: type[Value], text: str, what: str) -> Value:
     """Return a stored value.
 
     Raises:
         StoreError: It cannot be read.
     """
-    return read_back(lambda stored: kind.model_validate(json.loads(stored)), text, what)
+    return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
 
 
-def read_back(validate: Callable[[str], T], text: str, what: str) -> T:
+def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
     """Return the value that a stored text holds.
 
     Raises:

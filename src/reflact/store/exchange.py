@@ -18,32 +18,32 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
 from reflact.memory import ContrastPair, MemoryCard, Origin
-from reflact.memory_cards import ACTIVE, Finding, cards_of, content_id
+from reflact.memory_cards import ACTIVE_STATUSES, ScanFinding, build_cards, content_id
 from reflact.memory_ports import StoredTrace
 from reflact.store import changing, origins, traces, units
-from reflact.store.cards import SQLiteCards
+from reflact.store.cards import SQLiteCardStore
 from reflact.store.database import Tables
-from reflact.store.encoding import plain
+from reflact.store.encoding import to_json_object
 from reflact.store.units import Unit
 from reflact.types import FrozenModel, canonical_json
 
-PAGE = 200
+PAGE_SIZE = 200
 """Units that are read at once."""
 
 
-class Imported(FrozenModel):
+class ImportResult(FrozenModel):
     """What an import brought; what was there already is not counted and stays as it was.
 
     Args:
-        traces, events, anchors, units: How many were new.
-        held: New units that a scan held or rejected.
+        n_traces, n_events, n_anchors, n_units: How many were new.
+        n_blocked: New units that a scan held or rejected.
     """
 
-    traces: int = 0
-    events: int = 0
-    anchors: int = 0
-    units: int = 0
-    held: int = 0
+    n_traces: int = 0
+    n_events: int = 0
+    n_anchors: int = 0
+    n_units: int = 0
+    n_blocked: int = 0
 
 
 class HeaderLine(FrozenModel):
@@ -84,7 +84,7 @@ class UnitLine(FrozenModel):
         return Unit(cards[0].id if self.pair is None else self.pair.id, cards, self.pair)
 
     @property
-    def sound(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether its cards are those of its pair, or the one card's id follows from what it says."""
         first = self.cards[0]
         if self.pair is None:
@@ -92,15 +92,15 @@ class UnitLine(FrozenModel):
             return alone and (first.version > 1 or first.id == content_id(first))
         fixed = {"id", "kind", "scope", "pair_id", "provenance"}
         found = [card.model_dump(include=fixed) for card in self.cards]
-        wanted = [card.model_dump(include=fixed) for card in cards_of(self.pair)]
+        wanted = [card.model_dump(include=fixed) for card in build_cards(self.pair)]
         return found == wanted and len({card.version for card in self.cards}) == 1
 
 
-Line = HeaderLine | TraceLine | AnchorLine | UnitLine
-LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
+ExportLine = HeaderLine | TraceLine | AnchorLine | UnitLine
+LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(Annotated[ExportLine, Field(discriminator="type")])
 
 
-class SQLiteExchange(SQLiteCards):
+class SQLiteExportStore(SQLiteCardStore):
     """Export and import of a memory."""
 
     async def export_lines(self) -> AsyncIterator[str]:
@@ -109,20 +109,20 @@ class SQLiteExchange(SQLiteCards):
         Tests, histories, and what was rejected or archived stay behind. What is written while this runs may
         be missing or come along.
         """
-        yield _text_of(HeaderLine())
-        for (trace_id,) in await self._database.rows("SELECT id FROM traces ORDER BY id"):
+        yield _encode_line(HeaderLine())
+        for (trace_id,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id"):
             trace = await self._database.read(partial(traces.find_trace, trace_id=trace_id))
             if trace is not None:
-                yield _text_of(TraceLine(trace=trace))
-        for anchor in await self._database.read(_anchor_lines):
-            yield _text_of(anchor)
-        sql = f"SELECT id FROM memory_units WHERE status IN {ACTIVE} ORDER BY number"  # noqa: S608 - constant
-        ids = [unit_id for (unit_id,) in await self._database.rows(sql)]
-        for start in range(0, len(ids), PAGE):
-            for line in await self._database.read(partial(_unit_lines, ids=ids[start : start + PAGE])):
-                yield _text_of(line)
+                yield _encode_line(TraceLine(trace=trace))
+        for anchor in await self._database.read(_read_anchor_lines):
+            yield _encode_line(anchor)
+        sql = f"SELECT id FROM memory_units WHERE status IN {ACTIVE_STATUSES} ORDER BY number"  # noqa: S608 - constant
+        ids = [unit_id for (unit_id,) in await self._database.fetch_rows(sql)]
+        for start in range(0, len(ids), PAGE_SIZE):
+            for line in await self._database.read(partial(_read_unit_lines, ids=ids[start : start + PAGE_SIZE])):
+                yield _encode_line(line)
 
-    async def import_lines(self, lines: Iterable[str]) -> Imported:
+    async def import_lines(self, lines: Iterable[str]) -> ImportResult:
         """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
 
         Each new unit is scanned and quarantined, whatever it was where it came from. What is stored already
@@ -134,82 +134,82 @@ class SQLiteExchange(SQLiteCards):
                 line.
         """
 
-        def look() -> list[tuple[Line, Finding | None]]:
+        def look() -> list[tuple[ExportLine, ScanFinding | None]]:
             return [
-                (line, self._scan(line.unit.texts) if isinstance(line, UnitLine) else None)
-                for line in _parse(lines)
+                (line, self._scan(line.unit.all_texts) if isinstance(line, UnitLine) else None)
+                for line in _parse_lines(lines)
             ]
 
         looked_at = await anyio.to_thread.run_sync(look)
-        return await self._database.write(lambda tables: self._bring(tables, looked_at))
+        return await self._database.write(lambda tables: self._import_parsed(tables, looked_at))
 
-    def _bring(self, tables: Tables, lines: list[tuple[Line, Finding | None]]) -> Imported:
-        done: dict[str, int] = dict.fromkeys(Imported.model_fields, 0)
+    def _import_parsed(self, tables: Tables, lines: list[tuple[ExportLine, ScanFinding | None]]) -> ImportResult:
+        done: dict[str, int] = dict.fromkeys(ImportResult.model_fields, 0)
         for line, finding in lines:
             match line:
                 case TraceLine():
-                    done["traces"] += traces.find_trace(tables, line.trace.id) is None
+                    done["n_traces"] += traces.find_trace(tables, line.trace.id) is None
                     traces.open_trace(tables, line.trace.id, line.trace.purpose)
-                    done["events"] += sum(
-                        traces.append(tables, line.trace.id, event) for event in line.trace.events
+                    done["n_events"] += sum(
+                        traces.append_event(tables, line.trace.id, event) for event in line.trace.events
                     )
                 case AnchorLine():
-                    done["anchors"] += origins.keep_anchor(tables, line.pair, line.origins)
+                    done["n_anchors"] += origins.add_anchor(tables, line.pair, line.origins)
                 case UnitLine():
-                    found = changing.submit(
-                        tables, line.unit, finding, line.origins, bound=self._bound, now=self._clock()
+                    found = changing.submit_unit(
+                        tables, line.unit, finding, line.origins, max_active=self._max_active_cards, now=self._clock()
                     )
-                    done["units"] += found.new
-                    done["held"] += found.new and finding is not None
+                    done["n_units"] += found.is_new
+                    done["n_blocked"] += found.is_new and finding is not None
                 case HeaderLine():
                     pass
-        return Imported(**done)
+        return ImportResult(**done)
 
 
-def _unit_lines(tables: Tables, ids: list[str]) -> list[UnitLine]:
-    made_of = origins.of(tables, ids)
+def _read_unit_lines(tables: Tables, ids: list[str]) -> list[UnitLine]:
+    made_of = origins.read_origins(tables, ids)
     return [
         UnitLine(
-            cards=tuple(units.cards(tables, row)),
-            pair=None if row.pair is None else units.pair_of(row),
+            cards=tuple(units.read_cards(tables, row)),
+            pair=None if row.pair is None else units.parse_pair(row),
             origins=made_of[row.id],
         )
         for unit_id in ids
-        for row in units.rows(tables, "id = ?", (unit_id,))
+        for row in units.select_rows(tables, "id = ?", (unit_id,))
     ]
 
 
-def _anchor_lines(tables: Tables) -> list[AnchorLine]:
-    pairs = origins.anchors(tables)
-    made_of = origins.of(tables, [pair.id for pair in pairs])
+def _read_anchor_lines(tables: Tables) -> list[AnchorLine]:
+    pairs = origins.read_anchors(tables)
+    made_of = origins.read_origins(tables, [pair.id for pair in pairs])
     return [AnchorLine(pair=pair, origins=made_of[pair.id]) for pair in pairs]
 
 
-def _text_of(line: Line) -> str:
+def _encode_line(line: ExportLine) -> str:
     """Return a line as it is written, with its states as they are; see ``encoding.plain``."""
     shown = line.model_dump(mode="json", exclude={"pair", "trace"})
     if isinstance(line, TraceLine):
-        shown["trace"] = plain(line.trace)
+        shown["trace"] = to_json_object(line.trace)
     if isinstance(line, AnchorLine | UnitLine):
-        shown["pair"] = None if line.pair is None else plain(line.pair)
+        shown["pair"] = None if line.pair is None else to_json_object(line.pair)
     return canonical_json(shown)
 
 
-def _parse(lines: Iterable[str]) -> list[Line]:
-    parsed: list[Line] = []
+def _parse_lines(lines: Iterable[str]) -> list[ExportLine]:
+    parsed: list[ExportLine] = []
     for number, text in zip(count(1), lines, strict=False):
         if not text.strip():
             continue
         try:
-            line = LINE.validate_python(json.loads(text))
+            line = LINE_ADAPTER.validate_python(json.loads(text))
         except ValidationError as error:
-            raise DataError(f"line {number} is not one of an exported memory: {_wrong(error)}") from None
+            raise DataError(f"line {number} is not one of an exported memory: {_describe_line_error(error)}") from None
         except (ValueError, RecursionError):
             reason = "it is no whole JSON; if the file was cut off, export it again"
             raise DataError(f"line {number} is not one of an exported memory: {reason}") from None
         if isinstance(line, HeaderLine) != (not parsed):
             raise DataError(f"line {number}: the first line, and no other, says what the file is")
-        if isinstance(line, UnitLine) and not line.sound:
+        if isinstance(line, UnitLine) and not line.is_consistent:
             raise DataError(
                 f"line {number}: the cards of unit {line.unit.id} do not fit its id, its pair or each other; "
                 "export it again"
@@ -220,7 +220,7 @@ def _parse(lines: Iterable[str]) -> list[Line]:
     return parsed
 
 
-def _wrong(error: ValidationError) -> str:
+def _describe_line_error(error: ValidationError) -> str:
     """Return what is wrong first with a line, and what to do about it."""
     first = error.errors()[0]
     place = first["loc"]

@@ -20,17 +20,17 @@ from reflact.ports import CommitRecord
 from reflact.records import EpochRecord, PromotionRecord, RunState, SkillVersion, StepRecord
 from reflact.results import RunStatus, RunSummary, StageTime
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
-from reflact.store.effects import JSON, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
-from reflact.store.encoding import read_back
+from reflact.store.effects import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
+from reflact.store.encoding import parse_stored
 from reflact.store.lock import RunLock
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
 
-IDENTITY: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+IDENTITY_ADAPTER: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 VERSIONS_ADAPTER: TypeAdapter[list[SkillVersion]] = TypeAdapter(list[SkillVersion])
 Record = TypeVar("Record", StepRecord, EpochRecord, PromotionRecord)
-KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
-SHOWN = 60
+RECORD_KINDS = {StepRecord: "step", EpochRecord: "epoch", PromotionRecord: "promotion"}
+MAX_SHOWN_CHARS = 60
 
 
 class RunRow(FrozenModel):
@@ -82,7 +82,7 @@ def _make_guard(path: Path, run_lock: RunLock) -> Callable[[Tables], None] | Non
     if run_lock.last_commit is None:
         return None
     run_id, commits = run_lock.last_commit
-    return lambda tables: refuse_older(tables, path, run_id, commits)
+    return lambda tables: check_commit_count(tables, path, run_id, commits)
 
 
 class SQLiteRunStore(SQLiteResponseStore):
@@ -97,13 +97,13 @@ class SQLiteRunStore(SQLiteResponseStore):
         super().__init__(database)
         self._run_lock = run_lock
 
-    async def check(self) -> None:
+    async def check_integrity(self) -> None:
         """Make sure that the file is sound: what is done on a damaged one may be lost.
 
         Raises:
             StoreError: It is damaged.
         """
-        await self._database.check()
+        await self._database.check_integrity()
 
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
@@ -127,10 +127,10 @@ class SQLiteRunStore(SQLiteResponseStore):
                 }
                 tables.table("runs").insert(row)
                 return None
-            before = read_back(IDENTITY.validate_json, known[0], f"identity of run {run_id}")
-            differences = changes(before, identity)
+            before = parse_stored(IDENTITY_ADAPTER.validate_json, known[0], f"identity of run {run_id}")
+            differences = describe_changes(before, identity)
             if differences:
-                raise conflict(run_id, self._database.path, differences)
+                raise build_conflict(run_id, self._database.path, differences)
             if resume:
                 tables.table("runs").update(
                     run_id, {"config": canonical_json(config), "status": None, "reason": None}
@@ -139,7 +139,7 @@ class SQLiteRunStore(SQLiteResponseStore):
             last = tables.execute(
                 "SELECT state FROM commits WHERE run_id = ? ORDER BY number DESC LIMIT 1", (run_id,)
             ).fetchone()
-            return last and read_back(RunState.model_validate_json, last[0], f"state of run {run_id}")
+            return last and parse_stored(RunState.model_validate_json, last[0], f"state of run {run_id}")
 
         return await self._database.write(start)
 
@@ -149,12 +149,12 @@ class SQLiteRunStore(SQLiteResponseStore):
         Raises:
             RunConflict: The store holds other runs only; names each key that differs from the latest.
         """
-        rows = await self._database.rows("SELECT run_id, identity FROM runs ORDER BY rowid")
+        rows = await self._database.fetch_rows("SELECT run_id, identity FROM runs ORDER BY rowid")
         if not rows or run_id in {known for known, _ in rows}:
             return
         known, text = rows[-1]
-        before = read_back(IDENTITY.validate_json, text, f"identity of run {known}")
-        raise conflict(known, self._database.path, changes(before, identity))
+        before = parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {known}")
+        raise build_conflict(known, self._database.path, describe_changes(before, identity))
 
     def decision_log(self, run_id: str) -> SQLiteDecisionLog:
         """Return the run's journal."""
@@ -170,7 +170,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         Raises:
             StoreError: Something else is committed in its place, or a skill it names is not stored.
         """
-        await self._database.write(lambda tables: commit(tables, run_id, record, state, skills))
+        await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
         if self._run_lock is not None:
             self._run_lock.record_commit(run_id, state.commits)
 
@@ -195,7 +195,7 @@ class SQLiteRunStore(SQLiteResponseStore):
             environment: The environment's identity.
             exclude: The run to leave out.
         """
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
             " ORDER BY rowid",
             (exclude, environment),
@@ -203,11 +203,11 @@ class SQLiteRunStore(SQLiteResponseStore):
         return {run_id: await self.records(run_id) for (run_id,) in rows}
 
     async def _read_commits(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT step, record FROM commits WHERE run_id = ? AND kind = ? ORDER BY number", (run_id, kind)
         )
         return tuple(
-            read_back(
+            parse_stored(
                 record_type.model_validate_json, text, f"record of {kind} at step {step} of run {run_id}"
             )
             for step, text in rows
@@ -219,7 +219,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         Raises:
             StoreError: There is none with this hash.
         """
-        rows = await self._database.rows("SELECT text FROM skills WHERE hash = ?", (skill_hash,))
+        rows = await self._database.fetch_rows("SELECT text FROM skills WHERE hash = ?", (skill_hash,))
         if not rows:
             raise StoreError(f"database {self._database.path}: it holds no skill with the hash {skill_hash}")
         return Skill(text=rows[0][0])
@@ -232,11 +232,11 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence", (run_id,)
         )
         return tuple(
-            read_back(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}").model_copy(
+            parse_stored(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}").model_copy(
                 update={"at": datetime.fromisoformat(at)}
             )
             for event_id, text, at in rows
@@ -255,14 +255,14 @@ class SQLiteRunStore(SQLiteResponseStore):
                     " ON CONFLICT (run_id, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
                     (run_id, stage, spent),
                 )
-            total: float = column(tables, "seconds", run_id)
+            total: float = read_column(tables, "seconds", run_id)
             return total
 
         return await self._database.write(add)
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT stage, seconds FROM stage_times WHERE run_id = ? ORDER BY stage", (run_id,)
         )
         return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
@@ -271,14 +271,14 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Store how this start of the run ended, with its summary as JSON text."""
 
         def end(tables: Tables) -> None:
-            column(tables, "status", run_id)
+            read_column(tables, "status", run_id)
             tables.table("runs").update(run_id, {"status": status, "reason": reason, "summary": summary})
 
         await self._database.write(end)
 
     async def runs(self) -> tuple[RunRow, ...]:
         """Return all runs of the store, oldest first."""
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT run_id, status, reason, created, config, (SELECT count(*) FROM commits"
             " WHERE commits.run_id = runs.run_id AND kind = 'step') FROM runs ORDER BY runs.rowid"
         )
@@ -289,14 +289,14 @@ class SQLiteRunStore(SQLiteResponseStore):
                 reason=reason,
                 steps=steps,
                 created=datetime.fromisoformat(created),
-                config=JSON.validate_json(config),
+                config=JSON_ADAPTER.validate_json(config),
             )
             for run_id, status, reason, created, config, steps in rows
         )
 
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
-        rows = await self._database.rows(
+        rows = await self._database.fetch_rows(
             "SELECT json_extract(state, '$.current'), json_extract(record, '$.made') FROM commits"
             " WHERE run_id = ? ORDER BY number",
             (run_id,),
@@ -304,19 +304,19 @@ class SQLiteRunStore(SQLiteResponseStore):
         latest: dict[int, SkillVersion] = {}
         for current, made in rows:
             for text in (made or "[]", f"[{current}]"):
-                for version in read_back(VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"):
+                for version in parse_stored(VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"):
                     latest[version.number] = version
         return tuple(latest[number] for number in sorted(latest))
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the summary of the run's latest end, None where it never ended in order."""
-        text = await self._database.read(lambda tables: column(tables, "summary", run_id))
+        text = await self._database.read(lambda tables: read_column(tables, "summary", run_id))
         if text is None:
             return None
-        return read_back(RunSummary.model_validate_json, text, f"summary of run {run_id}")
+        return parse_stored(RunSummary.model_validate_json, text, f"summary of run {run_id}")
 
 
-def conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
+def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
     """Return the error for a folder that holds another run than the one to be started."""
     return RunConflict(
         f"run {run_id} in {path} was started with other settings: {'; '.join(differences)}; "
@@ -324,7 +324,7 @@ def conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict
     )
 
 
-def refuse_older(tables: Tables, path: Path, run_id: str, commits: int) -> None:
+def check_commit_count(tables: Tables, path: Path, run_id: str, commits: int) -> None:
     """Make sure that a database holds as many commits of a run as were made.
 
     Raises:
@@ -342,14 +342,14 @@ def refuse_older(tables: Tables, path: Path, run_id: str, commits: int) -> None:
         )
 
 
-def changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
+def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
     """Return a phrase for each key of an identity that differs."""
 
     def shown(values: Mapping[str, JsonValue], key: str) -> str:
         if key not in values:
             return "absent"
         text = canonical_json(values[key])
-        return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
     return [
         f"{key} was {shown(before, key)} and is now {shown(after, key)}"
@@ -358,14 +358,14 @@ def changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> 
     ]
 
 
-def commit(
+def write_commit(
     tables: Tables, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
 ) -> None:
     """Write a commit; see ``SQLiteStore.commit``."""
-    column(tables, "run_id", run_id)
+    read_column(tables, "run_id", run_id)
     if record is not None and record.step != state.step:
         raise StoreError(f"run {run_id}: the record of step {record.step} came with a state of {state.step}")
-    kind = "first" if record is None else KINDS[type(record)]
+    kind = "first" if record is None else RECORD_KINDS[type(record)]
     texts = (kind, None if record is None else record.model_dump_json(), state.model_dump_json())
     stored = tables.execute(
         "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?", (run_id, state.commits)
@@ -388,7 +388,7 @@ def commit(
     tables.table("commits").insert({**key, "kind": kind, "record": texts[1], "state": texts[2]})
 
 
-def column(tables: Tables, name: str, run_id: str) -> Any:
+def read_column(tables: Tables, name: str, run_id: str) -> Any:
     """Return a column of a run's row.
 
     Raises:

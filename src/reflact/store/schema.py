@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sqlite_utils import Database, Migrations
 
-NOW = "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
+CURRENT_TIME = "(strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))"
 
-RUNS = f"""
+RUN_TABLES = f"""
 CREATE TABLE runs (
     run_id TEXT PRIMARY KEY,
     identity TEXT NOT NULL,
     config TEXT NOT NULL,
-    created TEXT NOT NULL DEFAULT {NOW},
+    created TEXT NOT NULL DEFAULT {CURRENT_TIME},
     status TEXT,
     reason TEXT,
     summary TEXT,
@@ -30,7 +30,7 @@ CREATE TABLE commits (
     step INTEGER NOT NULL,
     record TEXT,
     state TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {NOW},
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     PRIMARY KEY (run_id, number)
 );
 
@@ -39,7 +39,7 @@ CREATE TABLE decision_log (
     step INTEGER NOT NULL,
     label TEXT NOT NULL,
     value TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {NOW},
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     PRIMARY KEY (run_id, step, label)
 );
 
@@ -48,7 +48,7 @@ CREATE TABLE events (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     id TEXT NOT NULL,
     event TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {NOW},
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     UNIQUE (run_id, id)
 );
 
@@ -70,20 +70,20 @@ CREATE TABLE replies (
     key TEXT PRIMARY KEY,
     run_id TEXT NOT NULL,
     reply TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {NOW}
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE TABLE rollouts (
     key TEXT PRIMARY KEY,
     rollout TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {NOW}
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL,
     key TEXT NOT NULL,
-    sample TEXT NOT NULL,
+    call_id TEXT NOT NULL,
     role TEXT NOT NULL,
     purpose TEXT NOT NULL,
     endpoint TEXT NOT NULL,
@@ -99,13 +99,13 @@ CREATE TABLE calls (
     worst_input_tokens INTEGER NOT NULL DEFAULT 0,
     worst_output_tokens INTEGER NOT NULL DEFAULT 0,
     worst_usd REAL,
-    at TEXT NOT NULL DEFAULT {NOW}
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE INDEX calls_by_run ON calls (run_id, key);
 """
 
-MEMORY = f"""
+MEMORY_TABLES = f"""
 CREATE TABLE memory_units (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -216,7 +216,7 @@ CREATE TABLE traces (
     purpose TEXT NOT NULL,
     content TEXT,
     known INTEGER NOT NULL DEFAULT 0,
-    at TEXT NOT NULL DEFAULT {NOW}
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE INDEX traces_by_content ON traces (content);
@@ -225,7 +225,7 @@ CREATE TABLE trace_events (
     trace_id TEXT NOT NULL REFERENCES traces (id) ON DELETE CASCADE,
     step INTEGER NOT NULL,
     event TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {NOW},
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     PRIMARY KEY (trace_id, step)
 );
 
@@ -234,7 +234,7 @@ CREATE TABLE calibrations (
     identity TEXT NOT NULL,
     baseline TEXT NOT NULL,
     result TEXT,
-    at TEXT NOT NULL DEFAULT {NOW}
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
@@ -246,8 +246,8 @@ SCHEMA = Migrations("reflact")
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
     """Make all tables; whatever is changed after the first release is a further step below this one."""
-    tables.executescript(RUNS)
-    tables.executescript(MEMORY)
+    tables.executescript(RUN_TABLES)
+    tables.executescript(MEMORY_TABLES)
     tables.table("memory_units").enable_fts(
         ["tags", "words"], tokenize="ascii tokenchars '_'", create_triggers=True
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reflact.errors import DataError, StoreError
 
-REASONS: Mapping[int, str] = {
+SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
     sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
     sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
@@ -22,11 +22,11 @@ REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
 }
 
-UNFIT = (UnicodeEncodeError, OverflowError)
+UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 """What the driver raises of values that SQLite cannot hold."""
 
 
-def translate(error: Exception, path: Path) -> Exception:
+def translate_error(error: Exception, path: Path) -> Exception:
     """Return what to raise instead of an error that SQLite or its driver gave, others as they are."""
     if isinstance(error, UnicodeEncodeError):
         return DataError(f"{error.object!a} holds half of a surrogate pair, which no file can; mend it")
@@ -35,7 +35,7 @@ def translate(error: Exception, path: Path) -> Exception:
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", None)
-    reason = REASONS.get(code & 0xFF) if code is not None else None
+    reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
     found = StoreError(f"database {path}: {f'{reason} ({error})' if reason else error}")
     found.__cause__ = error
     return found

@@ -6,17 +6,17 @@ import json
 from functools import partial
 
 from reflact.errors import DataError
-from reflact.memory import Gold, ScoreEvent
-from reflact.memory_cards import first_content, next_content
-from reflact.memory_ports import ListedTrace, StoredTrace, TraceSummary
+from reflact.memory import Label, ScoreEvent
+from reflact.memory_cards import extend_content_hash, hash_purpose
+from reflact.memory_ports import StoredTrace, TestableTrace, TraceSummary
 from reflact.store.database import Database, Tables
-from reflact.store.encoding import plain, read, written
+from reflact.store.encoding import decode_value, encode_value, to_json_object
 from reflact.types import canonical_json, digest_json
 
-MATCHES = 10
+MAX_MATCHES = 10
 """Ids that are returned at most where the beginning of one was asked for."""
 
-SUMMARIES = """
+SUMMARIES_QUERY = """
 SELECT traces.id, purpose,
     (
         SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_units ON memory_units.id = owner
@@ -28,7 +28,7 @@ SELECT traces.id, purpose,
 FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY traces.id ORDER BY traces.id
 """
 
-TESTABLE = """
+TESTABLE_QUERY = """
 SELECT rowid, id, purpose, content, EXISTS (
     SELECT 1 FROM traces AS copy
     JOIN memory_origins ON memory_origins.trace_id = copy.id
@@ -39,7 +39,7 @@ FROM traces WHERE known > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC L
 """
 """Traces with known steps; ``content`` is null where it has yet to be found out."""
 
-NAMED = """
+MATCHING_IDS_QUERY = """
 SELECT id FROM (
     SELECT id FROM traces
     UNION SELECT trace_id FROM memory_origins
@@ -47,7 +47,7 @@ SELECT id FROM (
 """
 
 
-class SQLiteTraces:
+class SQLiteTraceStore:
     """Traces, appended step by step, in a database that several processes may share."""
 
     def __init__(self, database: Database) -> None:
@@ -69,9 +69,9 @@ class SQLiteTraces:
         Raises:
             DataError: The trace is unknown, or another event has the same step.
         """
-        return await self._database.write(lambda tables: append(tables, trace_id, event))
+        return await self._database.write(lambda tables: append_event(tables, trace_id, event))
 
-    async def label(self, trace_id: str, step: int, gold: Gold, *, replace: bool = True) -> None:
+    async def label(self, trace_id: str, step: int, label: Label, *, replace: bool = True) -> None:
         """Say what is right for a step that was appended without it, or otherwise.
 
         Args:
@@ -90,14 +90,14 @@ class SQLiteTraces:
             ).fetchone()
             if stored is None:
                 raise DataError(f"trace {trace_id} has no step {step} that could be labelled")
-            event = read(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
-            known = event.gold
+            event = decode_value(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
+            known = event.label
             if known is not None and known.source != "agreement" and not replace:
                 raise DataError(
                     f"step {step} of trace {trace_id} has gold from a {known.source} already, phi after "
-                    f"{known.phi_after:g}; it stays as it is unless it is replaced"
+                    f"{known.progress_after:g}; it stays as it is unless it is replaced"
                 )
-            _replace(tables, trace_id, event, event.model_copy(update={"gold": gold}))
+            _replace_event(tables, trace_id, event, event.model_copy(update={"label": label}))
 
         await self._database.write(change)
 
@@ -107,44 +107,44 @@ class SQLiteTraces:
 
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
-        return tuple(trace for (trace,) in await self._database.rows("SELECT id FROM traces ORDER BY id"))
+        return tuple(trace for (trace,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id"))
 
-    async def testable(self, *, before: int | None, most: int) -> tuple[ListedTrace, ...]:
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
         """Return traces with steps of which a program or a person said what is right, the newest first.
 
         Args:
             before: Only those that came before the trace of this number; None: from the newest on.
             most: At most so many.
         """
-        rows = await self._database.rows(TESTABLE, (before, most))
+        rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
         unknown = [trace for _, trace, _, content, _ in rows if content is None]
         if unknown:
             for trace in unknown:
-                await self._database.write(partial(find_content, trace_id=trace))
-            rows = await self._database.rows(TESTABLE, (before, most))
+                await self._database.write(partial(store_content_hash, trace_id=trace))
+            rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
         return tuple(
-            ListedTrace(number, trace, json.loads(purpose), content, bool(taught))
+            TestableTrace(number, trace, json.loads(purpose), content, bool(taught))
             for number, trace, purpose, content, taught in rows
             if content is not None
         )
 
-    async def purposes(self, *, most: int) -> frozenset[str]:
+    async def purposes(self, *, limit: int) -> frozenset[str]:
         """Return the different purposes of all traces, at most so many."""
-        found = await self._database.rows("SELECT DISTINCT purpose FROM traces LIMIT ?", (most,))
+        found = await self._database.fetch_rows("SELECT DISTINCT purpose FROM traces LIMIT ?", (limit,))
         return frozenset(json.loads(purpose) for (purpose,) in found)
 
     async def summaries(self) -> tuple[TraceSummary, ...]:
         """Return what each trace holds, in numbers, in the order of their ids."""
         return tuple(
             TraceSummary(
-                id=trace, purpose=json.loads(purpose), pairs=pairs, events=events, scored=scored, gold=gold
+                id=trace, purpose=json.loads(purpose), n_pairs=pairs, n_events=events, n_scored=scored, n_labelled=gold
             )
-            for trace, purpose, pairs, events, scored, gold in await self._database.rows(SUMMARIES)
+            for trace, purpose, pairs, events, scored, gold in await self._database.fetch_rows(SUMMARIES_QUERY)
         )
 
-    async def traces_named(self, name: str) -> tuple[str, ...]:
+    async def find_trace_ids(self, name: str) -> tuple[str, ...]:
         """Return up to ten ids that begin so, of traces or of what came from them; an equal one first."""
-        return tuple(trace for (trace,) in await self._database.rows(NAMED, (name, MATCHES)))
+        return tuple(trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name, MAX_MATCHES)))
 
 
 def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
@@ -152,13 +152,13 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if known is None:
         tables.table("traces").insert(
-            {"id": trace_id, "purpose": canonical_json(purpose), "content": first_content(purpose)}
+            {"id": trace_id, "purpose": canonical_json(purpose), "content": hash_purpose(purpose)}
         )
     elif known[0] != canonical_json(purpose):
         raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
 
 
-def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
+def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     """Append an event; see ``SQLiteTraces.append``."""
     trace = tables.execute("SELECT content FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if trace is None:
@@ -167,43 +167,43 @@ def append(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
     ).fetchone()
     if stored is None:
-        text = written(event, f"step {event.step} of trace {trace_id}")
+        text = encode_value(event, f"step {event.step} of trace {trace_id}")
         later = "SELECT 1 FROM trace_events WHERE trace_id = ? AND step > ? LIMIT 1"
         last = not tables.execute(later, (trace_id, event.step)).fetchone()
-        content = next_content(trace[0], event.transition) if trace[0] is not None and last else None
+        content = extend_content_hash(trace[0], event.transition) if trace[0] is not None and last else None
         tables.execute(
             "UPDATE traces SET content = ?, known = known + ? WHERE id = ?",
-            (content, _known(event), trace_id),
+            (content, _is_labelled(event), trace_id),
         )
         tables.table("trace_events").insert({"trace_id": trace_id, "step": event.step, "event": text})
         return True
-    known = read(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
-    if _unlabelled(known) != _unlabelled(event):
+    known = decode_value(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
+    if _hash_without_label(known) != _hash_without_label(event):
         raise DataError(f"trace {trace_id} has another event as step {event.step}; each step is one event")
-    if known.gold is None and event.gold is not None:
-        _replace(tables, trace_id, known, event)
+    if known.label is None and event.label is not None:
+        _replace_event(tables, trace_id, known, event)
     return False
 
 
-def _known(event: ScoreEvent) -> bool:
+def _is_labelled(event: ScoreEvent) -> bool:
     """Whether a program or a person said what is right."""
-    return event.gold is not None and event.gold.source != "agreement"
+    return event.label is not None and event.label.source != "agreement"
 
 
-def _replace(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
+def _replace_event(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
     tables.execute(
-        "UPDATE traces SET known = known + ? WHERE id = ?", (_known(event) - _known(old), trace_id)
+        "UPDATE traces SET known = known + ? WHERE id = ?", (_is_labelled(event) - _is_labelled(old), trace_id)
     )
-    tables.table("trace_events").update((trace_id, event.step), {"event": written(event)})
+    tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
 
 
-def find_content(tables: Tables, trace_id: str) -> None:
+def store_content_hash(tables: Tables, trace_id: str) -> None:
     """Write what a trace holds, which is not known after steps that came out of order."""
     stored = find_trace(tables, trace_id)
     if stored is not None:
-        content = first_content(stored.purpose)
+        content = hash_purpose(stored.purpose)
         for event in stored.events:
-            content = next_content(content, event.transition)
+            content = extend_content_hash(content, event.transition)
         tables.table("traces").update(trace_id, {"content": content})
 
 
@@ -218,10 +218,10 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
     return StoredTrace(
         id=trace_id,
         purpose=json.loads(from_disk[0]),
-        events=tuple(read(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events),
+        events=tuple(decode_value(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events),
     )
 
 
-def _unlabelled(event: ScoreEvent) -> str:
+def _hash_without_label(event: ScoreEvent) -> str:
     """Return what makes an event the same: all but who said afterwards what is right."""
-    return digest_json({name: value for name, value in plain(event).items() if name != "gold"})
+    return digest_json({name: value for name, value in to_json_object(event).items() if name != "label"})

@@ -22,24 +22,24 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.memory_cards import Standing, cards_of, ranked, texts_of
-from reflact.memory_ports import Query, StatusChange, StoredPair
+from reflact.memory_cards import RankedUnit, build_cards, iter_texts, rank_units
+from reflact.memory_ports import CardQuery, StatusChange, StoredPair
 from reflact.store import origins
 from reflact.store.database import Tables
-from reflact.store.encoding import id_of, plain, read, time_of
-from reflact.store.words import relevances
+from reflact.store.encoding import decode_value, parse_time, require_pair_id, to_json_object
+from reflact.store.words import compute_relevances
 from reflact.types import FrozenModel
 
-PAIR = "pair"
+PAIR_UNIT = "pair"
 """What stands for the kind of a pair, whose cards are of two kinds."""
 
-STANDING = """
+RANK_QUERY = """
 SELECT number, id, trust, utility, changed FROM memory_units
 WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
 """
 
 
-FIELDS = frozenset(
+PAIR_FIELD_NAMES = frozenset(
     name
     for model in (ContrastPair, Transition, Action, Evaluation, Scope, Provenance)
     for name in model.model_fields
@@ -47,7 +47,7 @@ FIELDS = frozenset(
 """The names of a pair's own fields, which are no text of anybody's."""
 
 
-class Text(FrozenModel):
+class CardText(FrozenModel):
     """What a card says."""
 
     content: str
@@ -55,12 +55,12 @@ class Text(FrozenModel):
     strategy: str = ""
 
     @classmethod
-    def of(cls, card: MemoryCard) -> Text:
+    def from_card(cls, card: MemoryCard) -> CardText:
         """Return the text of a card."""
         return cls(content=card.content, pattern=card.pattern, strategy=card.strategy)
 
 
-class Row(NamedTuple):
+class UnitRow(NamedTuple):
     """A stored unit."""
 
     number: int
@@ -88,14 +88,14 @@ class Unit(NamedTuple):
     pair: ContrastPair | None
 
     @classmethod
-    def of(cls, pair: ContrastPair, created_by: str) -> Unit:
+    def from_pair(cls, pair: ContrastPair, created_by: str) -> Unit:
         """Return the unit of a pair."""
-        return cls(id_of(pair), cards_of(pair, created_by=created_by), pair)
+        return cls(require_pair_id(pair), build_cards(pair, created_by=created_by), pair)
 
     @property
     def kind(self) -> str:
         """The kind under which it counts against the bound."""
-        return self.cards[0].kind if self.pair is None else PAIR
+        return self.cards[0].kind if self.pair is None else PAIR_UNIT
 
     @property
     def kinds(self) -> tuple[CardKind, ...]:
@@ -103,35 +103,35 @@ class Unit(NamedTuple):
         return tuple(card.kind for card in self.cards)
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def card_texts(self) -> tuple[str, ...]:
         """The texts of its cards."""
         return tuple(
             text for card in self.cards for text in (card.content, card.pattern, card.strategy) if text
         )
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def all_texts(self) -> tuple[str, ...]:
         """All texts in it, each once: what its pair holds, and what its cards say beyond that."""
         if self.pair is None:
-            return (*self.said, *texts_of(self.cards[0].scope.model_dump(mode="json")))
-        derived = Unit.of(self.pair, "").said
-        edited = (text for text in self.said if text not in derived)
-        return (*edited, *texts_in(self.pair))
+            return (*self.card_texts, *iter_texts(self.cards[0].scope.model_dump(mode="json")))
+        derived = Unit.from_pair(self.pair, "").card_texts
+        edited = (text for text in self.card_texts if text not in derived)
+        return (*edited, *list_pair_texts(self.pair))
 
 
-def texts_in(pair: ContrastPair) -> tuple[str, ...]:
+def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
     """Return all texts of a pair, each once: those that its cards are made of."""
-    held = texts_of(plain(pair))
-    return tuple(text for text in dict.fromkeys(held) if text not in FIELDS)
+    held = iter_texts(to_json_object(pair))
+    return tuple(text for text in dict.fromkeys(held) if text not in PAIR_FIELD_NAMES)
 
 
-def rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[Row]:
+def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[UnitRow]:
     """Return units by a condition that this package wrote."""
-    sql = f"SELECT {', '.join(Row._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - see above
-    return [Row(*row) for row in tables.execute(sql, parameters).fetchall()]
+    sql = f"SELECT {', '.join(UnitRow._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - see above
+    return [UnitRow(*row) for row in tables.execute(sql, parameters).fetchall()]
 
 
-def units(tables: Tables, ids: Iterable[str]) -> list[Row]:
+def read_units(tables: Tables, ids: Iterable[str]) -> list[UnitRow]:
     """Return units by their ids.
 
     Raises:
@@ -139,7 +139,7 @@ def units(tables: Tables, ids: Iterable[str]) -> list[Row]:
     """
     found = []
     for unit_id in ids:
-        row = rows(tables, "id = ?", (unit_id,))
+        row = select_rows(tables, "id = ?", (unit_id,))
         if not row:
             raise DataError(
                 f"the memory holds no unit {unit_id}; list what it holds with `reflact memory list`"
@@ -148,31 +148,31 @@ def units(tables: Tables, ids: Iterable[str]) -> list[Row]:
     return found
 
 
-def of_card(tables: Tables, card_id: str) -> Row:
+def read_unit_of_card(tables: Tables, card_id: str) -> UnitRow:
     """Return the unit that a card belongs to.
 
     Raises:
         DataError: There is no such card.
     """
-    found = rows(tables, "number = (SELECT unit FROM memory_cards WHERE id = ?)", (card_id,))
+    found = select_rows(tables, "number = (SELECT unit FROM memory_cards WHERE id = ?)", (card_id,))
     if not found:
         raise DataError(f"the memory holds no card {card_id}; list what it holds with `reflact memory list`")
     return found[0]
 
 
-def pair_of(row: Row) -> ContrastPair:
+def parse_pair(row: UnitRow) -> ContrastPair:
     """Return the pair that a unit is."""
-    return read(ContrastPair, row.pair or "null", f"pair {row.id}")
+    return decode_value(ContrastPair, row.pair or "null", f"pair {row.id}")
 
 
-def stored_pairs(tables: Tables, rows: Sequence[Row]) -> list[StoredPair]:
+def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> list[StoredPair]:
     """Return units as the pairs that they are."""
-    found = origins.of(tables, [row.id for row in rows])
-    return [_stored_pair(row, found[row.id]) for row in rows]
+    found = origins.read_origins(tables, [row.id for row in rows])
+    return [_build_stored_pair(row, found[row.id]) for row in rows]
 
 
-def _stored_pair(row: Row, made_of: tuple[Origin, ...]) -> StoredPair:
-    pair = pair_of(row)
+def _build_stored_pair(row: UnitRow, unit_origins: tuple[Origin, ...]) -> StoredPair:
+    pair = parse_pair(row)
     _ = pair.id  # hashed here, on a reader's thread, and not where it is asked for
     return StoredPair(
         pair=pair,
@@ -182,25 +182,25 @@ def _stored_pair(row: Row, made_of: tuple[Origin, ...]) -> StoredPair:
         trust=row.trust,
         utility=row.utility,
         created_by=row.created_by,
-        created=time_of(row.created),
-        changed=time_of(row.changed),
-        origins=made_of,
+        created_at=parse_time(row.created),
+        changed_at=parse_time(row.changed),
+        origins=unit_origins,
     )
 
 
-def cards(tables: Tables, row: Row, kinds: Sequence[CardKind] = ()) -> list[MemoryCard]:
+def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> list[MemoryCard]:
     """Return the cards of a unit, in the order of their kinds."""
     found = tables.execute(
         "SELECT id, kind, text FROM memory_cards WHERE unit = ? ORDER BY kind, id", (row.number,)
     ).fetchall()
-    provenance = read(Provenance, row.provenance, f"provenance of unit {row.id}")
+    provenance = decode_value(Provenance, row.provenance, f"provenance of unit {row.id}")
     return [
         MemoryCard(
             id=card_id,
             kind=kind,
             status=row.status,
-            **read(Text, text, f"card {card_id}").model_dump(),
-            scope=scope_of(row),
+            **decode_value(CardText, text, f"card {card_id}").model_dump(),
+            scope=parse_scope(row),
             trust=row.trust,
             utility=row.utility,
             version=row.version,
@@ -208,28 +208,28 @@ def cards(tables: Tables, row: Row, kinds: Sequence[CardKind] = ()) -> list[Memo
             provenance=provenance,
             created_by=row.created_by,
             reason=row.reason,
-            created=time_of(row.created),
-            changed=time_of(row.changed),
+            created_at=parse_time(row.created),
+            changed_at=parse_time(row.changed),
         )
         for card_id, kind, text in found
         if not kinds or kind in kinds
     ]
 
 
-def found(tables: Tables, query: Query, *, pairs: bool = False) -> list[Row]:
+def find_units(tables: Tables, query: CardQuery, *, pairs: bool = False) -> list[UnitRow]:
     """Return the units that a query finds, or only the pairs among them, the best first."""
-    relevance = dict(relevances(tables, query))
+    relevance = dict(compute_relevances(tables, query))
     standings = [
-        Standing(unit_id, relevance[number], trust, utility, time_of(changed))
+        RankedUnit(unit_id, relevance[number], trust, utility, parse_time(changed))
         for number, unit_id, trust, utility, changed in tables.execute(
-            STANDING, (json.dumps(list(relevance)), PAIR if pairs else None)
+            RANK_QUERY, (json.dumps(list(relevance)), PAIR_UNIT if pairs else None)
         )
     ]
-    best = ranked(standings, query.now)[: query.limit]
-    return [row for unit_id in best for row in rows(tables, "id = ?", (unit_id,))]
+    best = rank_units(standings, query.now)[: query.limit]
+    return [row for unit_id in best for row in select_rows(tables, "id = ?", (unit_id,))]
 
 
-def history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
+def read_history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
     """Return a unit's history, the first change first."""
     changes = tables.execute(
         "SELECT before, after, reason, test, version, at FROM memory_history WHERE unit = ? "
@@ -238,12 +238,12 @@ def history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
     ).fetchall()
     return tuple(
         StatusChange(
-            before=before, after=after, reason=reason, promotion=test, version=version, at=time_of(at)
+            before=before, after=after, reason=reason, test_number=test, version=version, at=parse_time(at)
         )
         for before, after, reason, test, version, at in changes
     )
 
 
-def scope_of(row: Row) -> Scope:
+def parse_scope(row: UnitRow) -> Scope:
     """Return for whom a unit is meant."""
-    return read(Scope, row.scope, f"scope of unit {row.id}")
+    return decode_value(Scope, row.scope, f"scope of unit {row.id}")

@@ -17,43 +17,43 @@ from itertools import accumulate
 import regex
 
 from reflact.memory import CardKind, CardStatus, Scope
-from reflact.memory_cards import NEXT
-from reflact.memory_ports import Query
+from reflact.memory_cards import NEXT_STATUSES
+from reflact.memory_ports import CardQuery
 from reflact.skill import UNSPACED_SCRIPTS
 from reflact.store.database import Tables
 
-INDEXED = 20_000
+MAX_INDEXED_CHARS = 20_000
 """Characters of a card that can be found; what stands after them is kept, but not searched."""
 
-ASKED = 32
+MAX_QUERY_WORDS = 32
 """Distinct words of a question that count, the first ones."""
 
-FEW = 3
+MAX_COMMON_WORDS = 3
 """Words that count where all are in more units than can be ranked."""
 
-LOOKED_AT = 1_024
+MAX_RANKED_UNITS = 1_024
 """Units that are ranked for a question: the newest of those that match."""
 
-NEWEST = "SELECT rowid, 0 FROM memory_units_fts WHERE memory_units_fts MATCH ? ORDER BY rowid DESC LIMIT ?"
-BEST = """
+NEWEST_QUERY = "SELECT rowid, 0 FROM memory_units_fts WHERE memory_units_fts MATCH ? ORDER BY rowid DESC LIMIT ?"
+BEST_QUERY = """
 SELECT rowid, -bm25(memory_units_fts) FROM memory_units_fts WHERE memory_units_fts MATCH ?
 AND +rowid IN (SELECT rowid FROM memory_units_fts WHERE memory_units_fts MATCH ?)
 """
 
-_RUN = regex.compile(
+_WORD_RUN = regex.compile(
     rf"[{UNSPACED_SCRIPTS}\p{{M}}]*[{UNSPACED_SCRIPTS}][{UNSPACED_SCRIPTS}\p{{M}}]*|[^\W{UNSPACED_SCRIPTS}][^\W{UNSPACED_SCRIPTS}]*"
 )
 _UNSPACED = regex.compile(rf"[{UNSPACED_SCRIPTS}]")
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return a text's words as they are indexed, in order: folded, with runs of unspaced scripts in pairs.
 
     Other threads are not let in at each word, as ``regex`` would: two that take turns so fast leave none to
     an event loop that waits for its own.
     """
     found: list[str] = []
-    for run in _RUN.findall(unicodedata.normalize("NFKC", text).casefold(), concurrent=False):
+    for run in _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold(), concurrent=False):
         if _UNSPACED.search(run, concurrent=False):
             found.extend(run[at : at + 2] for at in range(len(run)))
         else:
@@ -61,63 +61,63 @@ def words(text: str) -> list[str]:
     return found
 
 
-def indexed(texts: Iterable[str]) -> str:
+def build_index_text(texts: Iterable[str]) -> str:
     """Return what the index holds of a unit's texts; a line that stands in several of them counts once."""
-    lines = dict.fromkeys(line for text in texts for line in text[:INDEXED].splitlines())
-    return " ".join(" ".join(words(line)) for line in lines)
+    lines = dict.fromkeys(line for text in texts for line in text[:MAX_INDEXED_CHARS].splitlines())
+    return " ".join(" ".join(split_words(line)) for line in lines)
 
 
-def tags(status: CardStatus, kinds: Iterable[CardKind], scope: Scope) -> str:
+def build_tags(status: CardStatus, kinds: Iterable[CardKind], scope: Scope) -> str:
     """Return the tags of a unit: what it may be filtered by."""
     named = [f"status_{status}", *(f"kind_{kind}" for kind in kinds)]
-    for name, values in _fields(scope):
-        named.extend(_tag(name, value) for value in values) if values else named.append(f"{name}_any")
+    for name, values in _list_scope_fields(scope):
+        named.extend(_build_tag(name, value) for value in values) if values else named.append(f"{name}_any")
     return " ".join(named)
 
 
-def filtering(query: Query) -> str:
+def build_filter(query: CardQuery) -> str:
     """Return the expression that all units match which a query may find, whatever its words."""
     groups: list[Sequence[str]] = [
-        [f"status_{status}" for status in query.statuses or NEXT],
+        [f"status_{status}" for status in query.statuses or NEXT_STATUSES],
         [f"kind_{kind}" for kind in query.kinds],
     ]
     if not query.all_scopes:
         groups.extend(
-            [f"{name}_any", *(_tag(name, value) for value in values)] for name, values in _fields(query.scope)
+            [f"{name}_any", *(_build_tag(name, value) for value in values)] for name, values in _list_scope_fields(query.scope)
         )
-    return " AND ".join(_any("tags", group) for group in groups if group)
+    return " AND ".join(_match_any("tags", group) for group in groups if group)
 
 
-def relevances(tables: Tables, query: Query) -> list[tuple[int, float]]:
+def compute_relevances(tables: Tables, query: CardQuery) -> list[tuple[int, float]]:
     """Return the numbers of the units that match a query, with how relevant they are.
 
     Relevance is BM25 over the rarest words, as many as together stand in few enough units to be ranked;
     where every word is in more, it is how many of the first of them a unit has. Without words it is 0.
     """
-    filters, asked = filtering(query), list(dict.fromkeys(_asked(query.text)))[:ASKED]
+    filters, asked = build_filter(query), list(dict.fromkeys(_split_query(query.text)))[:MAX_QUERY_WORDS]
     if not asked:
-        return tables.execute(NEWEST, (filters, LOOKED_AT)).fetchall()
-    rare = _rare(tables, asked)
+        return tables.execute(NEWEST_QUERY, (filters, MAX_RANKED_UNITS)).fetchall()
+    rare = _select_rare_words(tables, asked)
     if rare:
-        told = _any("words", rare)
-        return tables.execute(BEST, (told, f"{filters} AND {told}")).fetchall()
+        told = _match_any("words", rare)
+        return tables.execute(BEST_QUERY, (told, f"{filters} AND {told}")).fetchall()
     held: Counter[int] = Counter()
-    for word in asked[:FEW]:
-        match = f"{filters} AND {_any('words', [word])}"
-        held.update(number for number, _ in tables.execute(NEWEST, (match, LOOKED_AT)))
+    for word in asked[:MAX_COMMON_WORDS]:
+        match = f"{filters} AND {_match_any('words', [word])}"
+        held.update(number for number, _ in tables.execute(NEWEST_QUERY, (match, MAX_RANKED_UNITS)))
     return list(held.items())
 
 
-def _rare(tables: Tables, asked: Sequence[str]) -> list[str]:
+def _select_rare_words(tables: Tables, asked: Sequence[str]) -> list[str]:
     """Return the rarest words that together stand in at most as many units as are ranked."""
-    counts = sorted((_units_with(tables, word), place, word) for place, word in enumerate(asked))
+    counts = sorted((_count_units_with(tables, word), place, word) for place, word in enumerate(asked))
     sums = accumulate(count for count, _, _ in counts)
-    return [word for (_, _, word), units in zip(counts, sums, strict=True) if units <= LOOKED_AT]
+    return [word for (_, _, word), units in zip(counts, sums, strict=True) if units <= MAX_RANKED_UNITS]
 
 
-def _asked(text: str) -> Iterator[str]:
+def _split_query(text: str) -> Iterator[str]:
     """Yield a question's words; a single character of an unspaced script finds the pairs it begins."""
-    for run in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
+    for run in _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
         if not _UNSPACED.search(run):
             yield run
         elif len(run) == 1:
@@ -126,21 +126,21 @@ def _asked(text: str) -> Iterator[str]:
             yield from (run[at : at + 2] for at in range(len(run) - 1))
 
 
-def _units_with(tables: Tables, word: str) -> int:
+def _count_units_with(tables: Tables, word: str) -> int:
     """Return in how many units a word stands, LOOKED_AT + 1 for any number above."""
     (count,) = tables.execute(
         "SELECT count(*) FROM (SELECT 1 FROM memory_units_fts WHERE memory_units_fts MATCH ? LIMIT ?)",
-        (_any("words", [word]), LOOKED_AT + 1),
+        (_match_any("words", [word]), MAX_RANKED_UNITS + 1),
     ).fetchone()
     return int(count)
 
 
-def _any(column: str, names: Sequence[str]) -> str:
+def _match_any(column: str, names: Sequence[str]) -> str:
     quoted = (f'"{name[:-1]}" *' if name.endswith("*") else f'"{name}"' for name in names)
     return f"{column} : ({' OR '.join(quoted)})"
 
 
-def _fields(scope: Scope) -> tuple[tuple[str, Sequence[str]], ...]:
+def _list_scope_fields(scope: Scope) -> tuple[tuple[str, Sequence[str]], ...]:
     user = () if scope.user is None else (scope.user,)
     return (
         ("role", scope.roles),
@@ -150,5 +150,5 @@ def _fields(scope: Scope) -> tuple[tuple[str, Sequence[str]], ...]:
     )
 
 
-def _tag(name: str, value: str) -> str:
+def _build_tag(name: str, value: str) -> str:
     return f"{name}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

@@ -27,15 +27,15 @@ from reflact.memory import Action, Transition
 
 D = TypeVar("D")
 
-_NOT_RUN = (CallDeferred, ApprovalRequired, SkipToolExecution)
+_NOT_EXECUTED = (CallDeferred, ApprovalRequired, SkipToolExecution)
 
 
 class ToolRecorder(AbstractCapability[D]):
     """A capability that notes the state before and after each call of a tool; made by ``recording``."""
 
-    def __init__(self, state: Callable[[D], JsonValue], step: Callable[[Transition], None] | None) -> None:
+    def __init__(self, state: Callable[[D], JsonValue], on_transition: Callable[[Transition], None] | None) -> None:
         self._state = state
-        self._step = step
+        self._on_transition = on_transition
         self._transitions: list[Transition] = []
 
     @property
@@ -56,15 +56,15 @@ class ToolRecorder(AbstractCapability[D]):
         before = deepcopy(self._state(ctx.deps))
         try:
             result = await handler(args)
-        except _NOT_RUN:
+        except _NOT_EXECUTED:
             raise
         except Exception:  # whatever it is, the tool has acted; it goes on to the agent
-            self._note(before, call, ctx.deps)
+            self._record_transition(before, call, ctx.deps)
             raise
-        self._note(before, call, ctx.deps)
+        self._record_transition(before, call, ctx.deps)
         return result
 
-    def _note(self, before: JsonValue, call: ToolCallPart, deps: D) -> None:
+    def _record_transition(self, before: JsonValue, call: ToolCallPart, deps: D) -> None:
         after = deepcopy(self._state(deps))
         action = Action(name=call.tool_name, arguments=call.args_as_dict())
         try:
@@ -76,13 +76,13 @@ class ToolRecorder(AbstractCapability[D]):
                 "render it as a value that JSON has"
             ) from None
         self._transitions.append(transition)
-        if self._step is not None:
-            self._step(transition)
+        if self._on_transition is not None:
+            self._on_transition(transition)
 
 
 @contextmanager
 def record_tools(
-    state: Callable[[D], JsonValue], *, step: Callable[[Transition], None] | None = None
+    state: Callable[[D], JsonValue], *, on_transition: Callable[[Transition], None] | None = None
 ) -> Iterator[ToolRecorder[D]]:
     """Record runs of an agent that are made within the block and given the recorder as a capability.
 
@@ -97,4 +97,4 @@ def record_tools(
         DataError: In the run: what was rendered is neither text nor JSON.
     """
     with Agent.parallel_tool_call_execution_mode("sequential"):
-        yield ToolRecorder(state, step)
+        yield ToolRecorder(state, on_transition)

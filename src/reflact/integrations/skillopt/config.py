@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from reflact.config import TrainerConfig
 from reflact.errors import ConfigError
-from reflact.integrations.skillopt.files import SECRET_TEXT, OlderConfig
+from reflact.integrations.skillopt.files import SECRET_TEXT, SkillOptConfig
 from reflact.integrations.skillopt.models import Conversion, convert_roles
 from reflact.loading import list_config_keys, load_config
 from reflact.types import FrozenModel
@@ -19,7 +19,7 @@ from reflact.types import FrozenModel
 PRESET = "skillopt"
 """The preset that the converted settings differ from."""
 
-SAME: Mapping[str, str] = {
+SAME_MEANING: Mapping[str, str] = {
     "split_ratio": "data.ratio",
     "num_epochs": "train.num_epochs",
     "batch_size": "train.batch_size",
@@ -70,51 +70,51 @@ LR_CONTROL: Mapping[str, tuple[str, ...]] = {
     "autonomous": ("auto", "optimizer"),
     "none": ("off", "no_lr"),
 }
-MODES: Mapping[str, tuple[str, ...]] = {
+UPDATE_MODES: Mapping[str, tuple[str, ...]] = {
     "patch": ("edits",),
     "rewrite": ("rewrite_from_suggestions", "suggestions", "rewrite_suggestions"),
     "full_rewrite": ("full_rewrite_minibatch", "minibatch_full_rewrite", "skill_rewrite_minibatch"),
 }
 
 
-class Gone(NamedTuple):
+class UnsupportedKeys(NamedTuple):
     """Keys without a counterpart: the pattern of their flat names, and the reason."""
 
     pattern: str
     reason: str
 
 
-GONE = (
-    Gone(r"steps_per_epoch|batches_per_epoch|samples_per_epoch", "it follows from the data and the batches"),
-    Gone(r"split_output_dir", "splits are not written out; the store keeps their fingerprint"),
-    Gone(r"limit|sel_env_num|test_env_num", "splits are used whole; shorten the data instead"),
-    Gone(r"max_turns|max_steps|max_tool_turns", "an environment knows its own bounds"),
-    Gone(r"max_analyst_rounds|meta_edit_budget", "SkillOpt does not use it either"),
-    Gone(
+UNSUPPORTED_KEYS = (
+    UnsupportedKeys(r"steps_per_epoch|batches_per_epoch|samples_per_epoch", "it follows from the data and the batches"),
+    UnsupportedKeys(r"split_output_dir", "splits are not written out; the store keeps their fingerprint"),
+    UnsupportedKeys(r"limit|sel_env_num|test_env_num", "splits are used whole; shorten the data instead"),
+    UnsupportedKeys(r"max_turns|max_steps|max_tool_turns", "an environment knows its own bounds"),
+    UnsupportedKeys(r"max_analyst_rounds|meta_edit_budget", "SkillOpt does not use it either"),
+    UnsupportedKeys(
         r"use_semantic_density|semantic_density_weight|leading_words",
         "a bonus for wording can be earned without being any better",
     ),
-    Gone(
+    UnsupportedKeys(
         r"rewrite_reasoning_effort|rewrite_max_completion_tokens",
         "a role has one effort and one cap: models.optimizer.reasoning_effort and .max_tokens",
     ),
-    Gone(
+    UnsupportedKeys(
         r"(codex|claude_code|cursor|copilot)_.*|sandbox|resolved_qwen_thinking_modes",
         "command-line agents are no backends of this configuration",
     ),
-    Gone(
+    UnsupportedKeys(
         r".*azure_openai_(auth_mode|ad_scope|managed_identity_client_id)",
         "keys come from an environment variable or, in Python, from an async function",
     ),
-    Gone(
+    UnsupportedKeys(
         r".*(azure|qwen_chat|minimax|openai_compatible)_.*",
         "it belongs to a backend that no role of this configuration uses, or has no counterpart",
     ),
-    Gone(
+    UnsupportedKeys(
         r"mode|image_detail|shuffle_choices|use_theorem|use_sketch",
         "it belongs to an environment of SkillOpt",
     ),
-    Gone(r"out_root", "old files stay as they are: out_dir names a new folder"),
+    UnsupportedKeys(r"out_root", "old files stay as they are: out_dir names a new folder"),
 )
 
 
@@ -129,8 +129,8 @@ class ConvertedConfig(FrozenModel):
     """
 
     settings: Mapping[str, JsonValue]
-    gone: Mapping[str, tuple[str, ...]]
-    dropped: tuple[str, ...]
+    unsupported: Mapping[str, tuple[str, ...]]
+    omitted_secrets: tuple[str, ...]
     remarks: tuple[str, ...]
 
     @property
@@ -144,7 +144,7 @@ class ConvertedConfig(FrozenModel):
         return head + yaml.safe_dump(_nest(self.settings), sort_keys=False, allow_unicode=True)
 
 
-def convert_config(older: OlderConfig, name: str) -> ConvertedConfig:
+def convert_config(older: SkillOptConfig, name: str) -> ConvertedConfig:
     """Return a SkillOpt configuration in the terms of this library.
 
     Args:
@@ -152,37 +152,37 @@ def convert_config(older: OlderConfig, name: str) -> ConvertedConfig:
         name: The name of the new run's folder.
     """
     conversion = Conversion(older)
-    for flat, new in SAME.items():
+    for flat, new in SAME_MEANING.items():
         conversion.copy(flat, new)
     for flat, (new, spellings) in CHOICES.items():
         conversion.copy(flat, new, spellings)
     for flat, new in NONE_IF_ZERO.items():
         if conversion.value(flat) != 0:
             conversion.copy(flat, new)
-        conversion.use(flat)
+        conversion.mark_used(flat)
     _convert_data(conversion)
     _convert_step_size(conversion)
     _convert_update_mode(conversion)
     convert_roles(conversion)
     gone: dict[str, list[str]] = {}
     for key in older.keys.values():
-        if key.name not in conversion.used:
-            reason = next((g.reason for g in GONE if re.fullmatch(g.pattern, key.name)), None)
-            gone.setdefault(reason or "not a known key of SkillOpt", []).append(key.shown)
+        if key.name not in conversion.used_keys:
+            reason = next((g.reason for g in UNSUPPORTED_KEYS if re.fullmatch(g.pattern, key.name)), None)
+            gone.setdefault(reason or "not a known key of SkillOpt", []).append(key.spelling)
     conversion.set("out_dir", f"runs/{name}")
     settings, misfits = _select_valid(conversion)
     for reason, names in misfits.items():
         gone.setdefault(reason, []).extend(names)
     return ConvertedConfig(
         settings={"preset": PRESET, **settings},
-        gone={reason: tuple(names) for reason, names in gone.items()},
-        dropped=older.dropped,
+        unsupported={reason: tuple(names) for reason, names in gone.items()},
+        omitted_secrets=older.omitted_secrets,
         remarks=(*older.remarks, *conversion.remarks),
     )
 
 
 def _convert_data(conversion: Conversion) -> None:
-    conversion.use("split_mode", "split_seed", "split_dir", "data_path", "env")
+    conversion.mark_used("split_mode", "split_seed", "split_dir", "data_path", "env")
     split, raw = conversion.text("split_dir"), conversion.text("data_path")
     from_folder = conversion.text("split_mode").strip().lower() == "split_dir"
     path = split if from_folder or not raw else raw
@@ -203,7 +203,7 @@ def _convert_data(conversion: Conversion) -> None:
 
 
 def _convert_step_size(conversion: Conversion) -> None:
-    conversion.use("min_edit_budget", "lr_scheduler", "lr_control_mode")
+    conversion.mark_used("min_edit_budget", "lr_scheduler", "lr_control_mode")
     most, least = conversion.value("edit_budget"), conversion.value("min_edit_budget")
     if isinstance(least, int):
         bound = most if isinstance(most, int) else 4
@@ -223,13 +223,13 @@ def _convert_step_size(conversion: Conversion) -> None:
 
 
 def _convert_update_mode(conversion: Conversion) -> None:
-    conversion.use("skill_update_mode")
+    conversion.mark_used("skill_update_mode")
     if not conversion.value("skill_update_mode"):
         return
-    mode = str(conversion.resolve("skill_update_mode", MODES))
-    if mode not in MODES:
+    mode = str(conversion.resolve("skill_update_mode", UPDATE_MODES))
+    if mode not in UPDATE_MODES:
         conversion.add_remark("skill_update_mode has an unknown value; SkillOpt took it for patch.")
-    conversion.set("update.mode", mode if mode in MODES else "patch", "skill_update_mode")
+    conversion.set("update.mode", mode if mode in UPDATE_MODES else "patch", "skill_update_mode")
 
 
 def _select_valid(conversion: Conversion) -> tuple[dict[str, JsonValue], dict[str, list[str]]]:

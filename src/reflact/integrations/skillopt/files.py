@@ -21,14 +21,14 @@ from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.skill import check_document, find_regions
 from reflact.types import FrozenModel, Skill
 
-BASE = "_base_"
-LARGEST = 64 * 1024 * 1024
+BASE_KEY = "_base_"
+MAX_FILE_BYTES = 64 * 1024 * 1024
 """Bytes of one file at most."""
 
-DEEPEST = 10
+MAX_BASE_DEPTH = 10
 """Configurations that build on each other at most."""
 
-MOST = 1000
+MAX_LIST_ENTRIES = 1000
 """Entries of a list at most."""
 
 SECRET_NAME = re.compile(
@@ -41,7 +41,7 @@ SECRET_TEXT = re.compile(
 SECTIONS = {"train", "env", "model", "gradient", "optimizer", "evaluation"}
 """The sections of a YAML file; any other mapping is a value."""
 
-FLAT = {
+FLAT_NAMES = {
     "learning_rate": "edit_budget",
     "min_learning_rate": "min_edit_budget",
     "meta_learning_rate": "meta_edit_budget",
@@ -54,7 +54,7 @@ FLAT = {
 """Other names of keys, by which a section or ``config.json`` spells them."""
 
 
-class OlderKey(FrozenModel):
+class SkillOptKey(FrozenModel):
     """One key of a SkillOpt configuration.
 
     Args:
@@ -64,11 +64,11 @@ class OlderKey(FrozenModel):
     """
 
     name: str
-    shown: str
+    spelling: str
     value: JsonValue
 
 
-class OlderConfig(FrozenModel):
+class SkillOptConfig(FrozenModel):
     """A SkillOpt configuration.
 
     Args:
@@ -77,19 +77,19 @@ class OlderConfig(FrozenModel):
         remarks: What the user should know about the files.
     """
 
-    keys: Mapping[str, OlderKey]
-    dropped: tuple[str, ...] = ()
+    keys: Mapping[str, SkillOptKey]
+    omitted_secrets: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-class OlderDocument(FrozenModel):
+class SkillOptDocument(FrozenModel):
     """A skill document of SkillOpt, and what the user should know about it."""
 
     skill: Skill
     remarks: tuple[str, ...] = ()
 
 
-def read_config(path: Path) -> OlderConfig:
+def read_config(path: Path) -> SkillOptConfig:
     """Read a configuration and every configuration that it builds on.
 
     A key of the file replaces the same key of its base, whether it stands in a section or not.
@@ -100,7 +100,7 @@ def read_config(path: Path) -> OlderConfig:
     return _read_layers(path, ())
 
 
-def read_document(path: Path) -> OlderDocument:
+def read_document(path: Path) -> SkillOptDocument:
     """Read a skill document; line breaks become those of Unix.
 
     Raises:
@@ -117,30 +117,30 @@ def read_document(path: Path) -> OlderDocument:
     kept = [named[region.name] for region in find_regions(text) if region.name in named]
     if kept:
         remarks = (*remarks, f"The protected regions stay as they are: {' and '.join(kept)}.")
-    return OlderDocument(skill=Skill(text=text), remarks=remarks)
+    return SkillOptDocument(skill=Skill(text=text), remarks=remarks)
 
 
-def flatten_keys(raw: Mapping[str, object]) -> OlderConfig:
+def flatten_keys(raw: Mapping[str, object]) -> SkillOptConfig:
     """Return the keys of one file under their flat names, without those that hold secrets.
 
     If a key stands both in a section and outside of any, the section decides.
     """
-    keys: dict[str, OlderKey] = {}
+    keys: dict[str, SkillOptKey] = {}
     dropped: list[str] = []
     remarks: list[str] = []
     for section, key, value in sorted(_list_keys(raw), key=lambda entry: bool(entry[0])):
         shown = f"{section}.{key}" if section else key
-        name = FLAT.get(key, key)
-        if SECRET_NAME.search(name) or _holds_secret(value):
+        name = FLAT_NAMES.get(key, key)
+        if SECRET_NAME.search(name) or _contains_secret(value):
             dropped.append(shown)
             continue
         is_finite = not isinstance(value, float) or math.isfinite(value)
         if not is_finite:
             remarks.append(f"{shown} is not a finite number; it counts as absent.")
         if name in keys:
-            remarks.append(f"{keys[name].shown} and {shown} are the same key; {shown} was used.")
-        keys[name] = OlderKey(name=name, shown=shown, value=value if is_finite else None)
-    return OlderConfig(keys=keys, dropped=tuple(dropped), remarks=tuple(remarks))
+            remarks.append(f"{keys[name].spelling} and {shown} are the same key; {shown} was used.")
+        keys[name] = SkillOptKey(name=name, spelling=shown, value=value if is_finite else None)
+    return SkillOptConfig(keys=keys, omitted_secrets=tuple(dropped), remarks=tuple(remarks))
 
 
 def _list_keys(raw: Mapping[str, object]) -> list[tuple[str, str, JsonValue]]:
@@ -153,7 +153,7 @@ def _list_keys(raw: Mapping[str, object]) -> list[tuple[str, str, JsonValue]]:
     return entries
 
 
-def _holds_secret(value: JsonValue) -> bool:
+def _contains_secret(value: JsonValue) -> bool:
     if isinstance(value, str):
         return SECRET_TEXT.search(value) is not None
     if isinstance(value, list):
@@ -161,12 +161,12 @@ def _holds_secret(value: JsonValue) -> bool:
     return False
 
 
-def _read_layers(path: Path, above: tuple[Path, ...]) -> OlderConfig:
+def _read_layers(path: Path, above: tuple[Path, ...]) -> SkillOptConfig:
     if path.suffix not in {".yaml", ".yml", ".json"}:
         raise ConfigError(f"{path}: a configuration of SkillOpt ends in .yaml, .yml or .json")
     place = path.absolute()
-    if len(above) >= DEEPEST or place.resolve() in above:
-        raise ConfigError(f"{path}: {BASE} forms a circle, or more than {DEEPEST} files build on each other")
+    if len(above) >= MAX_BASE_DEPTH or place.resolve() in above:
+        raise ConfigError(f"{path}: {BASE_KEY} forms a circle, or more than {MAX_BASE_DEPTH} files build on each other")
     try:
         text, remarks = _read_text(path)
         value: object = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -176,17 +176,17 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> OlderConfig:
         raise ConfigError(f"{path} is malformed: {type(error).__name__}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a mapping of sections at the top")
-    base = value.pop(BASE, None)
+    base = value.pop(BASE_KEY, None)
     own = flatten_keys(value)
     own = own.model_copy(update={"remarks": (*remarks, *own.remarks)})
     if base is None:
         return own
     if not isinstance(base, str) or Path(base).is_absolute():
-        raise ConfigError(f"{path}: {BASE} must name one file, relative to this one")
+        raise ConfigError(f"{path}: {BASE_KEY} must name one file, relative to this one")
     under = _read_layers(place.parent / base, (*above, place.resolve()))
-    return OlderConfig(
+    return SkillOptConfig(
         keys={**under.keys, **own.keys},
-        dropped=tuple(dict.fromkeys((*under.dropped, *own.dropped))),
+        omitted_secrets=tuple(dict.fromkeys((*under.omitted_secrets, *own.omitted_secrets))),
         remarks=(*under.remarks, *own.remarks),
     )
 
@@ -198,7 +198,7 @@ def _simplify(value: object) -> JsonValue:
     entries = value if isinstance(value, list) else []
     return [
         entry
-        for entry in entries[:MOST]
+        for entry in entries[:MAX_LIST_ENTRIES]
         if isinstance(entry, str | int) or (isinstance(entry, float) and math.isfinite(entry))
     ]
 
@@ -211,14 +211,14 @@ def _read_text(path: Path) -> tuple[str, tuple[str, ...]]:
         if not stat.S_ISREG(place.stat().st_mode):
             raise UsageError(f"{path} is not a file")
         with place.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+            raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}") from None
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path} cannot be read: {reason}") from None
-    if len(raw) > LARGEST:
-        raise UsageError(f"{path} is larger than {LARGEST} bytes")
+    if len(raw) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
     wide = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
         return raw.decode("utf-16" if wide else "utf-8-sig"), ()

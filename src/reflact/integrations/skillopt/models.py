@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from reflact.integrations.skillopt.files import OlderConfig
+from reflact.integrations.skillopt.files import SkillOptConfig
 
 ROLES = ("target", "optimizer")
-OPENAI = "https://api.openai.com/v1"
-CHAT = {"openai_chat", "azure_openai"}
-BOTH = {"openai_compatible", "claude_chat", "copilot_chat", "codex_exec"}
+OPENAI_URL = "https://api.openai.com/v1"
+CHAT_BACKENDS = {"openai_chat", "azure_openai"}
+SHARED_BACKENDS = {"openai_compatible", "claude_chat", "copilot_chat", "codex_exec"}
 """Common backends that serve both roles; any other one serves the target alone."""
 
 BACKENDS: Mapping[str, tuple[str, ...]] = {
@@ -24,8 +24,8 @@ BACKENDS: Mapping[str, tuple[str, ...]] = {
     "copilot_chat": ("copilot", "copilot_cli", "github_copilot"),
     "codex_exec": ("codex", "openai"),
 }
-WITHOUT_AZURE = {"openai_compatible", "compat", "openai"}
-WITH_TOKEN = {"azure_cli", "managed_identity", "azure_ad", "aad"}
+NON_AZURE_MODES = {"openai_compatible", "compat", "openai"}
+TOKEN_AUTH_MODES = {"azure_cli", "managed_identity", "azure_ad", "aad"}
 THINKING: Mapping[str, tuple[str, ...]] = {
     "enabled": ("enable", "true", "yes", "on", "1"),
     "disabled": ("disable", "false", "no", "off", "0"),
@@ -37,9 +37,9 @@ NO_TEMPERATURE: Mapping[str, tuple[str, ...]] = {"": ("none", "off", "null")}
 class Conversion:
     """A configuration under conversion: the keys that were used, the new settings, and remarks."""
 
-    def __init__(self, older: OlderConfig) -> None:
+    def __init__(self, older: SkillOptConfig) -> None:
         self._older = older
-        self.used: set[str] = set()
+        self.used_keys: set[str] = set()
         self.settings: dict[str, JsonValue] = {}
         self.origins: dict[str, str] = {}
         self.remarks: list[str] = []
@@ -67,9 +67,9 @@ class Conversion:
         spelling = str(value).strip().lower()
         return next((known for known, more in spellings.items() if spelling in {known, *more}), value)
 
-    def use(self, *names: str) -> None:
+    def mark_used(self, *names: str) -> None:
         """Mark keys as used."""
-        self.used.update(names)
+        self.used_keys.update(names)
 
     def set(self, new: str, value: JsonValue, name: str | None = None) -> None:
         """Set a key of this library, from a key of SkillOpt."""
@@ -77,11 +77,11 @@ class Conversion:
             return
         self.settings[new] = value
         if name is not None and name in self._older.keys:
-            self.origins[new] = self._older.keys[name].shown
+            self.origins[new] = self._older.keys[name].spelling
 
     def copy(self, name: str, new: str, spellings: Mapping[str, tuple[str, ...]] | None = None) -> None:
         """Set a key to the value of an older one, unless that is empty."""
-        self.use(name)
+        self.mark_used(name)
         value = self.resolve(name, spellings or {})
         if value != "":
             self.set(new, value, name)
@@ -92,20 +92,20 @@ class Conversion:
 
     def find_first(self, *names: str) -> str | None:
         """Return the first of the keys that has a value, and mark all of them as used."""
-        self.use(*names)
+        self.mark_used(*names)
         return next((name for name in names if self.value(name) is not None and self.value(name) != ""), None)
 
 
 def convert_roles(conversion: Conversion) -> None:
     """Convert the models of both roles, and how to reach them."""
-    conversion.use("reasoning_effort")
+    conversion.mark_used("reasoning_effort")
     for role in ROLES:
         conversion.copy(f"{role}_model", f"models.{role}.model")
         effort = conversion.text("reasoning_effort")
         if effort:
             conversion.set(f"models.{role}.reasoning_effort", effort, "reasoning_effort")
         backend = _find_backend(conversion, role)
-        if backend in CHAT:
+        if backend in CHAT_BACKENDS:
             _convert_azure(conversion, role)
         elif backend == "qwen_chat":
             _convert_qwen(conversion, role)
@@ -129,10 +129,10 @@ def convert_roles(conversion: Conversion) -> None:
 
 def _find_backend(conversion: Conversion, role: str) -> str:
     """Return the backend of a role: its own one, or the common one if its own is the default."""
-    conversion.use(f"{role}_backend", "backend")
+    conversion.mark_used(f"{role}_backend", "backend")
     own = str(conversion.resolve(f"{role}_backend", BACKENDS) or "openai_chat")
     common = str(conversion.resolve("backend", BACKENDS) or "openai_chat")
-    return common if own == "openai_chat" and (role == "target" or common in BOTH) else own
+    return common if own == "openai_chat" and (role == "target" or common in SHARED_BACKENDS) else own
 
 
 def _convert_azure(conversion: Conversion, role: str) -> None:
@@ -147,12 +147,12 @@ def _convert_azure(conversion: Conversion, role: str) -> None:
         f"{role}_azure_openai_api_version", "azure_openai_api_version", "azure_api_version"
     )
     named = "" if mode is None else conversion.text(mode).strip().lower()
-    if named in WITHOUT_AZURE:
+    if named in NON_AZURE_MODES:
         return
     conversion.set(f"models.{role}.api", "azure")
     if version is not None:
         conversion.set(f"models.{role}.api_version", conversion.value(version), version)
-    if named in WITH_TOKEN:
+    if named in TOKEN_AUTH_MODES:
         conversion.add_remark(
             f"The {role} signed in without a key; in Python, models.{role}.key can fetch its token."
         )
@@ -189,6 +189,6 @@ def _convert_minimax(conversion: Conversion, role: str) -> None:
 def _separate_optimizer(conversion: Conversion) -> None:
     """Prevent that the optimizer inherits a connection of the target that it never had."""
     if "models.target.base_url" in conversion.settings:
-        conversion.settings.setdefault("models.optimizer.base_url", OPENAI)
+        conversion.settings.setdefault("models.optimizer.base_url", OPENAI_URL)
     if "models.target.api" in conversion.settings:
         conversion.settings.setdefault("models.optimizer.api", "openai")
