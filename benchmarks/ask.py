@@ -19,10 +19,10 @@ import anyio
 import httpx
 import openai
 
-from reflact.calls import CallId, Message, RenderedPrompt
+from reflact.config.models import ModelConfig
 from reflact.llm.client import Client
-from reflact.roles import ModelConfig
-from reflact.stages.replies import RankReply
+from reflact.messages import CallId, Message, RenderedPrompt
+from reflact.stages.reply_models import RankReply
 from reflact.store.runs import open_store
 
 CALLS, ROUNDS = 200, 5

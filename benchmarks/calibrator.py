@@ -36,11 +36,11 @@ from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import Mistake
-from reflact.calibration.review import assign_fold
+from reflact.calibration.significance import assign_fold
 from reflact.calibration.trace import Trace
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, Evaluation, Label, Transition
-from reflact.tasks import run_beside
+from reflact.concurrency import run_beside
+from reflact.memory.models import Action, Evaluation, Label, Transition
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -85,7 +85,9 @@ def recorded(name: str, number: int, count: int, *, claims: bool) -> Trace:
 
 def said(before: float, after: float) -> Evaluation:
     """Return an evaluation."""
-    return Evaluation(progress_before=before, progress_after=after, reasoning="As it says.", evidence=("filed",))
+    return Evaluation(
+        progress_before=before, progress_after=after, reasoning="As it says.", evidence=("filed",)
+    )
 
 
 def flat(name: str) -> Trace:
@@ -175,7 +177,8 @@ async def whole_round(folder: Path) -> Measured:
         learn = [recorded(f"learn {n}", n, 3, claims=n % 2 == 0) for n in range(20)]
         heldout = [recorded(f"held out {n}", n, 3, claims=n % 2 == 0) for n in range(40)]
         settings = CalibratorSettings(
-            contrast=PairSettings(n_judges=2, candidates_per_event=2), curriculum=CurriculumSettings(max_rounds=1)
+            contrast=PairSettings(n_judges=2, candidates_per_event=2),
+            curriculum=CurriculumSettings(max_rounds=1),
         )
         calibrator = Calibrator(slow(), store, settings=settings)
 

@@ -30,7 +30,9 @@ from typing import TypeVar
 
 import anyio
 
-from reflact.memory import (
+from reflact.concurrency import fan_out
+from reflact.memory.cards import TraceIdentity, build_cards, compute_alpha
+from reflact.memory.models import (
     Action,
     ContrastPair,
     Evaluation,
@@ -39,10 +41,8 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.memory_cards import TraceIdentity, build_cards, compute_alpha
-from reflact.memory_ports import CardQuery
-from reflact.memory_store import MemoryStore
-from reflact.tasks import fan_out
+from reflact.memory.protocols import CardQuery
+from reflact.memory.store import MemoryStore
 
 SEED = 8
 WORDS = 20_000
@@ -160,7 +160,9 @@ async def load(path: Path, texts: Texts, pairs: int) -> None:
             await fan_out(memory.submit, batch)
             if start // BATCH % 2:
                 continue
-            test = await memory.open_test([pair.id for pair in batch], holdout_id="benchmark", traces=held_out)
+            test = await memory.open_test(
+                [pair.id for pair in batch], holdout_id="benchmark", traces=held_out
+            )
             await memory.close_test(
                 test.number,
                 PromotionEvidence(

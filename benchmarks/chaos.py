@@ -42,15 +42,15 @@ import httpx
 import openai
 
 from reflact import Trainer
-from reflact.config import BudgetConfig
+from reflact.concurrency import SingleFlight, open_task_group
+from reflact.config.models import ModelConfig
+from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Budget
 from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
-from reflact.results import FaultCount, RunSummary
-from reflact.roles import ModelConfig
-from reflact.tasks import SingleFlight, open_task_group
+from reflact.records import FaultCount, RunSummary
 from reflact.testing import InMemoryRunStore
 
 MODEL = "gpt-4o"

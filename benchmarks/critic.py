@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from memory_pairs import promote
 from reflact import Critic, MemoryStore
-from reflact.memory import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition
-from reflact.tasks import run_beside
+from reflact.concurrency import run_beside
+from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition
 from reflact.testing import ScriptedLLM
 
 MOST_LAG = 0.020

@@ -22,10 +22,10 @@ import instructor
 import openai
 from pydantic import Field
 
-from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.config.models import ModelConfig
 from reflact.events import DraftUpdated, Event
 from reflact.llm.client import Client
-from reflact.roles import ModelConfig
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.testing import InMemoryRunStore
 from reflact.types import FrozenModel
 

@@ -19,12 +19,13 @@ from pathlib import Path
 
 import anyio
 
-from reflact import Trainer, TrainerConfig, wiring
+from reflact import Trainer, TrainerConfig
+from reflact.concurrency import open_outbox
+from reflact.config.loading import load_config
 from reflact.events import BudgetUpdated, Event, RateLimited
-from reflact.loading import load_config
-from reflact.run import Run
-from reflact.tasks import open_outbox
 from reflact.trainer import EventStepAssigner
+from reflact.training import setup as wiring
+from reflact.training.run import Run
 
 EVENTS, REPLAYS, ROUNDS = 100_000, 3, 3
 SHARE = 0.05

@@ -5,7 +5,7 @@
 
 A run is eight candidates, each as good as the skill it would replace, so every acceptance is a false one;
 alpha = 0.10 is divided among the eight. A comparison is one candidate that is better by 15 points, at the
-same level. Decisions are made by ``reflact.paired`` and ``reflact.early_stop`` alone; scores are drawn from a
+same level. Decisions are made by ``reflact.gate.decision`` and ``reflact.gate.early_stop`` alone; scores are drawn from a
 seed, the skill, the trial and the item, so both rules and both ways of stopping see the same ones.
 The exit code is 1 where a stated bound is missed.
 """
@@ -23,8 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from reflact.early_stop import EarlyStopMonitor
-from reflact.paired import GateSettings, Ruling, ScorePair, TrialRequest, decide
+from reflact.gate.decision import GateSettings, Ruling, ScorePair, TrialRequest, decide
+from reflact.gate.early_stop import EarlyStopMonitor
 
 SEED, STEPS, ALPHA, GAIN, FRESH = 2026, 8, 0.10, 0.15, 4
 MAIN, GRID, SEQUENCES = 2000, 200, 1000
@@ -290,7 +290,9 @@ def stable_sequence(n: int, run: int, policy: str, declared: bool) -> tuple[str,
     setting = plan.setting(policy, early_stop=True, deterministic=True)
     for table in tables[1:]:
         candidate = Skill(model, table, "")
-        ruling = reach_ruling(setting.model_copy(update={"declared_deterministic": declared}), candidate, current)
+        ruling = reach_ruling(
+            setting.model_copy(update={"declared_deterministic": declared}), candidate, current
+        )
         actions.append(ruling.action)
         current = candidate if ruling.action == "accept" else current
     return tuple(actions)

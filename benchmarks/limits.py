@@ -18,11 +18,11 @@ import anyio
 import httpx
 from chat_server import running
 
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig
 from reflact.llm.metering import whole
 from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
 from reflact.llm.retry import RetryTransport, retry_after
-from reflact.roles import ModelConfig
-from reflact.tasks import open_task_group
 
 CALLS, SLOTS, WARM_SECONDS, SECONDS = 32, 16, 30.0, 30.0
 SERVED, REFUSED = 0.90, 0.05

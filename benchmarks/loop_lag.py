@@ -23,12 +23,12 @@ import httpx
 import openai
 from chat_server import running
 
-from reflact.calls import CallId, Message, RenderedPrompt
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig
 from reflact.llm.client import Client
-from reflact.roles import ModelConfig
-from reflact.stages.replies import RankReply
+from reflact.messages import CallId, Message, RenderedPrompt
+from reflact.stages.reply_models import RankReply
 from reflact.store.runs import open_store
-from reflact.tasks import open_task_group
 
 WORKERS, ANSWER_SECONDS, SECONDS, ROUNDS = 1000, 60, 30, 2
 MESSAGES = [{"role": "user", "content": "Choose one."}]

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 
 import anyio
 
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.config import ReflectConfig
-from reflact.ports import Session
+from reflact.config.training import ReflectConfig
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
-from reflact.stages.gather import roll_out_and_reflect
+from reflact.protocols import Session
+from reflact.stages.overlap import roll_out_and_reflect
 from reflact.stages.reflect import Analyst, make_edit_analysis
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from gate import at_least, at_most
 
 from reflact.calibration.metrics import ScoredStep
-from reflact.calibration.review import (
+from reflact.calibration.significance import (
     ReplayTestResult,
     UnscoredStep,
     bound_unscored_effect,
@@ -40,8 +40,8 @@ from reflact.calibration.review import (
     count_needed_traces,
     decide_replay_test,
 )
-from reflact.memory import Evaluation, Label
-from reflact.memory_cards import compute_alpha
+from reflact.memory.cards import compute_alpha
+from reflact.memory.models import Evaluation, Label
 
 SEED, SEEDS, QUICK, STEPS, FAMILY = 11, 1000, 4, 4, 5
 SHARE_OF_CLAIMS, FLATTERY, TRACE_NOISE, STEP_NOISE = 0.4, 3.0, 0.7, 0.6
@@ -144,7 +144,9 @@ def outcome(kind: Kind, traces: int, seed: str, *, before: int = 0) -> Outcome:
         raise SystemExit(found.explanation)
     gains = [abs(old.error) - abs(new.error) for old, new in zip(without, with_, strict=True)]
     gains += [step.effect for step in silent]
-    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - compute_alpha(before)) * stdev(gains)
+    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - compute_alpha(before)) * stdev(
+        gains
+    )
     return Outcome(found.has_passed, by_steps, found.outcome == "accuracy_fell")
 
 
@@ -199,7 +201,9 @@ def main() -> int:
     options = parser.parse_args()
     started, seeds = time.perf_counter(), QUICK if options.quick else SEEDS
     parts = [range(start, min(start + 50, seeds)) for start in range(0, seeds, 50)]
-    print(f"{seeds} seeds; the first batch on a held-out set has level {compute_alpha(0):.4f}; bounds are at 95%")
+    print(
+        f"{seeds} seeds; the first batch on a held-out set has level {compute_alpha(0):.4f}; bounds are at 95%"
+    )
     print("| batch            | traces | effect |      d | promoted |  bound | by steps | blocked |")
     print("| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |")
     misses: list[str] = []
@@ -209,7 +213,9 @@ def main() -> int:
             QUICK_PLANNED if options.quick else PLANNED,
         )
         plans = dict(zip(kinds, pool.map(planned, kinds, [looked_at] * len(kinds)), strict=True))
-        sizes = {kind: math.ceil(1.25 * count_needed_traces(plans[kind][1])) for kind in (*HELPFUL, HELPFUL_UNREAD)}
+        sizes = {
+            kind: math.ceil(1.25 * count_needed_traces(plans[kind][1])) for kind in (*HELPFUL, HELPFUL_UNREAD)
+        }
         most = max(sizes[kind] for kind in HELPFUL)
         rows = [(kind, traces) for traces in (25, most) for kind in (HARMFUL, PLACEBO)]
         rows += [(SILENCING, most), (UNREAD, 25), *sizes.items()]

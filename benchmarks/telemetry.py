@@ -27,11 +27,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from reflact import Trainer
-from reflact.calls import CallId, Message, RenderedPrompt, Text
-from reflact.ports import LLM
-from reflact.telemetry import Telemetry, Tracing
+from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
+from reflact.messages import CallId, Message, RenderedPrompt, Text
+from reflact.protocols import LLM
 from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
-from reflact.traced import TracedLLM
 
 CALLS, ROUNDS, MOST = 4_000, 7, 0.02
 PROMPT = RenderedPrompt(name="target", version=1, messages=(Message(role="user", content="double 7"),))

@@ -27,7 +27,7 @@ from reflact import (
     Trace,
     Transition,
 )
-from reflact.targets.traced import record_tools
+from reflact.integrations.pydantic_ai import record_tools
 from reflact.testing import ScriptedLLM
 
 PURPOSE, LETTERS, RUNS = "File all ten letters.", 10, 90

@@ -31,12 +31,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from reflact import ReflactError, Trainer, TrainerConfig
+from reflact.concurrency import Stream
+from reflact.config.loading import load_config
 from reflact.events import Event
 from reflact.llm.cassettes import ReplayTransport, read_cassette
-from reflact.loading import load_config
 from reflact.prompts import find_data_folder
 from reflact.store.runs import open_store
-from reflact.tasks import Stream
 
 PAGE = Path(__file__).with_name("service.html")
 HOSTS = ["127.0.0.1", "localhost"]

@@ -85,7 +85,9 @@ async def run(number: int, critic: Critic) -> Trace:
             after=f"Desk {number}: {done + 1} of 10 letters are sorted.",
         )
         score = await critic.score(step, purpose=PURPOSE)
-        trace.record(step, score, label=Label(progress_before=done, progress_after=done + 1, source="program"))
+        trace.record(
+            step, score, label=Label(progress_before=done, progress_after=done + 1, source="program")
+        )
         done += 1
     trace.finish()
     return trace
@@ -95,7 +97,9 @@ def tell(event: CalibrationEvent) -> None:
     """Say what the calibrator found out, and why it stopped if it did."""
     if isinstance(event, PairBatchTested):
         found = event.evidence
-        print(f"a batch on {found.n_traces} held-out runs: error falls by {found.effect:.2f}, {found.outcome}")
+        print(
+            f"a batch on {found.n_traces} held-out runs: error falls by {found.effect:.2f}, {found.outcome}"
+        )
     elif isinstance(event, CalibratorStopped):
         print(f"the calibrator stopped: {event.reason}")
 
@@ -106,7 +110,9 @@ def show(trace: Trace) -> Trace:
     assert said is not None
     assert right is not None
     if trace.id in {"desk 0", f"desk {RUNS}"}:
-        print(f"{trace.id}: {right.progress_after:g} of 10 are sorted; the critic says {said.progress_after:g}")
+        print(
+            f"{trace.id}: {right.progress_after:g} of 10 are sorted; the critic says {said.progress_after:g}"
+        )
     return trace
 
 

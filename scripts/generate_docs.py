@@ -22,8 +22,8 @@ import typer.main
 from reflact import errors, events
 from reflact.calibration.config import CalibrateConfig
 from reflact.cli.app import app
-from reflact.config import TrainerConfig
-from reflact.loading import list_config_keys
+from reflact.config.loading import list_config_keys
+from reflact.config.training import TrainerConfig
 from reflact.types import GateAction
 
 ROOT = Path(__file__).resolve().parent.parent

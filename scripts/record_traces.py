@@ -36,22 +36,22 @@ from pydantic import Field, create_model
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration.config import CalibrateConfig, resolve_paths
-from reflact.calibration.constructions import (
+from reflact.calibration.perturbations import (
     DistanceBand,
     PairCandidate,
     ReferenceEvaluation,
     build_candidates,
     find_reference,
 )
-from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.concurrency import fan_out
+from reflact.config.loading import load_section
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.connection_pool import PooledTransport
-from reflact.loading import load_section
-from reflact.memory import Action, ContrastPair, Evaluation, Label, Provenance, ScoreEvent, Transition
-from reflact.ports import LLM
-from reflact.tasks import fan_out
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, ScoreEvent, Transition
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.protocols import LLM
 from reflact.testing import InMemoryRunStore as Effects
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "calibration"

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
-from reflact.calibration.holding import list_labeled_events
+from reflact.calibration.splits import list_labeled_events
 from reflact.calibration.trace import Trace
-from reflact.calibration_ports import StoredCalibration
-from reflact.memory import CardStatus, ContrastPair, PromotionEvidence, Scope, ScoreEvent
-from reflact.memory_cards import TraceIdentity
-from reflact.memory_ports import (
+from reflact.memory.cards import TraceIdentity
+from reflact.memory.models import CardStatus, ContrastPair, PromotionEvidence, Scope, ScoreEvent
+from reflact.memory.protocols import (
     BatchTest,
+    StoredCalibration,
     StoredPair,
     StoredTrace,
     Submission,
@@ -115,7 +115,13 @@ class ListMemory:
     async def testable(self, *, before: int | None, most: int) -> tuple[TestableTrace, ...]:
         taught = {origin.trace_id for one in self.stored.values() for origin in one.origins}
         listed = [
-            TestableTrace(number, one.id, one.purpose, Trace.from_stored(one).recording.content_hashes[-1], one.id in taught)
+            TestableTrace(
+                number,
+                one.id,
+                one.purpose,
+                Trace.from_stored(one).recording.content_hashes[-1],
+                one.id in taught,
+            )
             for number, one in enumerate(self.traces.values())
             if list_labeled_events(Trace.from_stored(one))
         ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reflact.calibration.metrics import CriticMetrics, ScoredStep, compute_metrics
-from reflact.calibration.results import CalibrationReport, DropCount, MetricsChange, PairCount, PurposeUsage
-from reflact.memory import Evaluation, Label, PromotionEvidence
-from reflact.results import IntervalEstimate, Usage
+from reflact.calibration.report import CalibrationReport, DropCount, MetricsChange, PairCount, PurposeUsage
+from reflact.memory.models import Evaluation, Label, PromotionEvidence
+from reflact.records import IntervalEstimate, Usage
 
 CRITIC = (
     '{"checksum":"cd6b","critic":"critic@1","llm":"{\\"endpoint\\":\\"http://127.0.0.1:9/v1\\",'
@@ -31,7 +31,9 @@ NOTHING = CalibrationReport(
 )
 
 
-def measures(error: float, *, traces: int = 24, mistakes: tuple[str, ...] = ("inflated_score",)) -> CriticMetrics:
+def measures(
+    error: float, *, traces: int = 24, mistakes: tuple[str, ...] = ("inflated_score",)
+) -> CriticMetrics:
     """Return measures of a critic whose scores are too high by about so much, on traces of three steps."""
     scored = [
         ScoredStep(
@@ -91,7 +93,10 @@ def everything() -> CalibrationReport:
             PairCount(mistake="credit_for_intention", n_pairs=20, difficulty=0.25),
             PairCount(mistake="inflated_score", n_pairs=12, difficulty=None),
         ),
-        dropped=(DropCount(reason="bad_reply", n_candidates=6), DropCount(reason="judged_wrong", n_candidates=3)),
+        dropped=(
+            DropCount(reason="bad_reply", n_candidates=6),
+            DropCount(reason="judged_wrong", n_candidates=3),
+        ),
         n_quarantined=2,
         tests=(
             evidence(1, 0.61, promoted=True, outcome="better"),
@@ -112,9 +117,16 @@ def everything() -> CalibrationReport:
         usage=Usage(calls=1234, input_tokens=56789, output_tokens=4321, usd=1.2345, uncounted=2),
         usage_by_purpose=(
             PurposeUsage(
-                role="critic", purpose="score", n_questions=900, n_unanswered=1, n_invalid=2, usage=Usage(calls=902)
+                role="critic",
+                purpose="score",
+                n_questions=900,
+                n_unanswered=1,
+                n_invalid=2,
+                usage=Usage(calls=902),
             ),
-            PurposeUsage(role="judge", purpose="compare", n_questions=330, n_invalid=3, usage=Usage(calls=332)),
+            PurposeUsage(
+                role="judge", purpose="compare", n_questions=330, n_invalid=3, usage=Usage(calls=332)
+            ),
         ),
     )
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pydantic import JsonValue
 
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import make_rng
-from reflact.memory import (
+from reflact.memory.models import (
     MISTAKE_KINDS,
     Action,
     ContrastPair,
@@ -20,13 +19,16 @@ from reflact.memory import (
     StateScore,
     Transition,
 )
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 
 PURPOSE = "Write the three chapters of the report."
 
 
 def evaluation(before: float, after: float, reasoning: str = "Chapters were written.") -> Evaluation:
     """Return an evaluation that quotes the field of the chapters."""
-    return Evaluation(progress_before=before, progress_after=after, reasoning=reasoning, evidence=("chapters",))
+    return Evaluation(
+        progress_before=before, progress_after=after, reasoning=reasoning, evidence=("chapters",)
+    )
 
 
 def event(

@@ -16,9 +16,9 @@ import anyio
 from pydantic import JsonValue
 
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
-from reflact.calls import RenderedPrompt
-from reflact.critic_config import CriticSettings
-from reflact.memory import (
+from reflact.config.critic import CriticSettings
+from reflact.memory.cards import is_visible_to
+from reflact.memory.models import (
     MISTAKE_KINDS,
     Action,
     CardStatus,
@@ -28,8 +28,8 @@ from reflact.memory import (
     StateScore,
     Transition,
 )
-from reflact.memory_cards import is_visible_to
-from reflact.memory_ports import StoredPair
+from reflact.memory.protocols import StoredPair
+from reflact.messages import RenderedPrompt
 from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 
@@ -78,7 +78,9 @@ class Shelf:
     async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
         self.asked.append(scope)
         return tuple(
-            one.pair for one in self.stored if one.status == "promoted" and is_visible_to(one.pair.scope, scope)
+            one.pair
+            for one in self.stored
+            if one.status == "promoted" and is_visible_to(one.pair.scope, scope)
         )
 
 

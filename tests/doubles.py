@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
-from reflact.calls import CallId, Message, RenderedPrompt
+from reflact.config.models import ModelConfig
 from reflact.llm.budget import Budget
 from reflact.llm.client import Client
-from reflact.ports import DecisionLog, EventCallback, ResponseStore
-from reflact.roles import ModelConfig
+from reflact.messages import CallId, Message, RenderedPrompt
+from reflact.protocols import DecisionLog, EventCallback, ResponseStore
 from reflact.testing import InMemoryRunStore
 
 RUN = "r0"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.config.models import ModelConfig
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
-from reflact.roles import ModelConfig
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.testing import InMemoryRunStore
 from reflact.types import FrozenModel
 

@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Sequence
 
-from reflact.calibration.comparing import JudgeReply
 from reflact.calibration.critic import Critic, CriticReply
+from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.trace import Trace
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, Label, Transition
+from reflact.memory.models import Action, Label, Transition
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reflact import MemoryStore
-from reflact.calls import CallId, CallReservation, StoredResponse
-from reflact.memory import (
+from reflact.memory.cards import TraceIdentity, compute_alpha, hash_purpose
+from reflact.memory.models import (
     Action,
     ContrastPair,
     Evaluation,
@@ -15,9 +15,9 @@ from reflact.memory import (
     Scope,
     Transition,
 )
-from reflact.memory_cards import TraceIdentity, compute_alpha, hash_purpose
-from reflact.memory_ports import BatchTest, CardStore
-from reflact.ports import ResponseStore
+from reflact.memory.protocols import BatchTest, CardStore
+from reflact.messages import CallId, CallReservation, StoredResponse
+from reflact.protocols import ResponseStore
 from reflact.types import digest_json
 
 CRITIC = Scope(roles=("critic",))
@@ -46,7 +46,9 @@ def make_pair(
         transition=Transition(
             before={"files": []}, action=Action(name="write"), after={"files": [number], "note": note}
         ),
-        right=Evaluation(progress_before=2, progress_after=3, reasoning="One file more.", evidence=("files",)),
+        right=Evaluation(
+            progress_before=2, progress_after=3, reasoning="One file more.", evidence=("files",)
+        ),
         wrong=Evaluation(progress_before=2, progress_after=9, reasoning="It says that it is done."),
         reason="It credits what the agent announced.",
         mistake="credit_for_intention",

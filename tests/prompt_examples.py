@@ -15,29 +15,26 @@ from reflact.calibration.contrast import ContrastSettings, generate_contrast_pai
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
-from reflact.calls import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.config import AggregateConfig, UpdateConfig
+from reflact.config.models import ModelConfig
+from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
-from reflact.memory import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.ports import R
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
+from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
 from reflact.prompts import load_prompts
+from reflact.protocols import R
 from reflact.records import StepBufferEntry
-from reflact.roles import ModelConfig
+from reflact.skills.regions import replace_notes
 from reflact.stages.aggregate import aggregate
-from reflact.stages.appendix import update_appendix
-from reflact.stages.compare import categorize_items, show_comparison
-from reflact.stages.lapses import LapseTriage
-from reflact.stages.material import show_buffer, show_edits, show_meta
+from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
-from reflact.stages.modes import choose_analysis
-from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.replies import make_merge_check, make_rank_check, merge_reply_type, rank_reply_type
+from reflact.stages.prompt_sections import show_buffer, show_edits, show_meta
+from reflact.stages.reflect import Analyst, Minibatch, choose_analysis
+from reflact.stages.reply_models import make_merge_check, make_rank_check, merge_reply_type, rank_reply_type
 from reflact.stages.select import choose_step_size, select
-from reflact.stages.slow_update import slow_update
+from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
 from reflact.stages.update import update
-from reflact.tail import replace_notes
 from reflact.testing import InMemoryRunStore
 from reflact.types import (
     AggregateResult,
@@ -142,7 +139,10 @@ CLAIMED = ContrastPair(
         evidence=('"backup": null',),
     ),
     wrong=Evaluation(
-        progress_before=0, progress_after=9, reasoning="The agent reports success.", evidence=("done and checked",)
+        progress_before=0,
+        progress_after=9,
+        reasoning="The agent reports success.",
+        evidence=("done and checked",),
     ),
     reason="What the agent says is no backup.",
     mistake="credit_for_intention",
@@ -324,7 +324,9 @@ async def _contrast(listener: Listener) -> None:
         settings=ContrastSettings(n_judges=2),
     )
     same = MetaJudgeSettings(allow_same_model=True)
-    await judge_evaluations([event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same)
+    await judge_evaluations(
+        [event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same
+    )
 
 
 async def _unread(batch: Minibatch) -> AnalystReport:

@@ -13,7 +13,7 @@ import httpx
 from anyio.lowlevel import checkpoint
 
 import pure_server
-from reflact.results import Reuse, RunSummary, Spend, Usage
+from reflact.records import Reuse, RunSummary, Spend, Usage
 from reflact.types import FrozenModel
 
 TWINS = ("train-4", "train-9")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from reflact import skill as skills
 from reflact.errors import SkillError
+from reflact.skills import document as skills
 
 FRONT = "---\nname: ledger\ndescription: Reads ledgers. Never guesses.\n---"
 SLOW = "<!-- SLOW_UPDATE_START -->\nGuidance: check units.\n<!-- SLOW_UPDATE_END -->"

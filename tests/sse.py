@@ -9,7 +9,7 @@ from typing import Any
 import anyio.lowlevel
 import httpx
 
-from reflact.calls import CallReservation, StoredResponse
+from reflact.messages import CallReservation, StoredResponse
 from reflact.testing import InMemoryRunStore
 
 COUNTS = {

@@ -9,13 +9,12 @@ import anyio
 import pytest
 
 import virtual_time
-from reflact.config import BudgetConfig, TrainerConfig
+from reflact.concurrency import fan_out
+from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.allowance import SeenRollouts, UnseenRollouts, declared, require_caps
-from reflact.llm.budget import Budget
-from reflact.ports import Session
-from reflact.results import Usage
-from reflact.tasks import fan_out
+from reflact.llm.budget import Budget, SeenRollouts, UnseenRollouts, declared, require_caps
+from reflact.protocols import Session
+from reflact.records import Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Score, Skill, Split
 

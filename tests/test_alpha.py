@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.folding import add_alpha, find_alpha
 from reflact.records import AlphaBudget
-from reflact.stages.replies import AnalystReply
+from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply
+from reflact.training.state import add_alpha, find_alpha
 from reflact.types import Evidence, Skill, Split
 from toy_runs import Actor, Part, Ran, playing, right, run
 

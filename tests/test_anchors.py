@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import Trace
-from reflact.calibration.rollouts import build_anchors
-from reflact.memory import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
-from reflact.memory_store import MemoryStore
+from reflact.calibration.trace_sources import build_anchors
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
+from reflact.memory.store import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,11 @@ PHI = st.floats(0, 10)
 def pairs(gold: Label | None, said: float | None = None) -> tuple[ContrastPair, ...]:
     """Return the anchors of one step."""
     trace = Trace("Sort the mail.", id="t")
-    own = None if said is None else Evaluation(progress_before=0, progress_after=said, reasoning="It looks done.")
+    own = (
+        None
+        if said is None
+        else Evaluation(progress_before=0, progress_after=said, reasoning="It looks done.")
+    )
     trace.record(Transition(before="2 left", action=Action(name="sort"), after="1 left"), own, label=gold)
     return build_anchors([trace])
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from memory_pairs import make_pair
 from reflact.cli.app import app
-from reflact.memory import ContrastPair, Provenance
-from reflact.memory_store import MemoryStore
+from reflact.memory.models import ContrastPair, Provenance
+from reflact.memory.store import MemoryStore
 
 ANCHORS = (
     make_pair(1, trace="monday"),

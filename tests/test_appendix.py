@@ -14,12 +14,11 @@ from rich.console import Console
 
 from reflact.prompts import load_prompts
 from reflact.reporting.summary import format_step, print_summary
-from reflact.skill import find_regions
-from reflact.stages.appendix import CompactReply, update_appendix
-from reflact.stages.lapses import LapseReply, ReminderReply
-from reflact.stages.replies import AnalystReply, DraftReply, SuccessDraftReply
+from reflact.skills.document import find_regions
+from reflact.skills.regions import read_notes
+from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply, update_appendix
+from reflact.stages.reply_models import AnalystReply, DraftReply, SuccessDraftReply
 from reflact.stages.update import RewriteReply
-from reflact.tail import read_notes
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from reflact.aside import INLINE_LIMIT, run_in_thread
-from reflact.tasks import fan_out
+from reflact.concurrency import INLINE_LIMIT, fan_out, run_in_thread
 
 pytestmark = pytest.mark.anyio
 LONG = "x" * (INLINE_LIMIT + 1)

@@ -10,11 +10,11 @@ from flattered_world import PURPOSE, flattered, steps
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, HoldoutBy, PairSettings
 from reflact.calibration.events import CalibrationEvent, TestPostponed, TraceAccepted
-from reflact.calibration.holding import HoldoutRule
-from reflact.calibration.review import is_level_used_up
+from reflact.calibration.significance import is_level_used_up
+from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
-from reflact.memory import Evaluation
-from reflact.memory_ports import StoredTrace, TestableTrace
+from reflact.memory.models import Evaluation
+from reflact.memory.protocols import StoredTrace, TestableTrace
 
 BY_TRACE = HoldoutRule(4, "trace")
 
@@ -35,7 +35,9 @@ def recorded(name: str, purpose: str = PURPOSE, content: str | None = None) -> T
     """Return a trace of a step that claims success; it holds what its name says, unless told otherwise."""
     trace = Trace(purpose, id=name)
     for step, gold in steps(content or name, 0, count=1, claims=[True]):
-        said = Evaluation(progress_before=0, progress_after=gold.progress_after + 3, reasoning="Done.", evidence=("filed",))
+        said = Evaluation(
+            progress_before=0, progress_after=gold.progress_after + 3, reasoning="Done.", evidence=("filed",)
+        )
         trace.record(step, said, label=gold)
     return trace
 
@@ -123,7 +125,9 @@ def test_the_newest_held_out_traces_test() -> None:
     order = sorted(names("t", held_out=True)[:60], reverse=True)
     memory, _ = worked_on([recorded(name) for name in (*order, *first)], settings(most=25))
     (test,) = memory.booked
-    assert set(test.content_fingerprints or ()) == {recorded(name).recording.fingerprint for name in order[-25:]}
+    assert set(test.content_fingerprints or ()) == {
+        recorded(name).recording.fingerprint for name in order[-25:]
+    }
 
 
 def test_copies_beside_an_agent_are_one_trace() -> None:

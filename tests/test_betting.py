@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.betting import PairStatistics, choose_stakes
+from reflact.gate.betting import PairStatistics, choose_stakes
 
 scores = st.sampled_from((0.0, 0.25, 0.5, 1.0))
 sides = st.tuples(scores, scores)

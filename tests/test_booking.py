@@ -14,12 +14,12 @@ from calibration_memory import NOW
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from profiles import cases
 from reflact import MemoryStore
-from reflact.calibration.holding import HoldoutRule
+from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
-from reflact.memory import Action, Evaluation, Label, Transition
-from reflact.memory_cards import TOTAL_ALPHA, compute_alpha
-from reflact.memory_ports import BatchTest, count_tests
+from reflact.memory.cards import TOTAL_ALPHA, compute_alpha
+from reflact.memory.models import Action, Evaluation, Label, Transition
+from reflact.memory.protocols import BatchTest, count_tests
 
 pytestmark = pytest.mark.anyio
 
@@ -135,7 +135,12 @@ def test_a_recording_is_known_once_it_has_grown() -> None:
     """A step more makes no new trace, whatever it is called; what only begins alike is another one."""
     short, other = played("short", 1, 2), played("other", 1, 7)
     test = BatchTest(
-        number=1, holdout_id="h", n_earlier_tests=0, unit_ids=("u",), content_fingerprints=(short.recording.fingerprint,), at=NOW
+        number=1,
+        holdout_id="h",
+        n_earlier_tests=0,
+        unit_ids=("u",),
+        content_fingerprints=(short.recording.fingerprint,),
+        at=NOW,
     )
     short.record(Transition(before=3, action=Action(name="add"), after=4))
     assert count_tests([test], [short.recording]) == 1

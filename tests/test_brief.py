@@ -6,7 +6,6 @@ import pytest
 from pydantic import BaseModel
 
 from calibration_reports import everything, evidence
-from reflact.brief import ShortReprModel
 from reflact.calibration.events import (
     CalibrationFinished,
     CalibratorStopped,
@@ -16,8 +15,9 @@ from reflact.calibration.events import (
     ScoreSummary,
     TraceFailed,
 )
-from reflact.calibration.results import DropCount
-from reflact.results import Usage
+from reflact.calibration.report import DropCount
+from reflact.records import Usage
+from reflact.types import ShortReprModel
 
 SHORT = 300
 
@@ -62,12 +62,20 @@ def test_a_promotion_is_one_line() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        PairBatchTested(evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)),
+        PairBatchTested(
+            evidence=evidence(2, -0.4, promoted=False, outcome="not_shown"), usage=Usage(calls=12)
+        ),
         CalibrationFinished(report=everything()),
-        CriticMeasured(when="before", held_out=ScoreSummary(n_steps=20, error=1.5), anchors=ScoreSummary(n_steps=0)),
+        CriticMeasured(
+            when="before", held_out=ScoreSummary(n_steps=20, error=1.5), anchors=ScoreSummary(n_steps=0)
+        ),
         TraceFailed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
         PairsGenerated(
-            trace_id="t", n_candidates=9, n_pairs=2, n_quarantined=0, dropped=(DropCount(reason="bad_reply", n_candidates=7),)
+            trace_id="t",
+            n_candidates=9,
+            n_pairs=2,
+            n_quarantined=0,
+            dropped=(DropCount(reason="bad_reply", n_candidates=7),),
         ),
     ],
     ids=lambda event: event.kind,

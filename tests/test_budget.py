@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import virtual_time
 from profiles import cases
-from reflact.config import BudgetConfig
+from reflact.concurrency import open_task_group
+from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent
 from reflact.llm.budget import Amount, Budget, amount_of, lacking, overrun
 from reflact.llm.pricing import BILLION
-from reflact.results import Spend, Usage
-from reflact.tasks import open_task_group
+from reflact.records import Spend, Usage
 
 WORST = Usage(calls=1, input_tokens=80, output_tokens=20, usd=0.1)
 USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)

@@ -13,10 +13,10 @@ import pytest
 import virtual_time
 from pure_world import URL, PureNetwork, differences, left_by, rows, settings, write_world
 from reflact import Trainer
-from reflact.config import BudgetConfig
+from reflact.config.training import BudgetConfig
 from reflact.errors import ConfigError
 from reflact.llm.budget import MORE
-from reflact.results import RunSummary, Usage
+from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
 

@@ -32,7 +32,10 @@ class Busy(NamedTuple):
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     """A run that has committed a step and waits for an answer."""
-    folder, endpoint = tmp_path_factory.mktemp("busy"), Endpoint(lambda call_id, before: "/step=2/" in call_id)
+    folder, endpoint = (
+        tmp_path_factory.mktemp("busy"),
+        Endpoint(lambda call_id, before: "/step=2/" in call_id),
+    )
     with world(folder, endpoint, train=6) as config, reflact_process("train", config) as process:
         try:
             assert endpoint.held.wait(HANGS)

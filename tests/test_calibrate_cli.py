@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 
 from flattered_world import PURPOSE, answer, steps
 from reflact import MemoryStore, Trace
-from reflact.calibration.comparing import JudgeReply
 from reflact.calibration.cost_estimate import CalibrationCostEstimate
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import (
@@ -26,11 +25,12 @@ from reflact.calibration.events import (
     CalibrationStarted,
     PairsGenerated,
 )
+from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
-from reflact.calibration.results import CalibrationReport
-from reflact.calls import Message, RenderedPrompt
+from reflact.calibration.report import CalibrationReport
 from reflact.cli.app import app
-from reflact.memory import Evaluation
+from reflact.memory.models import Evaluation
+from reflact.messages import Message, RenderedPrompt
 from served import HANGS, reflact_process, serving
 
 REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply, PurposeReply)}
@@ -111,7 +111,9 @@ def record(folder: Path, number: int) -> None:
         ((step, gold),) = steps(trace.id, n, count=1, claims=[n % 2 == 0])
         said = gold.progress_after + 3 * (n % 2 == 0)
         reasoning = "The agent says that all is finished."
-        evaluation = Evaluation(progress_before=0, progress_after=said, reasoning=reasoning, evidence=("filed",))
+        evaluation = Evaluation(
+            progress_before=0, progress_after=said, reasoning=reasoning, evidence=("filed",)
+        )
         trace.record(step, evaluation, label=gold)
         trace.finish()
 

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from reflact import Trace
-from reflact.calibration.results import CalibrationReport
+from reflact.calibration.report import CalibrationReport
 from reflact.cli.app import app
-from reflact.memory import ContrastPair
+from reflact.memory.models import ContrastPair
 from reflact.prompts import find_data_folder
 
 FOLDER = find_data_folder("calibration")

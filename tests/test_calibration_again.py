@@ -10,7 +10,7 @@ from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.memory_cards import compute_alpha
+from reflact.memory.cards import compute_alpha
 from test_calibrate_cli import configured, flattering, one_line, record, reflact
 from test_cost_estimate import traces
 

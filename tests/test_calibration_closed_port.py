@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reflact.cli.progress import PausePrinter, choose_pause_printer
-from reflact.cli.showing import ShowMode
+from reflact.cli.calibrate_output import PausePrinter, choose_pause_printer
+from reflact.cli.common import ShowMode
 from reflact.llm.rate_limit import LimitChange
 from test_calibrate_cli import configured, record, reflact
 

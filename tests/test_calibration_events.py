@@ -24,7 +24,7 @@ from reflact.calibration.events import (
     summarize_scores,
 )
 from reflact.calibration.metrics import ScoredStep
-from reflact.memory import Evaluation, Label
+from reflact.memory.models import Evaluation, Label
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,9 @@ def trace(name: str, number: int) -> Trace:
     made = Trace(PURPOSE, id=f"{name} {number}")
     ((step, gold),) = steps(made.id, number, count=1, claims=[True])
     reasoning = "The agent says that all is finished."
-    said = Evaluation(progress_before=0, progress_after=gold.progress_after + 3, reasoning=reasoning, evidence=("filed",))
+    said = Evaluation(
+        progress_before=0, progress_after=gold.progress_after + 3, reasoning=reasoning, evidence=("filed",)
+    )
     made.record(step, said, label=gold)
     return made
 
@@ -52,12 +54,16 @@ def test_the_page_names_every_event() -> None:
 async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     """Its events come in order, each with what was consumed until then, and survive JSON."""
     told: list[CalibrationEvent] = []
-    settings = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False))
+    settings = CalibratorSettings(
+        contrast=PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
+    )
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings, on_event=told.append)
     learn, held_out = [trace("t", n) for n in range(3)], [trace("h", n) for n in range(20)]
     report = await calibrator.calibrate(learn, heldout=held_out)
     first, before, began, *made, tested = told[:7]
-    assert first == CalibrationStarted(n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0)
+    assert first == CalibrationStarted(
+        n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0
+    )
     assert isinstance(before, CriticMeasured)
     assert report.held_out.before is not None
     assert (before.when, before.held_out.n_steps, before.usage.calls) == ("before", 20, 20)
@@ -76,7 +82,11 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     assert (after.when, after.usage) == ("after", report.usage)
     assert after.held_out.error == pytest.approx(report.held_out.after.error.value)
     assert last == CalibrationFinished(report=report)
-    spent = [event.usage.calls for event in told if isinstance(event, PairsGenerated | PairBatchTested | RoundStarted)]
+    spent = [
+        event.usage.calls
+        for event in told
+        if isinstance(event, PairsGenerated | PairBatchTested | RoundStarted)
+    ]
     assert spent == sorted(spent)
     assert [CALIBRATION_EVENT_ADAPTER.validate_json(event.model_dump_json()) for event in told] == told
 
@@ -84,7 +94,12 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
 def test_figures_leave_out_what_was_not_scored() -> None:
     """Steps without a valid score are counted apart; without any there is neither error nor accuracy."""
     said = Evaluation(progress_before=2, progress_after=7, reasoning="Chapters.")
-    one = ScoredStep(trace_id="t", step=0, label=Label(progress_before=2, progress_after=4, source="human"), evaluation=said)
+    one = ScoredStep(
+        trace_id="t",
+        step=0,
+        label=Label(progress_before=2, progress_after=4, source="human"),
+        evaluation=said,
+    )
     figures = summarize_scores([one, None])
     assert (figures.n_steps, figures.n_unscored, figures.error, figures.accuracy) == (1, 1, 3, 1)
     nothing = summarize_scores([None])

@@ -10,12 +10,12 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, transition
 from reflact import Calibrator, Trace
+from reflact.calibration.call_policies import FAIL_FAST_CALLS
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CalibrationEvent, CalibratorStopped
-from reflact.calibration.limited import FAIL_FAST_CALLS
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError, RunFailed
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from test_calibrate_cli import configured, flattering, record, reflact

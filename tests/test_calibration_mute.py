@@ -12,15 +12,15 @@ from rich.console import Console
 from calibration_memory import ListMemory
 from flattered_world import answer
 from reflact import Calibrator
+from reflact.calibration.call_policies import FAIL_FAST_CALLS
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, CalibratorStopped
-from reflact.calibration.limited import FAIL_FAST_CALLS
-from reflact.calibration.results import CalibrationReport
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.cli.calibrated import print_calibration
+from reflact.calibration.report import CalibrationReport
+from reflact.cli.calibrate_output import print_calibration
 from reflact.errors import ProviderDown, ReplyError, RunFailed
-from reflact.pages.calibration import render_calibration_page
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.reporting.html.calibration import render_calibration_page
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from test_calibrator import names, recorded
@@ -164,7 +164,9 @@ async def test_cut_off_it_gives_the_writer_up_at_the_same_place(stops: int) -> N
     whole = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
     memory = ListMemory()
     with pytest.raises(ProviderDown):
-        await calibrated(muted(writing, stops=stops), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory)
+        await calibrated(
+            muted(writing, stops=stops), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory
+        )
     again = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory)
     assert again == whole
 

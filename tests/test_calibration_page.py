@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from calibration_reports import NOTHING, everything, evidence, hostile, measures
 from html_page import Node, read, tables
 from reflact.calibration.mistakes import DropReason
-from reflact.calibration.results import CalibrationReport, DropCount, MetricsChange, PairCount
-from reflact.calibration.review import ReplayTestOutcome
-from reflact.calibration.words import OUTCOME_TEXTS
-from reflact.pages.calibration import render_calibration_page
-from reflact.pages.frame import format_count, format_number
-from reflact.pages.verdict import DROP_MEANINGS, build_verdict
+from reflact.calibration.report import OUTCOME_TEXTS, CalibrationReport, DropCount, MetricsChange, PairCount
+from reflact.calibration.significance import ReplayTestOutcome
 from reflact.prompts import find_data_folder
-from reflact.results import IntervalEstimate
+from reflact.records import IntervalEstimate
+from reflact.reporting.html.calibration import render_calibration_page
+from reflact.reporting.html.page import format_count, format_number
+from reflact.reporting.html.wording import DROP_MEANINGS, build_verdict
 
 MARKUP = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -39,7 +38,9 @@ REPORTS = {
     "hostile": hostile(MARKUP),
     "recorded": recorded(),
     "one trace": NOTHING.model_copy(
-        update={"held_out": MetricsChange(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)}
+        update={
+            "held_out": MetricsChange(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)
+        }
     ),
 }
 each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
@@ -350,7 +351,9 @@ def test_a_change_without_a_promotion_is_not_claimed() -> None:
     full = everything()
     refused = full.model_copy(update={"tests": full.tests[1:]})
     assert "none of 2 batches passed its test" in build_verdict(refused).headline
-    assert any("which no batch of this calibration accounts for" in words for words in build_verdict(refused).notes)
+    assert any(
+        "which no batch of this calibration accounts for" in words for words in build_verdict(refused).notes
+    )
 
 
 def test_every_reason_and_every_outcome_has_words() -> None:

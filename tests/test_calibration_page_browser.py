@@ -11,8 +11,8 @@ from selenium.webdriver.common.by import By
 
 from calibration_reports import NOTHING, everything, hostile
 from chromium import asked, needs_chromium, opened
-from reflact.calibration.results import CalibrationReport
-from reflact.pages.calibration import render_calibration_page
+from reflact.calibration.report import CalibrationReport
+from reflact.reporting.html.calibration import render_calibration_page
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 

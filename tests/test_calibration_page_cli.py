@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from html_page import read
-from reflact.calibration.results import CalibrationReport
+from reflact.calibration.report import CalibrationReport
 from reflact.cli.app import app
-from reflact.pages.calibration import render_calibration_page
+from reflact.reporting.html.calibration import render_calibration_page
 from test_calibrate_cli import configured, flattering, record, reflact
 
 

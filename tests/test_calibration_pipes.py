@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.calibration.results import CalibrationReport
+from reflact.calibration.report import CalibrationReport
 from served import HANGS, MAIN
 from test_calibrate_cli import configured, flattering, record, reflact
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from calibration_reports import everything
-from reflact.calibration.results import CalibrationReport, PurposeUsage
-from reflact.cli.calibrated import print_calibration, print_calibration_spend
-from reflact.results import Spend, Usage
+from reflact.calibration.report import CalibrationReport, PurposeUsage
+from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
+from reflact.records import Spend, Usage
 from test_calibrate_cli import configured, flattering, record, reflact
 
 

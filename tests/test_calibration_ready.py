@@ -8,9 +8,9 @@ from calibration_memory import ListMemory
 from flattered_world import flattered
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.review import is_level_used_up
+from reflact.calibration.significance import is_level_used_up
 from reflact.errors import DataError
-from reflact.memory import Action, ContrastPair, Evaluation, Provenance, Transition
+from reflact.memory.models import Action, ContrastPair, Evaluation, Provenance, Transition
 from test_cost_estimate import traces
 
 pytestmark = pytest.mark.anyio

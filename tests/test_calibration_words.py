@@ -9,16 +9,16 @@ from rich.console import Console
 
 from calibration_reports import everything
 from html_page import read
-from reflact.calibration.words import (
+from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     describe_gain,
     describe_outcome,
     describe_tests_left,
     format_number,
 )
-from reflact.cli.calibrated import print_calibration
-from reflact.pages.calibration import render_calibration_page
-from reflact.results import IntervalEstimate
+from reflact.cli.calibrate_output import print_calibration
+from reflact.records import IntervalEstimate
+from reflact.reporting.html.calibration import render_calibration_page
 
 
 def shown() -> tuple[str, str]:
@@ -41,7 +41,11 @@ def test_outcomes_figures_and_changes_have_one_name() -> None:
     assert gain is not None
     said = [describe_outcome(test) for test in report.tests]
     said += [name for name, _, _ in METRIC_DESCRIPTIONS]
-    said += [f"the error {describe_gain(gain)}", format_number(before.error.value), format_number(after.error.value)]
+    said += [
+        f"the error {describe_gain(gain)}",
+        format_number(before.error.value),
+        format_number(after.error.value),
+    ]
     assert [(one, [one in text for text in both]) for one in said] == [(one, [True, True]) for one in said]
 
 

@@ -21,7 +21,6 @@ from doubles import completion, connected, opened
 from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, transition
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.comparing import JudgeReply
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
@@ -36,12 +35,13 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.calibration.holding import HoldoutRule
+from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
+from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
-from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError
-from reflact.memory import Evaluation
+from reflact.memory.models import Evaluation
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -57,7 +57,9 @@ PLAIN = PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=Fa
 STEPS, STEP_SECONDS = 20, 0.1
 
 
-def settings(queue: int = 64, when_full: FullQueuePolicy = "drop_oldest", batch: int = 16) -> CalibratorSettings:
+def settings(
+    queue: int = 64, when_full: FullQueuePolicy = "drop_oldest", batch: int = 16
+) -> CalibratorSettings:
     """Return settings without judges."""
     return CalibratorSettings(contrast=PLAIN, queue_size=queue, full_queue_policy=when_full, batch_size=batch)
 
@@ -70,7 +72,12 @@ def recorded(name: str, number: int = 0, *, claims: bool = True, count: int = 1)
         reasoning = "The agent says that all is finished."
         trace.record(
             step,
-            Evaluation(progress_before=gold.progress_before, progress_after=said, reasoning=reasoning, evidence=("filed",)),
+            Evaluation(
+                progress_before=gold.progress_before,
+                progress_after=said,
+                reasoning=reasoning,
+                evidence=("filed",),
+            ),
             label=gold,
         )
     return trace
@@ -237,7 +244,11 @@ async def test_a_full_queue_drops_the_oldest() -> None:
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings(2), on_event=told.append)
     assert waiting(calibrator, 4) == [True] * 4
     assert told == [TraceSkipped(trace_id=name, reason="dropped") for name in ("t0", "t1")]
-    assert (calibrator.counts.n_accepted, calibrator.counts.n_dropped, calibrator.counts.n_rejected) == (4, 2, 0)
+    assert (calibrator.counts.n_accepted, calibrator.counts.n_dropped, calibrator.counts.n_rejected) == (
+        4,
+        2,
+        0,
+    )
 
 
 @pytest.mark.parametrize("when_full", ["reject", "block"])
@@ -272,7 +283,9 @@ def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
             raising(BudgetSpent("no room for a call")), ListMemory(), settings=settings(1, "block")
         )
         async with calibrator:
-            found = [await calibrator.submit_and_wait(recorded(name, claims=False)) for name in names("learn", 4)]
+            found = [
+                await calibrator.submit_and_wait(recorded(name, claims=False)) for name in names("learn", 4)
+            ]
             await calibrator.wait_until_idle()
             return found, calibrator
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact import cards
-from reflact.cards import (
+from reflact.prompts import fence
+from reflact.records import SkillVersion, StepRecord
+from reflact.skills import rejected_edits as cards
+from reflact.skills.rejected_edits import (
     MIN_RELEVANCE,
     RejectedEdit,
     collect_rejected_edits,
@@ -17,9 +19,7 @@ from reflact.cards import (
     deduplicate_edits,
     select_relevant_edits,
 )
-from reflact.prompts import fence
-from reflact.records import SkillVersion, StepRecord
-from reflact.stages.material import show_memory, show_meta
+from reflact.stages.prompt_sections import show_memory, show_meta
 from reflact.types import (
     AggregateResult,
     Edit,

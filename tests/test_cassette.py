@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import Message, RenderedPrompt, ReplyModel, Text
+from reflact.concurrency import fan_out
+from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, CassetteError, CassetteMiss
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
-from reflact.roles import ModelConfig
-from reflact.tasks import fan_out
+from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.testing import InMemoryRunStore
 
 pytestmark = pytest.mark.anyio

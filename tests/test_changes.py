@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.changes import NO_CHANGE_TEXT, list_changes, show_change, show_state
-from reflact.calibration.showing import estimate_tokens, truncate_to_tokens
+from reflact.calibration.rendering import estimate_tokens, truncate_to_tokens
+from reflact.calibration.state_diff import NO_CHANGE_TEXT, list_changes, show_change, show_state
 
 VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "b\nc", "\ud800"]),
@@ -117,7 +117,11 @@ def test_tokens_are_estimated_high(text: str, tokens: int) -> None:
 @given(st.text(), st.text())
 def test_longer_texts_take_no_fewer_tokens(some: str, more: str) -> None:
     """Joining texts never counts less than one of them, nor more than both."""
-    assert max(estimate_tokens(some), estimate_tokens(more)) <= estimate_tokens(some + more) <= estimate_tokens(some) + estimate_tokens(more)
+    assert (
+        max(estimate_tokens(some), estimate_tokens(more))
+        <= estimate_tokens(some + more)
+        <= estimate_tokens(some) + estimate_tokens(more)
+    )
 
 
 @given(st.text(alphabet="ab \n\u5b8c\U0001f3891", max_size=400), st.integers(0, 300))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reflact.calls import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.errors import ProviderDown
-from reflact.ports import Target
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
+from reflact.protocols import Target
 from reflact.targets.chat import CHAT_TARGET_VERSION, ChatTarget, join_system_message
 from reflact.testing import ScriptedLLM
 from reflact.types import Skill, Turn

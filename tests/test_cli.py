@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
-from reflact.results import RunSummary
+from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
 from served import configured, say_four, serving

@@ -16,7 +16,7 @@ from instructor.processing.response import handle_response_model
 from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import Message, RenderedPrompt, ReplyModel, Text
+from reflact.concurrency import fan_out
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -29,10 +29,10 @@ from reflact.errors import (
 )
 from reflact.llm.client import Client
 from reflact.llm.structured import bind, schema_of
-from reflact.ports import LLM
-from reflact.results import Usage
+from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
+from reflact.protocols import LLM
+from reflact.records import Usage
 from reflact.store.runs import open_store
-from reflact.tasks import fan_out
 from reflact.types import FrozenModel
 
 pytestmark = pytest.mark.anyio

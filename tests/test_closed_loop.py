@@ -17,10 +17,10 @@ from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.trace import Trace
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, ContrastPair, Evaluation, Label, Provenance, Transition
-from reflact.memory_cards import TraceIdentity
-from reflact.memory_ports import BatchTest
+from reflact.memory.cards import TraceIdentity
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, Transition
+from reflact.memory.protocols import BatchTest
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -65,7 +65,10 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         )
         assert report.n_promoted > 0
         assert len(report.metrics_by_round) == 1 + report.n_rounds
-        assert (report.metrics_by_round[0].error, report.metrics_by_round[-1].error) == (before.error, after.error)
+        assert (report.metrics_by_round[0].error, report.metrics_by_round[-1].error) == (
+            before.error,
+            after.error,
+        )
         first = report.tests[0]
         assert (first.n_traces, first.n_transitions, first.n_earlier_tests) == (100, 200, 0)
         assert (first.outcome, first.prompt) == ("better", "critic@1")
@@ -131,7 +134,9 @@ def anchor(number: int) -> ContrastPair:
     return ContrastPair(
         purpose=PURPOSE,
         transition=transition(f"anchor {number}", 2, 4, claims=True),
-        right=Evaluation(progress_before=1, progress_after=2, reasoning="Four are filed.", evidence=("filed",)),
+        right=Evaluation(
+            progress_before=1, progress_after=2, reasoning="Four are filed.", evidence=("filed",)
+        ),
         wrong=Evaluation(progress_before=1, progress_after=9, reasoning="It says so."),
         reason="A message is no effect.",
         mistake="credit_for_intention",
@@ -263,7 +268,9 @@ async def test_gold_that_only_samples_agree_on_tests_nothing(tmp_path: Path) -> 
         for trace in agreed:
             step = Transition(before="0", action=Action(name="wait"), after="filed 1")
             evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="r")
-            trace.record(step, evaluation, label=Label(progress_before=0, progress_after=5, source="agreement"))
+            trace.record(
+                step, evaluation, label=Label(progress_before=0, progress_after=5, source="agreement")
+            )
         report = await calibrator.calibrate([], heldout=agreed, allow_untested=True)
         assert report.held_out.before is None
 

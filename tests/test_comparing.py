@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrast_world import PURPOSE, KnowingJudge, event, round_of
-from reflact.calibration.comparing import (
+from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
+from reflact.calibration.judges import (
     compare_sides,
     count_needed,
     decide_outcome,
     keep_probability,
     plan_sides,
 )
-from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
 from reflact.errors import ReplyError
-from reflact.memory import ContrastPair, Evaluation, Label
+from reflact.memory.models import ContrastPair, Evaluation, Label
 from reflact.prompts import load_prompts
 from reflact.testing import ScriptedLLM
 
@@ -51,7 +51,12 @@ async def kept(judge: KnowingJudge, *, judges: int, agreement: float) -> Counter
     results: Counter[str] = Counter()
     for n in range(PAIRS):
         decided, _ = await compare_sides(
-            clear(n), plan_sides(n, judges, seed=0), step="", judge=llm, prompts=prompts, min_agreement=agreement
+            clear(n),
+            plan_sides(n, judges, seed=0),
+            step="",
+            judge=llm,
+            prompts=prompts,
+            min_agreement=agreement,
         )
         results[decided] += 1
     return results
@@ -107,7 +112,9 @@ def test_sides_are_balanced_exactly(candidates: int, judges: int, seed: int) -> 
 async def test_the_judge_is_blind_and_sees_both_orders() -> None:
     """Prompts of one pair differ in nothing but the order of the two evaluations."""
     llm = ScriptedLLM(KnowingJudge())
-    await compare_sides(clear(0), plan_sides(0, 4, seed=0), step="", judge=llm, prompts=load_prompts(), min_agreement=0.6)
+    await compare_sides(
+        clear(0), plan_sides(0, 4, seed=0), step="", judge=llm, prompts=load_prompts(), min_agreement=0.6
+    )
     texts = Counter(call.prompt.messages[1].content for call in llm.calls)
     assert sorted(texts.values()) == [2, 2]
     one, other = texts
@@ -170,7 +177,9 @@ async def test_hopeless_comparisons_end_early() -> None:
     """A judge who is always wrong is asked until that is certain, and not once more."""
     llm = ScriptedLLM(KnowingJudge(0.0))
     plan = plan_sides(0, 20, seed=0)
-    decided, found = await compare_sides(clear(0), plan, step="", judge=llm, prompts=load_prompts(), min_agreement=0.6)
+    decided, found = await compare_sides(
+        clear(0), plan, step="", judge=llm, prompts=load_prompts(), min_agreement=0.6
+    )
     assert decided == "judged_wrong"
     assert len(found) == 9
     assert len(llm.calls) == 9

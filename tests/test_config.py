@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.calibration.config import CalibrateConfig
-from reflact.config import TrainerConfig
+from reflact.config.loading import config_fingerprint, config_identity, list_config_keys, load_config
+from reflact.config.models import CONNECTION_KEYS
+from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
-from reflact.loading import config_fingerprint, config_identity, list_config_keys, load_config
-from reflact.roles import CONNECTION_KEYS
 
 MODELS = {"target": {"model": "small"}}
 

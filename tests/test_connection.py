@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from reflact import BudgetConfig, Critic, ModelConfig, Transition, connect
-from reflact.config import ReplayConfig
+from reflact.config.training import ReplayConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.memory import Action
+from reflact.memory.models import Action
 from served import serving
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from contrast_world import PURPOSE, evaluation, event
-from reflact.calibration.constructions import (
+from reflact.calibration.guards import QuotableTexts
+from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, compute_reach
+from reflact.calibration.perturbations import (
     HIDDEN_TEXT,
     DistanceBand,
     PairCandidate,
@@ -17,9 +19,7 @@ from reflact.calibration.constructions import (
     find_reference,
     quote_changes,
 )
-from reflact.calibration.guards import QuotableTexts
-from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, compute_reach
-from reflact.memory import MISTAKE_KINDS, Action, Evaluation, Label, ScoreEvent, Transition
+from reflact.memory.models import MISTAKE_KINDS, Action, Evaluation, Label, ScoreEvent, Transition
 
 BAND = DistanceBand(1, 10)
 PHI = st.floats(0, 10)
@@ -33,7 +33,10 @@ STATES = st.recursive(
 def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, PairCandidate]:
     """Return what is built of a step with gold, by construction."""
     assert one.label is not None
-    return {b.construction: b for b in build_candidates(one, find_reference(one, one.label), purpose=PURPOSE, band=band)}
+    return {
+        b.construction: b
+        for b in build_candidates(one, find_reference(one, one.label), purpose=PURPOSE, band=band)
+    }
 
 
 def scored(before: JsonValue, after: JsonValue, low: float, high: float) -> ScoreEvent:
@@ -110,7 +113,11 @@ def test_an_observed_mistake_has_a_kind(right: tuple[float, float], wrong: float
     assert classify_error(evaluation(right[0], wrong), evaluation(*right)) == kind
     one = event(before=right[0], after=right[1], said=(right[0], wrong), changed=right[0] != right[1])
     observed = ways(one)["observed"]
-    assert (observed.mistake, observed.right.progress_after, observed.wrong.progress_after) == (kind, right[1], wrong)
+    assert (observed.mistake, observed.right.progress_after, observed.wrong.progress_after) == (
+        kind,
+        right[1],
+        wrong,
+    )
 
 
 def test_gold_without_reasons_takes_those_of_a_close_evaluation_alone() -> None:
@@ -130,7 +137,8 @@ def test_quotes_point_into_the_state_after(before: str, after: str) -> None:
     """What is quoted of a text is one of its new lines."""
     transition = Transition(before=before, action=Action(name="act"), after=after)
     assert all(
-        quote in after.splitlines() or f" {quote} " in after.splitlines() for quote in quote_changes(transition)
+        quote in after.splitlines() or f" {quote} " in after.splitlines()
+        for quote in quote_changes(transition)
     )
 
 

@@ -24,9 +24,9 @@ from reflact.calibration.contrast import (
 )
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.calibration.mistakes import Mistake
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ConfigError, ProviderDown
-from reflact.memory import ContrastPair, ScoreEvent
+from reflact.memory.models import ContrastPair, ScoreEvent
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -173,7 +173,10 @@ async def test_a_near_miss_is_written_where_no_trace_has_another_purpose() -> No
     result = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)))
     assert "Draw the three figures of the report." in {pair.purpose for pair in result.pairs}
     off = await made(
-        event(), plan=plan, critic=PlainCritic((0, 0.5)), settings=ContrastSettings(write_other_purposes=False)
+        event(),
+        plan=plan,
+        critic=PlainCritic((0, 0.5)),
+        settings=ContrastSettings(write_other_purposes=False),
     )
     assert {pair.purpose for pair in off.pairs} == {PURPOSE}
 
@@ -297,7 +300,9 @@ async def test_the_order_of_replies_changes_nothing() -> None:
             one.model_dump_json() for one in (*plain.pairs, *plain.dropped)
         )
         assert (
-            await made(write=late(mistaken), judge=late(KnowingJudge()), settings=ContrastSettings(n_judges=2))
+            await made(
+                write=late(mistaken), judge=late(KnowingJudge()), settings=ContrastSettings(n_judges=2)
+            )
             == plain
         )
 

@@ -11,7 +11,7 @@ import pytest
 from contrast_world import PURPOSE, event, round_of
 from doubles import Endpoint, completion, config, connected, opened
 from reflact.calibration.contrast import ContrastSettings, GenerationResult, generate_contrast_pairs
-from reflact.memory import Label, ScoreEvent
+from reflact.memory.models import Label, ScoreEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +116,11 @@ async def test_bad_candidates_leave_the_good_ones_alone() -> None:
     """Among three candidates one that stays bad is dropped and two are kept."""
     answers = [completion(text(reasoning=f"Variation {n}.")) for n in range(2)]
     result = await made(Endpoint(*answers, bad("no JSON")), each=3)
-    assert (result.n_candidates, len(result.pairs), [d.reason for d in result.dropped]) == (3, 2, ["bad_reply"])
+    assert (result.n_candidates, len(result.pairs), [d.reason for d in result.dropped]) == (
+        3,
+        2,
+        ["bad_reply"],
+    )
 
 
 async def test_a_round_made_again_repeats_no_call() -> None:

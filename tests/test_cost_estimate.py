@@ -14,9 +14,9 @@ from reflact import Calibrator, Critic, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.cost_estimate import CalibrationCostEstimate
 from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ReplyError
-from reflact.memory import ContrastPair, Evaluation, Provenance
+from reflact.memory.models import ContrastPair, Evaluation, Provenance
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 
@@ -167,7 +167,10 @@ async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
     estimate = await calibrator.estimate_cost(given)
     report = await calibrator.calibrate(given)
     assert report.held_out.before is not None
-    assert (estimate.n_training_traces, estimate.n_held_out_traces) == (report.n_training_traces, report.held_out.before.n_traces)
+    assert (estimate.n_training_traces, estimate.n_held_out_traces) == (
+        report.n_training_traces,
+        report.held_out.before.n_traces,
+    )
 
 
 async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:

@@ -14,16 +14,16 @@ from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
 from flattered_world import PURPOSE, answer, steps
 from reflact import Critic
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.comparing import JudgeReply
+from reflact.calibration.call_policies import MeteredLLM, UsageLedger, sum_usage
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.limited import MeteredLLM, UsageLedger, sum_usage
-from reflact.calibration.results import PurposeUsage
+from reflact.calibration.judges import JudgeReply
+from reflact.calibration.report import PurposeUsage
 from reflact.calibration.trace import Trace
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.memory import Evaluation
-from reflact.results import Usage
+from reflact.memory.models import Evaluation
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.records import Usage
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -103,7 +103,10 @@ def recorded(name: str, number: int) -> Trace:
     trace = Trace(PURPOSE, id=name)
     ((step, gold),) = steps(name, number, count=1, claims=[True])
     said = Evaluation(
-        progress_before=0, progress_after=gold.progress_after + 3, reasoning="It says so.", evidence=("filed",)
+        progress_before=0,
+        progress_after=gold.progress_after + 3,
+        reasoning="It says so.",
+        evidence=("filed",),
     )
     trace.record(step, said, label=gold)
     return trace

@@ -15,10 +15,10 @@ from critic_worlds import pair, store_of
 from doubles import Endpoint, completion, config, connected
 from reflact import Critic
 from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
-from reflact.calibration.showing import estimate_tokens
-from reflact.critic_config import CriticSettings
+from reflact.calibration.rendering import estimate_tokens
+from reflact.config.critic import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
-from reflact.memory import Action, Evaluation, Scope, Transition
+from reflact.memory.models import Action, Evaluation, Scope, Transition
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

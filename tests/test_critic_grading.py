@@ -15,7 +15,6 @@ from rich.console import Console
 from flattered_world import flattered, trace_of
 from reflact import Critic, Item, Score, Skill, Trainer
 from reflact.calibration.grading import CriticGrader, explain_empty_answer, item_input, measure_critic
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import apply_grader
@@ -27,9 +26,10 @@ from reflact.errors import (
     ModelError,
     ProviderDown,
 )
-from reflact.memory import Action, ContrastPair, Evaluation, Transition
+from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.reporting.summary import print_summary
-from reflact.results import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
 from reflact.stages.rollout import build_rollout_key
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer

@@ -11,12 +11,11 @@ import pytest
 
 from reflact import Critic, Item, Rollout, Trainer
 from reflact.calibration.grading import CriticAnnotator
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import ConfigError, ContextOverflow, ProviderDown, ReflactError
-from reflact.memory import Action, ContrastPair, Evaluation, Transition
-from reflact.results import CriticDescription, RunSummary
-from reflact.stages.annotate import AnnotatingAnalyst
-from reflact.stages.reflect import Minibatch
+from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.records import CriticDescription, RunSummary
+from reflact.stages.reflect import AnnotatingAnalyst, Minibatch
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, RolloutSource, Score, Turn

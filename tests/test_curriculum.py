@@ -25,9 +25,9 @@ from reflact.calibration.curriculum import (
     summarize_accuracy,
 )
 from reflact.calibration.metrics import ScoredStep
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.data import make_rng
-from reflact.memory import MISTAKE_KINDS, ContrastPair, Label
+from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Label
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -106,7 +106,12 @@ def test_a_plateau_ends_the_rounds(accuracies: list[float], patience: int, over:
     chosen = CurriculumSettings(patience=patience, max_rounds=9)
     assert has_plateaued(history, chosen) is over
     assert (plan_next_round(history, chosen) is None) is over
-    assert plan_next_round([CriticAccuracyByMistake(accuracy=n / 10) for n in range(4)], CurriculumSettings(max_rounds=3)) is None
+    assert (
+        plan_next_round(
+            [CriticAccuracyByMistake(accuracy=n / 10) for n in range(4)], CurriculumSettings(max_rounds=3)
+        )
+        is None
+    )
 
 
 def test_scores_are_measured_by_kind() -> None:

@@ -17,9 +17,9 @@ import pytest
 from sqlite_utils import Migrations
 
 from permissions import open_to_all
+from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
-from reflact.tasks import fan_out, open_task_group
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.config import DataConfig, TrainerConfig
+from reflact.config.training import DataConfig, EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet
-from reflact.environment_config import EnvironmentConfig
 from reflact.environments.dataset import DatasetEnvironment, build_environment
 from reflact.environments.graders import ExactGrader, Grader, NumericGrader
 from reflact.errors import ConfigError, DataError, ProviderDown
-from reflact.ports import Environment
+from reflact.protocols import Environment
 from reflact.types import Grade, Item, Score, Split, Turn
 
 

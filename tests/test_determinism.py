@@ -10,8 +10,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.ports import Session
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.protocols import Session
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer

@@ -17,15 +17,15 @@ from pydantic import ConfigDict
 from doubles import PROMPT, RUN, call_id, completion, config, connected, opened
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
-from reflact.calls import Draft, Reply, ReplyModel, Text
+from reflact.concurrency import open_task_group
 from reflact.errors import ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
 from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
 from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
 from reflact.llm.sse import chunk_of, events_of
-from reflact.ports import DraftingLLM
-from reflact.tasks import open_task_group
+from reflact.messages import Draft, Reply, ReplyModel, Text
+from reflact.protocols import DraftingLLM
 from reflact.types import FrozenModel
 from sse import Body, Kept, Streaming, chunk, stream
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reflact.early_stop import EarlyStopMonitor, decide_early
-from reflact.paired import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
+from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
+from reflact.gate.early_stop import EarlyStopMonitor, decide_early
 
 Sides = tuple[float | None, float | None]
 Score = Callable[[int, str], Sides]

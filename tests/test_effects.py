@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import reflact.llm.cache_keys as keys_module
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import CallId, CallReservation, ReplyModel, StoredResponse, Text
 from reflact.errors import AccessDenied, ProviderDown
 from reflact.llm.cache_keys import address_of, effect_key, endpoint_of, seed_of
+from reflact.messages import CallId, CallReservation, ReplyModel, StoredResponse, Text
 from reflact.testing import InMemoryRunStore
 from reflact.types import digest_json
 

@@ -10,14 +10,14 @@ import pytest
 
 from reflact.errors import ProviderDown
 from reflact.records import CandidateReview
-from reflact.rolling import FIRST_REPORT_TRIAL
-from reflact.stages.replies import AnalystReply
+from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.trainer import evaluate_skill
+from reflact.training.rollouts import FIRST_REPORT_TRIAL
+from reflact.training.setup import Overrides
 from reflact.types import Rollout, Skill, Split
-from reflact.wiring import Overrides
 from toy_runs import LINES, Actor, Part, Ran, playing, right, run, settings
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from reflact.cli.forecast import build_estimate_table
-from reflact.estimates import CostEstimate, EstimateRange, EstimateRow
+from reflact.cli.train import build_estimate_table
+from reflact.llm.estimates import CostEstimate, EstimateRange, EstimateRow
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reflact import events
 from reflact.errors import ProviderDown
-from reflact.paired import CONFIRMATION_REPEATS, GateSettings, TrialRequest
+from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, TrialRequest
 from reflact.stages.evaluate import (
     EvaluationResult,
     GateMetric,
@@ -23,7 +23,7 @@ from reflact.stages.evaluate import (
     evaluate,
     force_accept,
 )
-from reflact.stages.replies import AnalystReply
+from reflact.stages.reply_models import AnalystReply
 from reflact.stages.update import RewriteReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import AggregateResult, Candidate, Edit, Fallback, Patch, Rollout, Score, Skill, Split

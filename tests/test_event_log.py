@@ -14,13 +14,13 @@ from typing import IO
 import pytest
 
 from pure_world import rows
-from reflact import wiring
+from reflact.config.loading import load_config
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.loading import load_config
-from reflact.ports import CommitRecord
+from reflact.protocols import CommitRecord
 from reflact.records import RunState
-from reflact.run import Run
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training import setup as wiring
+from reflact.training.run import Run
 from reflact.types import Skill
 
 ROOT = Path(__file__).parent.parent

@@ -17,8 +17,8 @@ from doubles import PROMPT, Endpoint, call_id, completion, config, connected, op
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.errors import ProviderError, ReplyError
-from reflact.results import Usage
-from reflact.stages.replies import RankReply
+from reflact.records import Usage
+from reflact.stages.reply_models import RankReply
 from reflact.store.runs import open_store
 from reflact.testing import InMemoryRunStore
 

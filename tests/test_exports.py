@@ -14,10 +14,10 @@ import pytest
 
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.environments.sql import SQLGrader, read_tables
+from reflact.config.loading import list_config_keys, load_config
+from reflact.environments.sql_grader import SQLGrader, read_tables
 from reflact.errors import ConfigError, StoreError
-from reflact.exports import export_best, export_version, remove_versions, write_atomically
-from reflact.loading import list_config_keys, load_config
+from reflact.store.artifacts import export_best, export_version, remove_versions, write_atomically
 from reflact.types import Item, Skill
 
 pytestmark = pytest.mark.anyio

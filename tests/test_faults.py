@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import Text
 from reflact.errors import ProviderDown
 from reflact.llm.errors import CutOff, StreamCutOff, body_fault, failure_fault, status_fault
 from reflact.llm.metering import whole
-from reflact.results import FaultCount, FaultKind
+from reflact.messages import Text
+from reflact.records import FaultCount, FaultKind
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.loading import list_config_keys
+from reflact.config.loading import list_config_keys
 
 ROOT = Path(__file__).parent.parent
 COMING = ROOT / "docs" / "coming-from-skillopt.md"

@@ -11,16 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from reflact import Trainer
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.cli.app import app
-from reflact.forecast import RunCostEstimate
-from reflact.loading import load_config
-from reflact.ports import Session
-from reflact.stages.replies import AnalystReply, SuccessReply
+from reflact.config.loading import load_config
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.protocols import Session
+from reflact.stages.reply_models import AnalystReply, SuccessReply
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
+from reflact.training.cost_estimate import RunCostEstimate
+from reflact.training.setup import Overrides, prepare_run
 from reflact.types import Skill, Turn
-from reflact.wiring import Overrides, prepare_run
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
-from reflact.memory import Action, Label, Transition
+from reflact.memory.models import Action, Label, Transition
 
 pytestmark = pytest.mark.anyio
 

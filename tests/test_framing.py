@@ -12,16 +12,16 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import ReplyModel, Text
+from reflact.concurrency import fan_out
+from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event
 from reflact.llm.budget import Budget
 from reflact.llm.cache_keys import effect_key
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
-from reflact.results import FaultCount, Usage
-from reflact.roles import ModelConfig
-from reflact.tasks import fan_out
+from reflact.messages import ReplyModel, Text
+from reflact.records import FaultCount, Usage
 from reflact.testing import InMemoryRunStore
 from sse import COUNTS, Body, Kept, Streaming, chunk, stream
 

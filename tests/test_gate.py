@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.gate import build_measurement, score_measurement
+from reflact.gate.scores import build_measurement, score_measurement
 from reflact.types import Rollout, Score, Split
 
 CANDIDATE = "c" * 64

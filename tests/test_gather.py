@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 import virtual_time
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.config import ReflectConfig
+from reflact.config.training import ReflectConfig
 from reflact.errors import AccessDenied, ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
-from reflact.ports import Session
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
-from reflact.stages.gather import find_completed_minibatches, roll_out_and_reflect
+from reflact.protocols import Session
+from reflact.stages.overlap import find_completed_minibatches, roll_out_and_reflect
 from reflact.stages.reflect import Analyst, Minibatch, batch_order, deal_minibatches, make_edit_analysis
 from reflact.testing import InMemoryRunStore, ScriptedLLM
-from reflact.testing.llm import ScriptedAnswer
-from reflact.testing.replies import append_edit
+from reflact.testing.llm import ScriptedAnswer, append_edit
 from reflact.types import AnalystReport, Grade, Item, Rollout, Score, Skill, Split, Turn, digest_json
 
 pytestmark = pytest.mark.anyio

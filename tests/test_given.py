@@ -16,8 +16,8 @@ from memory_pairs import make_pair
 from reflact import Calibrator, Critic, ModelConfig, Trace, connect
 from reflact.cli.app import app
 from reflact.errors import ConfigError, DataError
-from reflact.memory import Action, Evaluation, Label, Transition
-from reflact.memory_store import MemoryStore
+from reflact.memory.models import Action, Evaluation, Label, Transition
+from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

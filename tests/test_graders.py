@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.environment_config import EnvironmentConfig
-from reflact.environments.answers import normalize, parse_number, tokenize
+from reflact.config.training import EnvironmentConfig
 from reflact.environments.graders import (
     ExactGrader,
     Grader,
@@ -25,6 +24,9 @@ from reflact.environments.graders import (
     apply_grader,
     build_grader,
     identify_grader,
+    normalize,
+    parse_number,
+    tokenize,
 )
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import Grade, Item, Score

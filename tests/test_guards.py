@@ -17,7 +17,7 @@ from reflact.calibration.guards import (
     apply_guards,
     find_objection,
 )
-from reflact.memory import Action, Evaluation, Transition
+from reflact.memory.models import Action, Evaluation, Transition
 
 LIMITS = GuardLimits(max_jump=4, max_jump_confidence=0.5, max_unsupported_confidence=0.2)
 BEFORE: JsonValue = {"order": {"status": "open", "items": ["lamp"]}, "mails": 0}

@@ -13,9 +13,9 @@ from reflact import Calibrator, Trace
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.metrics import ScoredStep, compute_metrics, pairwise_accuracy
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, Evaluation, Label, LabelSource, ScoreEvent, Transition
-from reflact.memory_store import MemoryStore
+from reflact.memory.models import Action, Evaluation, Label, LabelSource, ScoreEvent, Transition
+from reflact.memory.store import MemoryStore
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -99,7 +99,9 @@ def test_it_measures_by_the_state_after() -> None:
     """Error, bias and the order of states across steps need no state before; the order within a step does."""
     said = Evaluation(progress_before=0, progress_after=6, reasoning="r")
     steps = [
-        ScoredStep(trace_id="t", step=n, label=gold, evaluation=said.model_copy(update={"progress_after": 6 + n}))
+        ScoredStep(
+            trace_id="t", step=n, label=gold, evaluation=said.model_copy(update={"progress_after": 6 + n})
+        )
         for n, gold in enumerate((reached(4), reached(9)))
     ]
     assert pairwise_accuracy(steps) == 1
@@ -114,7 +116,9 @@ async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
     half = ScoreEvent(step=0, transition=step("a", "b"), label=reached(4))
     llm = ScriptedLLM(mistaken)
     critic = PlainCritic()
-    made = await generate_contrast_pairs([half], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=llm, critic=critic)
+    made = await generate_contrast_pairs(
+        [half], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=llm, critic=critic
+    )
     assert (made.pairs, {drop.reason for drop in made.dropped}) == ((), {"unverified"})
     assert "not the state before" in made.dropped[0].explanation
     assert (llm.calls, critic.trials) == ([], [])

@@ -19,11 +19,11 @@ import pure_server
 import pure_world
 from pure_world import PureNetwork
 from reflact import Trainer
-from reflact.halting import GracefulStop
-from reflact.ports import Session, Target
-from reflact.results import RunSummary
-from reflact.tasks import open_task_group
+from reflact.concurrency import open_task_group
+from reflact.protocols import Session, Target
+from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training.shutdown import GracefulStop
 from reflact.types import Skill, Turn
 
 pytestmark = pytest.mark.anyio

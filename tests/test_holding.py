@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration_memory import NOW
-from reflact.calibration.holding import (
+from reflact.calibration.replay import list_labeled_steps
+from reflact.calibration.significance import is_level_used_up
+from reflact.calibration.splits import (
     HoldoutRule,
     HoldoutSplit,
     TrainingHistory,
@@ -18,12 +20,10 @@ from reflact.calibration.holding import (
     split_by_caller,
     split_by_rule,
 )
-from reflact.calibration.replay import list_labeled_steps
-from reflact.calibration.review import is_level_used_up
 from reflact.calibration.trace import Trace
-from reflact.memory import Action, Evaluation, Label, LabelSource, Transition
-from reflact.memory_cards import MIN_TRACES
-from reflact.memory_ports import BatchTest, count_tests
+from reflact.memory.cards import MIN_TRACES
+from reflact.memory.models import Action, Evaluation, Label, LabelSource, Transition
+from reflact.memory.protocols import BatchTest, count_tests
 
 SLICES = 4
 
@@ -76,7 +76,9 @@ def dealt(
     most: int = 100,
 ) -> HoldoutSplit:
     """Return the parts of traces, of which some were learned from."""
-    return split_by_rule(traces, training=TrainingHistory(frozenset(taught)), tests=tests, rule=slices, limit=most)
+    return split_by_rule(
+        traces, training=TrainingHistory(frozenset(taught)), tests=tests, rule=slices, limit=most
+    )
 
 
 @given(st.sets(st.sampled_from(NAMES), max_size=60))
@@ -88,7 +90,11 @@ def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None
     assert not held & learn
     assert not held & learned
     turned = dealt(list(reversed(traces)), learned, most=50)
-    assert (turned.held_out, set(turned.training), turned.held_out_name) == (parts.held_out, set(parts.training), parts.held_out_name)
+    assert (turned.held_out, set(turned.training), turned.held_out_name) == (
+        parts.held_out,
+        set(parts.training),
+        parts.held_out_name,
+    )
 
 
 def test_a_trace_keeps_its_part_while_others_come() -> None:
@@ -124,7 +130,9 @@ def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
     """A copy of a given held-out trace teaches nothing, and one of what taught tests nothing."""
     held, taught, other = trace("held"), trace("taught"), trace("other")
     copies = [copy_of(one, f"copy of {one.id}", 1) for one in (held, taught)]
-    parts = split_by_caller([other, taught, copies[0]], [held, copies[1]], training=TrainingHistory(frozenset({"taught"})))
+    parts = split_by_caller(
+        [other, taught, copies[0]], [held, copies[1]], training=TrainingHistory(frozenset({"taught"}))
+    )
     assert parts.training == (other, taught)
     assert parts.held_out == (held,)
 
@@ -148,7 +156,9 @@ def test_a_purpose_is_on_one_side() -> None:
     assert not held & learn
     assert parts.held_out_name.endswith(", by purpose")
     spoilt = next(iter(held))
-    later = split_by_rule(traces, training=TrainingHistory(purposes=frozenset({spoilt})), tests=(), rule=slices, limit=100)
+    later = split_by_rule(
+        traces, training=TrainingHistory(purposes=frozenset({spoilt})), tests=(), rule=slices, limit=100
+    )
     assert spoilt not in {t.purpose for t in later.held_out}
 
 

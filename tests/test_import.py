@@ -46,7 +46,9 @@ def test_importing_the_package_is_fast() -> None:
     assert best_of(7, "import reflact") - best_of(7, "pass") < 0.15
 
 
-@pytest.mark.parametrize("module", ["reflact", "reflact.config", "reflact.loading", "reflact.ports"])
+@pytest.mark.parametrize(
+    "module", ["reflact", "reflact.config.training", "reflact.config.loading", "reflact.protocols"]
+)
 def test_importing_loads_no_client_library(module: str) -> None:
     """The package and its contracts load without any client, terminal or database library."""
     loaded = python(f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))")

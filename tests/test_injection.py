@@ -21,30 +21,27 @@ from reflact.calibration.contrast import ContrastSettings, generate_contrast_pai
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
 from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
-from reflact.calls import CallId, Message, RenderedPrompt, Reply, ReplyModel, Text
-from reflact.cards import RejectedEdit
-from reflact.config import AggregateConfig, UpdateConfig
-from reflact.critic_config import CriticSettings
+from reflact.config.critic import CriticSettings
+from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
-from reflact.memory import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.ports import R
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
+from reflact.messages import CallId, Message, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.prompts import PROMPT_NAMES, fence, load_prompts
+from reflact.protocols import R
 from reflact.records import StepBufferEntry
+from reflact.skills.regions import replace_notes
+from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.aggregate import aggregate
-from reflact.stages.appendix import update_appendix
-from reflact.stages.compare import categorize_items, show_comparison
-from reflact.stages.lapses import LapseTriage
-from reflact.stages.material import show_buffer, show_memory, show_meta
+from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
-from reflact.stages.modes import choose_analysis
-from reflact.stages.reflect import Analyst, Minibatch
+from reflact.stages.prompt_sections import show_buffer, show_memory, show_meta
+from reflact.stages.reflect import Analyst, Minibatch, choose_analysis
 from reflact.stages.select import choose_step_size, select
-from reflact.stages.slow_update import slow_update
+from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
 from reflact.stages.update import update
-from reflact.tail import replace_notes
 from reflact.targets.chat import ChatTarget
 from reflact.types import (
     AggregateResult,
@@ -252,7 +249,10 @@ async def _contrast(listener: Listener, says: Says) -> None:
             step=step,
             transition=transition,
             evaluation=Evaluation(
-                progress_before=1, progress_after=4, reasoning=says("evaluation"), evidence=(says("evidence"),)
+                progress_before=1,
+                progress_after=4,
+                reasoning=says("evaluation"),
+                evidence=(says("evidence"),),
             ),
             label=Label(progress_before=1, progress_after=4, source="program", reasoning=says("gold")),
         )
@@ -295,7 +295,9 @@ def _action(says: Says) -> Action:
 
 def _pair(says: Says, transition: Transition) -> ContrastPair:
     right, wrong = (
-        Evaluation(progress_before=1, progress_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),))
+        Evaluation(
+            progress_before=1, progress_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),)
+        )
         for phi, side in ((1, "right"), (9, "wrong"))
     )
     return ContrastPair(

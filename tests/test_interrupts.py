@@ -157,7 +157,7 @@ def test_a_signal_while_the_store_is_being_opened(tmp_path: Path) -> None:
 BLOCKED = """
     import time
     import anyio
-    from reflact.cli.interrupts import Interrupts
+    from reflact.cli.common import Interrupts
 
     async def main(interrupts):
         interrupts.bind(stop=print, cancel=print)

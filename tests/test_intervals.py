@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.intervals import improvement_interval, mean_interval, student_quantile, wilson_interval
+from reflact.gate.intervals import improvement_interval, mean_interval, student_quantile, wilson_interval
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,16 @@ from pydantic import JsonValue
 
 import pure_server
 from pure_world import Ended, PureNetwork, TooLong, differences, left_by, rows, settings, write_world
-from reflact import Trainer, events, loading, wiring
-from reflact.calls import CallReservation, StoredResponse
-from reflact.ports import CommitRecord
+from reflact import Trainer, events
+from reflact.config import loading
+from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import CommitRecord
 from reflact.records import CandidateReview, RunState, StepRecord
-from reflact.run import Run
 from reflact.store.database import Database
 from reflact.store.runs import RECORD_KINDS, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
+from reflact.training import setup as wiring
+from reflact.training.run import Run
 from reflact.types import Rollout, Skill
 
 Wrote = Callable[[str], None]

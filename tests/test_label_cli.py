@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
-from reflact.memory import Action, Label, Transition
+from reflact.memory.models import Action, Label, Transition
 
 
 def run(*arguments: object) -> Result:
@@ -59,7 +59,9 @@ def test_a_label_is_replaced_where_that_is_said(store: Path) -> None:
     """A slip of the finger can be mended, and what a program said corrected."""
     done = run("label", store, "monday", 2, "--before", 1, "--after", 3, "--replace")
     assert done.exit_code == 0, done.output
-    assert golds(store)[2] == Label(progress_before=1, progress_after=3, source="human").model_dump(mode="json")
+    assert golds(store)[2] == Label(progress_before=1, progress_after=3, source="human").model_dump(
+        mode="json"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from flattered_world import PURPOSE, answer, steps
 from reflact import Calibrator, Evaluation, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.results import CalibrationReport
-from reflact.memory import PromotionEvidence
+from reflact.calibration.report import CalibrationReport
+from reflact.memory.models import PromotionEvidence
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +44,10 @@ def recorded(name: str, number: int) -> Trace:
     trace = Trace(PURPOSE, id=name)
     ((step, gold),) = steps(name, number, count=1, claims=[True])
     said = Evaluation(
-        progress_before=0, progress_after=gold.progress_after + 3, reasoning="It says so.", evidence=("filed",)
+        progress_before=0,
+        progress_after=gold.progress_after + 3,
+        reasoning="It says so.",
+        evidence=("filed",),
     )
     trace.record(step, said, label=gold)
     return trace

@@ -14,17 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.llm.pacing import MINUTE_SECONDS, Minute, Pace
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig
 from reflact.llm.rate_limit import (
+    MINUTE_SECONDS,
     PATIENCE_SECONDS,
     Endpoint,
     EndpointClient,
     LimitChange,
+    Minute,
+    Pace,
     Refused,
     endpoint_for,
 )
-from reflact.roles import ModelConfig
-from reflact.tasks import open_task_group
 from virtual_time import run
 
 WIDE = {"concurrency": 1000}

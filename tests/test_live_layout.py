@@ -12,10 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from reflact import events
-from reflact.records import SkillVersion
+from reflact.records import SkillVersion, Usage
 from reflact.reporting.live_layout import LiveDisplay, draw_heights, limit_height, render_draft
 from reflact.reporting.live_state import LiveState, update_state
-from reflact.results import Usage
 from reflact.types import GateAction
 
 RUN = "r1"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reflact import events
-from reflact.records import SkillVersion
+from reflact.records import SkillVersion, Usage
 from reflact.reporting.live_state import LiveState, restore_state, update_state
-from reflact.results import Usage
 from reflact.types import GateAction
 
 RUN = "r1"

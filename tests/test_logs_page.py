@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reflact.calibration.config import CalibrateConfig
-from reflact.loading import load_section
+from reflact.config.loading import load_section
 
 PAGE = (Path(__file__).parent.parent / "docs" / "logs.md").read_text(encoding="utf-8")
 PROGRAM, HALF_GOLD = re.findall(r"^```python runnable\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

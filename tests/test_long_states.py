@@ -12,11 +12,11 @@ from pydantic import JsonValue
 from contrast_world import PURPOSE, event, mistaken, round_of
 from memory_pairs import make_pair
 from reflact import MemoryStore
-from reflact.aside import INLINE_LIMIT
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.mistakes import GenerationResult
-from reflact.memory import ContrastPair, ScoreEvent, Transition
-from reflact.memory_cards import ScanFinding, compute_subject_hash, subject_hash
+from reflact.concurrency import INLINE_LIMIT
+from reflact.memory.cards import ScanFinding, compute_subject_hash, subject_hash
+from reflact.memory.models import ContrastPair, ScoreEvent, Transition
 from reflact.testing import ScriptedLLM
 from reflact.types import digest_json
 
@@ -72,7 +72,9 @@ async def test_long_states_make_the_pairs_that_short_ones_make() -> None:
     many = await made_of([longer(event(n), INLINE_LIMIT) for n in range(3)], Where())
 
     def told(made: GenerationResult) -> list[object]:
-        pairs = [(p.construction, p.mistake, p.right, p.wrong.progress_after, p.provenance) for p in made.pairs]
+        pairs = [
+            (p.construction, p.mistake, p.right, p.wrong.progress_after, p.provenance) for p in made.pairs
+        ]
         return [pairs, made.dropped, made.n_candidates]
 
     assert told(few) == told(many)

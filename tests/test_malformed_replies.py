@@ -11,11 +11,11 @@ import pytest
 from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import ReplyModel
-from reflact.config import AggregateConfig, ReflectConfig
+from reflact.config.training import AggregateConfig, ReflectConfig
 from reflact.errors import ReplyError
+from reflact.messages import ReplyModel
 from reflact.prompts import load_prompts
-from reflact.results import Usage
+from reflact.records import Usage
 from reflact.stages.aggregate import aggregate
 from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
 from reflact.stages.select import select

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from reflact.calibration.memo import ResultCache
+from reflact.calibration.cache import ResultCache
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from reflact.records import CandidateReview
-from reflact.stages.replies import AnalystReply
+from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply
 from toy_runs import LINES, Actor, Part, Ran, playing, run, shown_to
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from memory_pairs import evidence_for, make_pair
 from reflact.errors import DataError
-from reflact.memory import CardStatus, Scope
-from reflact.memory_cards import (
+from reflact.memory.cards import (
     NEXT_STATUSES,
     PAIR_KINDS,
     RankedUnit,
@@ -24,7 +23,8 @@ from reflact.memory_cards import (
     is_visible_to,
     rank_units,
 )
-from reflact.memory_ports import BatchTest
+from reflact.memory.models import CardStatus, Scope
+from reflact.memory.protocols import BatchTest
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 TEST = BatchTest(number=1, holdout_id="h", n_earlier_tests=0, unit_ids=("a",), at=NOW)

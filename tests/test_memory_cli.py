@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 
 from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair
 from reflact.cli.app import app
-from reflact.cli.stored import format_table
-from reflact.memory_cards import create_card
-from reflact.memory_store import MemoryStore
+from reflact.cli.memory_output import format_table
+from reflact.memory.cards import create_card
+from reflact.memory.store import MemoryStore
 from reflact.store.runs import open_store
 
 PAIR = make_pair(1, note="a zebra", trace="t").model_copy(update={"reason": "It says \x1b]0;done\x07."})

@@ -15,7 +15,7 @@ import pytest
 
 from memory_pairs import CRITIC, make_pair
 from reflact import MemoryStore
-from reflact.memory_ports import CardQuery
+from reflact.memory.protocols import CardQuery
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
@@ -33,8 +33,8 @@ HOUSE = """
 
     from memory_pairs import HELD_OUT, evidence_for, make_pair
     from reflact import MemoryStore
-    from reflact.memory import Action, Evaluation, ScoreEvent, Transition
-    from reflact.tasks import fan_out
+    from reflact.memory.models import Action, Evaluation, ScoreEvent, Transition
+    from reflact.concurrency import fan_out
 
     def acknowledge(kind, name):
         os.write(1, f"{kind} {name}\\n".encode())

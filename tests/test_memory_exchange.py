@@ -12,10 +12,10 @@ import pytest
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from reflact import MemoryStore
 from reflact.errors import DataError
-from reflact.memory import Action, Evaluation, Label, Scope, ScoreEvent, Transition
-from reflact.memory_cards import create_card
-from reflact.memory_ports import CardQuery
-from reflact.store.exchange import ImportResult
+from reflact.memory.cards import create_card
+from reflact.memory.models import Action, Evaluation, Label, Scope, ScoreEvent, Transition
+from reflact.memory.protocols import CardQuery
+from reflact.memory.store import ImportResult
 
 pytestmark = pytest.mark.anyio
 

@@ -17,21 +17,13 @@ from hypothesis import strategies as st
 from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair, recorded, set_utility
 from profiles import cases
 from reflact import MemoryStore
+from reflact.concurrency import fan_out
 from reflact.errors import DataError
-from reflact.memory import (
-    Action,
-    ContrastPair,
-    Evaluation,
-    Label,
-    Scope,
-    ScoreEvent,
-    Transition,
-)
-from reflact.memory_cards import PAIR_KINDS, create_card, is_visible_to
-from reflact.memory_ports import CardQuery, CardStore, TraceStore
+from reflact.memory.cards import PAIR_KINDS, create_card, is_visible_to
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Scope, ScoreEvent, Transition
+from reflact.memory.protocols import CardQuery, CardStore, TraceStore
+from reflact.memory.search import split_words
 from reflact.store.runs import open_store
-from reflact.store.words import split_words
-from reflact.tasks import fan_out
 
 pytestmark = pytest.mark.anyio
 
@@ -246,7 +238,9 @@ async def test_tests_before_are_counted_by_traces_across_stores(path: Path) -> N
         async def test(n: int) -> int:
             store, names = (one, two)[n % 2], ["shared", f"own {n}"] if n < 8 else ["another"]
             traces = [recorded(name) for name in names]
-            return (await store.open_test([pairs[n].id], holdout_id=f"set {n}", traces=traces)).n_earlier_tests
+            return (
+                await store.open_test([pairs[n].id], holdout_id=f"set {n}", traces=traces)
+            ).n_earlier_tests
 
         before = await fan_out(test, range(10))
         assert sorted(before[:8]) == list(range(8))
@@ -371,7 +365,10 @@ async def test_only_promoted_pairs_of_the_askers_scope_are_found(memory: MemoryS
     found = await memory.find_pairs(CardQuery(text="report", scope=CRITIC))
     assert [one.pair for one in found] == [promoted]
     alice = Scope(roles=("critic",), user="alice")
-    assert {one.pair.id for one in await memory.find_pairs(CardQuery(scope=alice))} == {promoted.id, others.id}
+    assert {one.pair.id for one in await memory.find_pairs(CardQuery(scope=alice))} == {
+        promoted.id,
+        others.id,
+    }
 
 
 async def test_the_more_relevant_comes_first_and_utility_decides_among_equals(memory: MemoryStore) -> None:
@@ -402,7 +399,9 @@ async def test_a_question_of_common_words_is_answered_too(
 ) -> None:
     """Where every word is in more units than can be ranked, those that have more of the words come first."""
     async with MemoryStore(path) as memory:
-        cards = [create_card("skill_card", f"common {n}" + (" usual" if n < 1100 else "")) for n in range(1200)]
+        cards = [
+            create_card("skill_card", f"common {n}" + (" usual" if n < 1100 else "")) for n in range(1200)
+        ]
         await fan_out(memory.submit_card, cards)
         found = await memory.find(CardQuery(text="usual common", statuses=(), limit=5))
         assert len(found) == 5
@@ -494,7 +493,12 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
         await memory.open_trace("gone", secret)
         await memory.append("gone", event(0, secret))
         removed = await memory.forget("gone")
-        assert (removed.trace_removed, removed.n_events, removed.n_cards, removed.n_anchors) == (True, 1, 5, 0)
+        assert (removed.trace_removed, removed.n_events, removed.n_cards, removed.n_anchors) == (
+            True,
+            1,
+            5,
+            0,
+        )
         assert {pair.id for pair in forgotten} < set(removed.unit_ids)
         assert len(removed.unit_ids) == 3
         assert await memory.pairs([pair.id for pair in forgotten]) == ()
@@ -550,7 +554,9 @@ async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: P
 def event(step: int, note: str = "") -> ScoreEvent:
     transition = Transition(before="", action=Action(name="act"), after={"note": note, "odd": "\udfff"})
     return ScoreEvent(
-        step=step, transition=transition, evaluation=Evaluation(progress_before=0, progress_after=step, reasoning="r")
+        step=step,
+        transition=transition,
+        evaluation=Evaluation(progress_before=0, progress_after=step, reasoning="r"),
     )
 
 

@@ -41,7 +41,12 @@ async def judged(*replies: Any, **settings: Any) -> tuple[MetaJudgeResult, ...]:
 
     judge = ScriptedLLM(answer, identity="judge")
     return await judge_evaluations(
-        events, purpose=PURPOSE, trace_id="t", judge=judge, critic=CRITIC, settings=MetaJudgeSettings(**settings)
+        events,
+        purpose=PURPOSE,
+        trace_id="t",
+        judge=judge,
+        critic=CRITIC,
+        settings=MetaJudgeSettings(**settings),
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import pytest
 
-from reflact.calls import ReplyModel
+from reflact.messages import ReplyModel
 from reflact.stages.meta_skill import MemoryReply
-from reflact.stages.replies import AnalystReply, MergeReply
+from reflact.stages.reply_models import AnalystReply, MergeReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from toy_runs import LINES, Actor, Part, Ran, playing, run

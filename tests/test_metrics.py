@@ -18,7 +18,7 @@ from reflact.calibration.metrics import (
     pairwise_accuracy,
 )
 from reflact.data import make_rng
-from reflact.memory import Evaluation, Label
+from reflact.memory.models import Evaluation, Label
 
 PHI = st.floats(0, 10)
 
@@ -39,7 +39,9 @@ def scored(
         trace_id=trace,
         step=step,
         label=Label(progress_before=gold[0], progress_after=gold[1], source="program"),
-        evaluation=Evaluation(progress_before=said[0], progress_after=said[1], reasoning="r", confidence=confidence),
+        evaluation=Evaluation(
+            progress_before=said[0], progress_after=said[1], reasoning="r", confidence=confidence
+        ),
         wrong_progress=wrong,
         mistakes=mistakes,
         difficulty=difficulty,

@@ -17,14 +17,15 @@ from typing import Any
 import anyio
 import pytest
 
-from reflact import Trainer, wiring
+from reflact import Trainer
+from reflact.concurrency import open_task_group
+from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.events import BaselineMeasured, Event, RunFinished, WarningIssued
 from reflact.integrations.mlflow import RunTracker, report_to_mlflow
-from reflact.loading import load_config
-from reflact.results import RunSummary
-from reflact.tasks import open_task_group
+from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training import setup as wiring
 from reflact.types import Split
 from toy_runs import settings
 

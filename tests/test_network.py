@@ -8,8 +8,8 @@ import anyio
 import httpx
 import pytest
 
+from reflact.concurrency import open_task_group
 from reflact.llm.connection_pool import MOST, PooledTransport
-from reflact.tasks import open_task_group
 
 pytestmark = pytest.mark.anyio
 

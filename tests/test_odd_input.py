@@ -18,7 +18,7 @@ from profiles import cases
 from reflact import MemoryStore
 from reflact.cli.app import app
 from reflact.errors import DataError
-from reflact.memory import Action, ContrastPair, Label, Provenance, ScoreEvent, Transition
+from reflact.memory.models import Action, ContrastPair, Label, Provenance, ScoreEvent, Transition
 
 pytestmark = pytest.mark.anyio
 

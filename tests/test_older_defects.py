@@ -22,12 +22,11 @@ from pydantic import JsonValue
 from pure_world import PureNetwork, left_by, rows, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, events
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
 from reflact.errors import RunConflict
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import find_data_folder
-from reflact.records import CandidateReview, EpochRecord, StepRecord
-from reflact.results import RunSummary
-from reflact.stages.replies import AnalystReply, MergeReply, SuccessReply
+from reflact.records import CandidateReview, EpochRecord, RunSummary, StepRecord
+from reflact.stages.reply_models import AnalystReply, MergeReply, SuccessReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer

@@ -10,15 +10,15 @@ from pydantic import JsonValue
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact import Critic, MemoryStore
-from reflact.calibration.reviewing import PromotionTester
+from reflact.calibration.promotion import PromotionTester
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
-from reflact.memory import Action, ContrastPair, Origin, Provenance, Transition
-from reflact.memory_cards import AnchorExclusions, subject_hash
+from reflact.memory.cards import AnchorExclusions, subject_hash
+from reflact.memory.encoding import encode_value
+from reflact.memory.models import Action, ContrastPair, Origin, Provenance, Transition
+from reflact.memory.rows import add_origins
+from reflact.memory.store import ImportResult
 from reflact.store.database import Tables
-from reflact.store.encoding import encode_value
-from reflact.store.exchange import ImportResult
-from reflact.store.origins import add_origins
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -142,7 +142,9 @@ def test_what_anchors_hold_is_known_before_pairs_are_made() -> None:
     assert held.excludes(anchor.purpose, anchor.transition, Origin(trace_id="elsewhere", step=0))
     assert held.excludes(other.purpose, other.transition, Origin(trace_id="trace", step=2))
     assert not held.excludes(other.purpose, other.transition, Origin(trace_id="elsewhere", step=2))
-    assert not AnchorExclusions.from_anchors([]).excludes(other.purpose, other.transition, Origin(trace_id="trace", step=2))
+    assert not AnchorExclusions.from_anchors([]).excludes(
+        other.purpose, other.transition, Origin(trace_id="trace", step=2)
+    )
 
 
 # ------------------------------------------------------------------------------------------ learning

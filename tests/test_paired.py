@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.paired import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
+from reflact.gate.decision import CONFIRMATION_REPEATS, GateSettings, Ruling, ScorePair, TrialRequest, decide
 
 Sides = tuple[float | None, float | None]
 WON, LOST, BOTH, NEITHER = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)

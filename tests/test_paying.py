@@ -12,16 +12,16 @@ import pytest
 
 import virtual_time
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
-from reflact.calls import CallReservation, StoredResponse, Text
-from reflact.config import BudgetConfig
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig, Price
+from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Budget
 from reflact.llm.metering import INTENT, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.llm.rate_limit import endpoint_for
-from reflact.results import Usage
-from reflact.roles import ModelConfig, Price
-from reflact.tasks import open_task_group
+from reflact.messages import CallReservation, StoredResponse, Text
+from reflact.records import Usage
 from reflact.testing import InMemoryRunStore
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.planning import choose_trials, describe_power, detectable_effect
+from reflact.gate.power import choose_trials, describe_power, detectable_effect
 
 
 @pytest.mark.parametrize(("n", "trials"), [(20, 20), (50, 8), (100, 4), (400, 2), (5, 20)])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reflact.stages.replies import AnalystReply
-from reflact.tail import read_guidance
+from reflact.skills.regions import read_guidance
+from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import Skill, Split
 from toy_runs import Actor, Part, playing, right, run

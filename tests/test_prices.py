@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reflact.config.models import ModelConfig, ModelsConfig, Price
 from reflact.llm.pricing import OVERHEAD_TOKENS, cap_of, usd_of, worst_case
-from reflact.results import Usage
-from reflact.roles import ModelConfig, ModelsConfig, Price
+from reflact.records import Usage
 
 MILLION = Usage(calls=1, input_tokens=1_000_000, cached_tokens=400_000, output_tokens=1_000_000)
 OPENAI = "https://api.openai.com/v1"

@@ -21,8 +21,18 @@ import anyio
 import pytest
 from pydantic import JsonValue
 
-from reflact.config import TrainerConfig
-from reflact.environments.confined import (
+from reflact.config.training import TrainerConfig
+from reflact.environments.dataset import build_environment
+from reflact.environments.python_grader import (
+    MAX_OUTPUT_BYTES,
+    SCRIPT,
+    AssertionCase,
+    ProgramResult,
+    PythonGrader,
+    build_python_grader,
+    find_fault,
+)
+from reflact.environments.sandbox import (
     ALLOW,
     DENY,
     KILL,
@@ -31,16 +41,6 @@ from reflact.environments.confined import (
     SandboxRequest,
     build_filter,
     can_confine,
-)
-from reflact.environments.dataset import build_environment
-from reflact.environments.programs import (
-    MAX_OUTPUT_BYTES,
-    SCRIPT,
-    AssertionCase,
-    ProgramResult,
-    PythonGrader,
-    build_python_grader,
-    find_fault,
 )
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import Grade, Item
@@ -375,7 +375,7 @@ async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -
     """Where that one is killed, nothing is left running."""
     starter = textwrap.dedent("""
         import anyio
-        from reflact.environments.programs import Python
+        from reflact.environments.python_grader import Python
         from reflact.types import Item
         sleeper = "import time; time.sleep(3600)"
         anyio.run(Python(seconds=900), Item(id="i", input="?", reference={"stdout": "x"}), sleeper)

@@ -8,8 +8,8 @@ import pytest
 
 from memory_pairs import CRITIC, make_pair, promote
 from reflact import MemoryStore
-from reflact.memory import Scope
-from reflact.memory_cards import create_card
+from reflact.memory.cards import create_card
+from reflact.memory.models import Scope
 
 pytestmark = pytest.mark.anyio
 

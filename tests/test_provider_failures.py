@@ -18,7 +18,7 @@ import pytest
 
 from pure_world import URL, Ended, PureNetwork, differences, left_by, rows, settings, write_world
 from reflact import Trainer, events
-from reflact.results import RunSummary
+from reflact.records import RunSummary
 from reflact.testing import Fault, FaultyTransport, StatusFault, TimeoutFault
 
 HURRY = 50

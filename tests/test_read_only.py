@@ -14,7 +14,7 @@ from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
 from reflact.errors import StoreError
-from reflact.memory import Action, Label, Transition
+from reflact.memory.models import Action, Label, Transition
 
 pytestmark = pytest.mark.anyio
 

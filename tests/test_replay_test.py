@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.calibration.metrics import ScoredStep
-from reflact.calibration.review import (
+from reflact.calibration.significance import (
     NotEnoughTraces,
     ReplayTestResult,
     UnscoredStep,
@@ -22,8 +22,8 @@ from reflact.calibration.review import (
     sign_flip_p_value,
 )
 from reflact.data import make_rng
-from reflact.memory import Evaluation, Label
-from reflact.memory_cards import TOTAL_ALPHA, compute_alpha
+from reflact.memory.cards import TOTAL_ALPHA, compute_alpha
+from reflact.memory.models import Evaluation, Label
 
 TRACES = 24
 
@@ -169,7 +169,9 @@ def test_silence_keeps_the_error_probability(
     def effect(trace: int, gold: float, old: float | None, new: float | None) -> float:
         without, with_ = (None if phi is None else step(trace, 0, gold, phi) for phi in (old, new))
         if without is None or with_ is None:
-            found = bound_unscored_effect(Label(progress_before=0, progress_after=gold, source="program"), without, with_)
+            found = bound_unscored_effect(
+                Label(progress_before=0, progress_after=gold, source="program"), without, with_
+            )
         else:
             found = abs(without.error) - abs(with_.error)
         return found if use == "promote" else -found

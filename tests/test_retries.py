@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import Endpoint as Script
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig
 from reflact.llm.rate_limit import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, EndpointClient, LimitChange
 from reflact.llm.retry import RetryTransport, pause, retry_after, unknown_model
-from reflact.roles import ModelConfig
-from reflact.tasks import open_task_group
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.errors import AccessDenied, EnvironmentFailure, RunFailed
-from reflact.ports import Session
+from reflact.protocols import Session
 from reflact.stages.rollout import (
     RolloutPair,
     build_rollout_key,

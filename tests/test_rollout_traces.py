@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reflact import Trace
-from reflact.calibration.rollouts import label_replies, label_reply, last_messages, list_transitions
-from reflact.memory import Action, Label, Transition
+from reflact.calibration.trace_sources import label_replies, label_reply, last_messages, list_transitions
+from reflact.memory.models import Action, Label, Transition
 from reflact.types import Rollout, Score, Turn
 
 
@@ -48,7 +48,9 @@ def test_each_reply_is_a_transition(said: tuple[str, ...], steps: list[tuple[str
 
 def test_the_caller_may_say_what_a_state_is() -> None:
     """Any rendering of the turns so far serves."""
-    (first, last) = list_transitions(rollout("u1", "a1", "u2", "a2"), state=lambda turns: {"turns": len(turns)})
+    (first, last) = list_transitions(
+        rollout("u1", "a1", "u2", "a2"), state=lambda turns: {"turns": len(turns)}
+    )
     assert (first.before, first.after) == ({"turns": 1}, {"turns": 3})
     assert (last.before, last.after) == ({"turns": 3}, {"turns": 4})
 

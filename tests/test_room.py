@@ -18,16 +18,18 @@ from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import CalibrationEvent, PairsGenerated
-from reflact.calibration.results import CalibrationReport
-from reflact.memory import Evaluation
-from reflact.memory_cards import create_card
-from reflact.pages.calibration import render_calibration_page
+from reflact.calibration.report import CalibrationReport
+from reflact.memory.cards import create_card
+from reflact.memory.models import Evaluation
+from reflact.reporting.html.calibration import render_calibration_page
 
 pytestmark = pytest.mark.anyio
 
 SAID = Evaluation(progress_before=0, progress_after=9, reasoning="said", evidence=("filed",))
 SETTINGS = CalibratorSettings(
-    contrast=PairSettings(candidates_per_event=2, n_judges=0), curriculum=CurriculumSettings(max_rounds=1), concurrency=1
+    contrast=PairSettings(candidates_per_event=2, n_judges=0),
+    curriculum=CurriculumSettings(max_rounds=1),
+    concurrency=1,
 )
 
 
@@ -173,7 +175,7 @@ def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> 
     """On its page and at a terminal, and nothing where nothing was."""
     from rich.console import Console
 
-    from reflact.cli.calibrated import print_calibration
+    from reflact.cli.calibrate_output import print_calibration
 
     def said(report: CalibrationReport) -> tuple[str, str]:
         print_calibration(Console(width=300), report)

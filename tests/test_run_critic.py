@@ -26,18 +26,18 @@ from pure_world import differences, left_by, rows, settings, write_world
 from reflact import Critic, MemoryStore, Trainer
 from reflact.calibration.grading import CriticAnnotator
 from reflact.cli.app import app
-from reflact.config import BudgetConfig
+from reflact.config.loading import config_identity, load_config
+from reflact.config.training import BudgetConfig
 from reflact.environments.dataset import build_environment
 from reflact.errors import ConfigError
-from reflact.halting import GracefulStop, make_runtime_stoppable
+from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import Budget
-from reflact.loading import config_identity, load_config
-from reflact.results import RunSummary
-from reflact.telemetry import Tracing
+from reflact.records import RunSummary
 from reflact.testing import InMemoryRunStore as FakeStore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
+from reflact.training.setup import Runtime
+from reflact.training.shutdown import GracefulStop, make_runtime_stoppable
 from reflact.types import Rollout, Skill, Split, Turn
-from reflact.wiring import Runtime
 from served import HANGS, asked_of, reflact_process, send, serving
 from toll_world import planned
 

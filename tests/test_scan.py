@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.calibration.scan import OVERLAP_CHARS, PART_CHARS, RULES, CachingScanner, scan_texts
-from reflact.memory_cards import ScanFinding
+from reflact.memory.cards import ScanFinding
+from reflact.memory.scan import OVERLAP_CHARS, PART_CHARS, RULES, CachingScanner, scan_texts
 from reflact.prompts import fence
 
 TEXTS = json.loads((Path(__file__).parent / "scan_texts.json").read_text(encoding="ascii"))
@@ -164,7 +164,16 @@ def around(text: str, place: int, length: int = 2 * PART_CHARS) -> str:
 
 
 @pytest.mark.parametrize(
-    "place", [0, PART_CHARS - OVERLAP_CHARS - 9, PART_CHARS - 300, PART_CHARS - 9, PART_CHARS, PART_CHARS + OVERLAP_CHARS, 2 * PART_CHARS]
+    "place",
+    [
+        0,
+        PART_CHARS - OVERLAP_CHARS - 9,
+        PART_CHARS - 300,
+        PART_CHARS - 9,
+        PART_CHARS,
+        PART_CHARS + OVERLAP_CHARS,
+        2 * PART_CHARS,
+    ],
 )
 def test_long_texts_are_searched_whole(place: int) -> None:
     """What is found in a text by itself is found wherever it stands in a long one, also across a cut."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.schedule import SchedulerName, edit_budget
+from reflact.stages.select import SchedulerName, edit_budget
 
 schedulers: st.SearchStrategy[SchedulerName] = st.sampled_from(("constant", "linear", "cosine"))
 bounds = st.integers(0, 50).flatmap(lambda top: st.tuples(st.just(top), st.integers(0, top)))

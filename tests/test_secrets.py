@@ -20,14 +20,14 @@ from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connecte
 from echo_server import Behaviour, Echoing, echoing
 from pure_world import settings, write_world
 from reflact import Trainer
-from reflact.calls import Text
 from reflact.cli.app import app
+from reflact.config.loading import load_config
+from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
 from reflact.errors import ConfigError, ReflactError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.redaction import LOGGERS, MARK, RedactingTransport, Scrubber, without
-from reflact.loading import load_config
-from reflact.roles import ModelConfig, find_secret_names, is_secret_name
+from reflact.messages import Text
 from reflact.testing import InMemoryRunStore
 
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from reflact.calibration.changes import TransitionView, show_change, show_state, view_transition
-from reflact.memory import Action, Transition
-from reflact.memory_cards import compute_subject_hash
+from reflact.calibration.state_diff import TransitionView, show_change, show_state, view_transition
+from reflact.memory.cards import compute_subject_hash
+from reflact.memory.models import Action, Transition
 
 STATES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

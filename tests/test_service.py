@@ -23,11 +23,11 @@ import pytest
 import virtual_time
 from pure_world import rows
 from reflact import Trainer
+from reflact.concurrency import Stream
+from reflact.config.loading import load_config
 from reflact.events import Event, StepStarted
-from reflact.loading import load_config
-from reflact.ports import EventCallback
+from reflact.protocols import EventCallback
 from reflact.store.lock import lock_run
-from reflact.tasks import Stream
 from service_process import PATIENCE, SERVICE, Provider, configured, seconds_until_free, service
 
 HELD = "optimizer/analyst_failure/step=2/"

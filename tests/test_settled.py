@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reflact.calls import CallId, Message, RenderedPrompt, Reply, ReplyModel
 from reflact.errors import ContextOverflow, ProviderDown
-from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.messages import CallId, Message, RenderedPrompt, Reply, ReplyModel
+from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 

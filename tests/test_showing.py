@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.cli.showing import ShowMode, resolve_show_mode
+from reflact.cli.common import ShowMode, resolve_show_mode
 from reflact.errors import UsageError
 from reflact.events import EVENT_ADAPTER, RunFinished, StepCommitted
-from reflact.results import SkillScore
+from reflact.records import SkillScore
 from served import Endpoint, world
 
 

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from profiles import cases
-from reflact import skill as skills
 from reflact.errors import SkillError
+from reflact.skills import document as skills
 from reflact.types import Candidate, Edit, EditKind, Operation, Skill
 from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, protected, well_formed, wild
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.config import TrainerConfig
+from reflact.config.loading import load_config
+from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.integrations.skillopt.config import ConvertedConfig, convert_config
 from reflact.integrations.skillopt.files import MAX_FILE_BYTES, flatten_keys, read_config, read_document
-from reflact.loading import load_config
-from reflact.skill import find_regions
+from reflact.skills.document import find_regions
 
 KEYS = (Path(__file__).parent / "skillopt_keys.txt").read_text(encoding="utf-8").split()
 UNKNOWN = "not a known key of SkillOpt"

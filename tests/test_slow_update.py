@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from reflact.data import shuffle
 from reflact.errors import ProviderDown, RunFailed
-from reflact.stages.compare import PairPolicy, compare_skills
-from reflact.stages.replies import AnalystReply
-from reflact.stages.slow_update import GuidanceReply
-from reflact.tail import read_guidance
+from reflact.skills.regions import read_guidance
+from reflact.stages.reply_models import AnalystReply
+from reflact.stages.slow_update import GuidanceReply, PairPolicy, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split

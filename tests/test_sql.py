@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflact.environments.sql import SQLGrader, read_tables
+from reflact.environments.sql_grader import SQLGrader, read_tables
 from reflact.errors import ConfigError, DataError
 from reflact.types import Grade, Item
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import RUN, opened
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.config import AggregateConfig, ReflectConfig
+from reflact.concurrency import fan_out
+from reflact.config.training import AggregateConfig, ReflectConfig
 from reflact.errors import ContextOverflow
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import fence, load_prompts
 from reflact.stages.aggregate import aggregate, join_edits
 from reflact.stages.reflect import Analyst, deal_minibatches, make_edit_analysis
 from reflact.stages.select import select, sort_by_support
-from reflact.tasks import fan_out
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import (

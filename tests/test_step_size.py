@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reflact.calls import ReplyModel
-from reflact.stages.replies import AnalystReply, MergeReply
+from reflact.messages import ReplyModel
+from reflact.stages.reply_models import AnalystReply, MergeReply
 from reflact.stages.select import StepSizeReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer

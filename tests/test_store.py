@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import RunConflict, StoreError
 from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
-from reflact.ports import RunStore
-from reflact.records import RunState, SkillVersion, StepRecord
-from reflact.results import FaultCount, RunSummary, Spend, Usage
+from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import RunStore
+from reflact.records import FaultCount, RunState, RunSummary, SkillVersion, Spend, StepRecord, Usage
 from reflact.store.database import Tables
-from reflact.store.effects import _settle, _sum_spend
 from reflact.store.lock import lock_run
+from reflact.store.responses import _settle, _sum_spend
 from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.store.schema import SCHEMA
 from reflact.types import (

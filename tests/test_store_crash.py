@@ -30,10 +30,10 @@ HOUSE = """
 
     import anyio
 
-    from reflact.calls import Intent, StoredReply
-    from reflact.results import Usage
+    from reflact.messages import Intent, StoredReply
+    from reflact.records import Usage
     from reflact.store.runs import open_store
-    from reflact.tasks import fan_out
+    from reflact.concurrency import fan_out
     from reflact.records import RunState, StepRecord, Version
     from reflact.types import (Score, Rollout, Skill)
 

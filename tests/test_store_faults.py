@@ -21,13 +21,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pure_world import Ended, differences, left_by
-from reflact import Trainer, wiring
+from reflact import Trainer
 from reflact.cli.app import app
+from reflact.config.loading import load_config
 from reflact.errors import StoreError
-from reflact.loading import load_config
-from reflact.run import Run
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training import setup as wiring
+from reflact.training.run import Run
 from served import HANGS, MAIN, Endpoint, reflact_process, world
 
 pytestmark = [

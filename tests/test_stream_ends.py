@@ -16,7 +16,7 @@ import pytest
 
 from pure_world import Ended, PureNetwork, differences, left_by, settings, write_world
 from reflact import Trainer, events
-from reflact.tasks import Stream
+from reflact.concurrency import Stream
 
 pytestmark = [
     pytest.mark.anyio,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reflact.llm.errors import body_fault
 from reflact.llm.sse import EventReader, chunk_of, events_of, said_in, usage_of, whole_answer
-from reflact.results import Usage
+from reflact.records import Usage
 from sse import COUNTS, chunk, stream
 
 STREAM = "text/event-stream; charset=utf-8"

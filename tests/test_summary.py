@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reflact.records import SkillVersion
+from reflact.records import FaultCount, RunSummary, SkillScore, SkillVersion, Spend, Usage
 from reflact.reporting.summary import build_score_table, format_spend, print_summary
-from reflact.results import FaultCount, RunSummary, SkillScore, Spend, Usage
 from reflact.types import Split
 
 RUN = "r1"

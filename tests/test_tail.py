@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import cases
-from reflact import tail
 from reflact.errors import SkillError
-from reflact.skill import apply_edits, find_regions
+from reflact.skills import regions as tail
+from reflact.skills.document import apply_edits, find_regions
 from reflact.types import Edit, Skill
 from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, protected, well_formed, wild
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import (
+from reflact.concurrency import (
     SingleFlight,
     Stream,
     fan_out,

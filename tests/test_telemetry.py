@@ -17,19 +17,17 @@ from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, get_current_
 import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.calls import CallId, Message, RenderedPrompt, Reply, Text
+from reflact.concurrency import fan_out, open_task_group
+from reflact.config.models import ModelConfig
 from reflact.errors import ProviderDown
 from reflact.events import StepCommitted
-from reflact.records import SkillVersion
-from reflact.results import RunSummary, Usage
-from reflact.roles import ModelConfig
-from reflact.tasks import fan_out, open_task_group
-from reflact.telemetry import Tracing
+from reflact.integrations.opentelemetry import TracedLLM, Tracing
+from reflact.messages import CallId, Message, RenderedPrompt, Reply, Text
+from reflact.records import RunSummary, SkillVersion, Usage
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.traced import TracedLLM
 from reflact.trainer import evaluate_skill
+from reflact.training.setup import Overrides, ignore_event
 from reflact.types import Skill, Split
-from reflact.wiring import Overrides, ignore_event
 from spans import Watch, told
 
 pytestmark = pytest.mark.anyio
@@ -110,7 +108,7 @@ async def test_spans_and_metrics_count_what_the_run_has_paid(world: Path, tmp_pa
     assert all(each["gen_ai.usage.output_tokens"] for each in invalid)
     spend = {(e.role, e.purpose): e.usage.usd for e in summary.spend}
     assert watch.metric("reflact.spend", "reflact.role", "reflact.purpose") == pytest.approx(spend)
-    assert watch.metric("reflact.steps") == {(): summary.steps}
+    assert watch.metric("reflact.training.step") == {(): summary.steps}
     decisions = {(count.action,): count.count for count in summary.actions}
     measured = watch.metric("reflact.decisions", "reflact.part", "reflact.action")
     assert {key[1:]: value for key, value in measured.items() if key[0] == "step"} == decisions
@@ -139,7 +137,7 @@ async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -
         measured = [watch.metric("gen_ai.client.token.usage", "gen_ai.token.type") for watch in watches]
         assert sum(counts[kind,] for counts in measured) == paid
         assert 0.9 * paid < sum(watch.total(f"gen_ai.usage.{kind}_tokens") for watch in watches) <= paid
-    assert sum(watch.metric("reflact.steps")[()] for watch in watches) == summary.steps
+    assert sum(watch.metric("reflact.training.step")[()] for watch in watches) == summary.steps
     stored = [span for span in watches[1].calls if told(span)["reflact.stored"]]
     assert stored
     assert all("gen_ai.usage.input_tokens" not in told(span) for span in stored)
@@ -302,7 +300,7 @@ async def test_a_step_says_what_became_of_it() -> None:
     (step,), (run,) = watch.named("reflact.step"), watch.named("reflact.run")
     assert told(step)["reflact.action"] == "reject"
     assert "reflact.action" not in told(run)
-    assert watch.metric("reflact.steps") == {(): 2}
+    assert watch.metric("reflact.training.step") == {(): 2}
 
 
 async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) -> None:

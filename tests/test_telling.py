@@ -10,8 +10,8 @@ from memory_pairs import make_pair
 from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.replay import LeakFilter, list_labeled_steps, score_steps
 from reflact.calibration.trace import Trace
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.memory import Action, ContrastPair, Evaluation, Label, Transition
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
@@ -40,7 +40,9 @@ def example(before: str, after: str, *, purpose: str = PURPOSE) -> ContrastPair:
 def trace(number: int) -> Trace:
     """Return a run from nothing to a state of its own."""
     made = Trace(PURPOSE, id=f"run {number}")
-    made.record(step("empty", f"shelf {number}"), label=Label(progress_before=0, progress_after=4, source="program"))
+    made.record(
+        step("empty", f"shelf {number}"), label=Label(progress_before=0, progress_after=4, source="program")
+    )
     return made
 
 

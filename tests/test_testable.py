@@ -10,7 +10,7 @@ import pytest
 from memory_pairs import make_pair
 from reflact import MemoryStore
 from reflact.calibration.trace import Trace
-from reflact.memory import Action, Label, LabelSource, ScoreEvent, Transition
+from reflact.memory.models import Action, Label, LabelSource, ScoreEvent, Transition
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from reflact.calibration.critic import Critic
-from reflact.calibration.reviewing import PromotionTester
-from reflact.memory_store import MemoryStore
+from reflact.calibration.promotion import PromotionTester
+from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ import pytest
 
 from memory_pairs import make_pair
 from reflact import MemoryStore, Trace
-from reflact.calibration.holding import list_tested_marks
-from reflact.memory import Action, Transition
-from reflact.memory_ports import count_tests
+from reflact.calibration.splits import list_tested_marks
+from reflact.memory.models import Action, Transition
+from reflact.memory.protocols import count_tests
 
 pytestmark = pytest.mark.anyio
 

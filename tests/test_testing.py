@@ -13,14 +13,21 @@ from anyio.lowlevel import checkpoint
 from pydantic import Field, JsonValue
 
 from reflact import Trainer
-from reflact.calls import CallId, CallReservation, Message, RenderedPrompt, ReplyModel, StoredResponse, Text
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ProviderDown, ReplyError, RunConflict, StoreError
 from reflact.events import CandidateJudged, RunStarted, StepStarted
-from reflact.ports import LLM, Environment, RunStore, Target
-from reflact.records import RunState, SkillVersion, StepRecord
-from reflact.results import Usage
-from reflact.stages.replies import AnalystReply, SuccessReply, failure_reply_type, success_reply_type
+from reflact.messages import (
+    CallId,
+    CallReservation,
+    Message,
+    RenderedPrompt,
+    ReplyModel,
+    StoredResponse,
+    Text,
+)
+from reflact.protocols import LLM, Environment, RunStore, Target
+from reflact.records import RunState, SkillVersion, StepRecord, Usage
+from reflact.stages.reply_models import AnalystReply, SuccessReply, failure_reply_type, success_reply_type
 from reflact.store.runs import open_store
 from reflact.testing import (
     TOY_RULES,

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact import Trace
+from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
-from reflact.memory import Action, Evaluation, Label, ScoreEvent, StateScore, Transition
-from reflact.memory_ports import StoredTrace
-from reflact.memory_store import MemoryStore
-from reflact.tasks import fan_out
+from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, StateScore, Transition
+from reflact.memory.protocols import StoredTrace
+from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 
 pytestmark = pytest.mark.anyio
@@ -159,7 +159,7 @@ def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> No
     path = tmp_path / "t.jsonl"
     program = (
         "import os, sys; from pathlib import Path; from reflact import Trace\n"
-        "from reflact.memory import Action, Evaluation, Transition\n"
+        "from reflact.memory.models import Action, Evaluation, Transition\n"
         "trace = Trace('p', id='t', path=Path(sys.argv[1]))\n"
         "for n in range(20):\n"
         "    now = Transition(before=n, action=Action(name='add'), after=n + 1)\n"

@@ -15,8 +15,8 @@ from pydantic_ai.tools import DeferredToolRequests
 
 from reflact import Critic, Trace
 from reflact.errors import DataError
-from reflact.memory import Action, Transition
-from reflact.targets.traced import record_tools
+from reflact.integrations.pydantic_ai import record_tools
+from reflact.memory.models import Action, Transition
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from memory_pairs import make_pair
 from reflact import Trace
 from reflact.cli.app import app
-from reflact.memory import Action, Evaluation, Label, Transition
-from reflact.memory_store import MemoryStore
+from reflact.memory.models import Action, Evaluation, Label, Transition
+from reflact.memory.store import MemoryStore
 
 SAID = Evaluation(progress_before=0, progress_after=7, reasoning="It says\x1b[2J so.", confidence=0.5)
 GOLD = Label(progress_before=0, progress_after=2, source="human")

@@ -16,8 +16,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.config import TrainerConfig
+from reflact.config.training import TrainerConfig
 from reflact.errors import (
     CassetteError,
     ConfigError,
@@ -27,16 +26,16 @@ from reflact.errors import (
     SkillError,
     UsageError,
 )
-from reflact.ports import Session, Target
-from reflact.records import RunState, StepRecord
-from reflact.results import RunSummary
-from reflact.stages.replies import AnalystReply, MergeReply
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.protocols import Session, Target
+from reflact.records import RunState, RunSummary, StepRecord
+from reflact.stages.reply_models import AnalystReply, MergeReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from reflact.trainer import evaluate_skill
+from reflact.training.setup import Overrides
 from reflact.types import FrozenModel, Skill, Split, Turn
-from reflact.wiring import Overrides
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.prompts import fence
-from reflact.stages.material import show_cases
-from reflact.stages.trajectories import (
+from reflact.stages.prompt_sections import (
     BYTES_PER_TOKEN,
     Passage,
     count_bytes,
     fit_conversation,
     share_bytes,
+    show_cases,
     truncate,
 )
 from reflact.types import Item, Rollout, Score, Turn

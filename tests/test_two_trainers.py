@@ -18,9 +18,9 @@ from anyio.lowlevel import checkpoint
 
 import pure_server
 from reflact import Trainer
-from reflact.results import RunSummary
+from reflact.concurrency import open_task_group
+from reflact.records import RunSummary
 from reflact.store.runs import open_store
-from reflact.tasks import open_task_group
 from reflact.types import Split
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue, ValidationError
 
-from reflact.calls import CallId
+from reflact.messages import CallId
 from reflact.types import Edit, Item, Rollout, Score, Skill, canonical_json, digest_json, is_failure
 
 values: st.SearchStrategy[JsonValue] = st.recursive(

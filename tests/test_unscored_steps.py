@@ -12,16 +12,16 @@ from pydantic import JsonValue
 
 from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
 from reflact import Calibrator, Trace
-from reflact.calibration.constructions import DistanceBand, build_candidates, find_reference
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.meta_judge import judge_evaluations
 from reflact.calibration.mistakes import GenerationResult
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
+from reflact.calibration.perturbations import DistanceBand, build_candidates, find_reference
 from reflact.errors import DataError
-from reflact.memory import Action, Label, ScoreEvent, Transition
-from reflact.memory_ports import StoredTrace
-from reflact.memory_store import MemoryStore
+from reflact.memory.models import Action, Label, ScoreEvent, Transition
+from reflact.memory.protocols import StoredTrace
+from reflact.memory.store import MemoryStore
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -114,7 +114,9 @@ def test_gold_alone_gives_all_perturbations() -> None:
     one = unscored()
     assert one.label is not None
     label = find_reference(one, one.label)
-    found = {b.construction: b for b in build_candidates(one, label, purpose=PURPOSE, band=DistanceBand(1, 10))}
+    found = {
+        b.construction: b for b in build_candidates(one, label, purpose=PURPOSE, band=DistanceBand(1, 10))
+    }
     assert set(found) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
     assert all(b.wrong == label.evaluation for b in found.values())
     assert label.evaluation.reasoning == "It was at 2 before the action and is at 6 after it."
@@ -229,7 +231,9 @@ async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
     """Pairs are made of what samples agree on, and wait: no trace is there that could test them."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
         calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
-        report = await calibrator.calibrate([letters(f"run {n}", gold=False) for n in range(8)], allow_untested=True)
+        report = await calibrator.calibrate(
+            [letters(f"run {n}", gold=False) for n in range(8)], allow_untested=True
+        )
         stored = await memory.pairs()
     assert stored
     assert {one.status for one in stored} == {"quarantined"}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.calls import ReplyModel
+from reflact.messages import ReplyModel
 from reflact.prompts import load_prompts
-from reflact.skill import editable_text
-from reflact.stages.replies import AnalystReply, DraftMergeReply, DraftReply, MergeReply
+from reflact.skills.document import editable_text
+from reflact.stages.reply_models import AnalystReply, DraftMergeReply, DraftReply, MergeReply
 from reflact.stages.update import RewriteReply, update
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reflact.llm.sse import usage_of
-from reflact.results import Usage
+from reflact.records import Usage
 
 COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
 CACHED: dict[str, Any] = COUNTED | {"prompt_tokens_details": {"cached_tokens": 4}}

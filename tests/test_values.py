@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from reflact.jsonutil import CHUNK_SIZE, is_same_json, is_short, iter_json_chunks, measure_size
 from reflact.types import canonical_json
-from reflact.values import CHUNK_SIZE, is_same_json, is_short, iter_json_chunks, measure_size
 
 texts = st.text(max_size=20) | st.sampled_from(["", "a\ud800", "\u65e5"])
 small = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts

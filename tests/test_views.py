@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.tasks import Stream, open_outbox
-from reflact.views import Subscribers, Subscription
+from reflact.concurrency import Stream, Subscribers, Subscription, open_outbox
 
 pytestmark = pytest.mark.anyio
 

@@ -15,20 +15,20 @@ import pytest
 import critic_worlds
 from critic_worlds import ASKING, World, pair, store_of, transition
 from memory_pairs import promote
+from reflact.calibration.cache import PairCache
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
-from reflact.calibration.memo import PairCache
-from reflact.calibration.selection import RankingIndex, rank_pairs
-from reflact.calibration.showing import (
+from reflact.calibration.rendering import (
     EXAMPLES_HEADER,
     MAX_PAIRS_TRIED,
     ExampleRenderer,
     estimate_tokens,
     show_examples,
 )
-from reflact.critic_config import CriticSettings
-from reflact.memory import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Scope, Transition
-from reflact.memory_cards import is_visible_to
-from reflact.memory_store import MemoryStore
+from reflact.calibration.worked_examples import RankingIndex, rank_pairs
+from reflact.config.critic import CriticSettings
+from reflact.memory.cards import is_visible_to
+from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Scope, Transition
+from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,9 @@ async def test_a_thousand_random_stores_and_budgets() -> None:
         by_id = {one.pair.id: one for one in world.stored}
         pairs = [by_id[pair_id].pair for pair_id in score.pair_ids]
         settings = world.settings
-        whole = show_examples(pairs, max_tokens=10**9, max_pairs=10**9, tokens_per_field=settings.example_state_tokens)
+        whole = show_examples(
+            pairs, max_tokens=10**9, max_pairs=10**9, tokens_per_field=settings.example_state_tokens
+        )
         assert estimate_tokens(whole.text) <= settings.example_tokens
         assert len(pairs) == len(set(score.pair_ids)) <= settings.max_examples
         assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
@@ -113,7 +115,9 @@ def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
     """A pair that is too long is left out whole, and a shorter one after it is shown."""
     small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"reason": "because " * 2000})
     alone = show_examples([small], max_tokens=10**6, max_pairs=5, tokens_per_field=60)
-    shown = show_examples([large, small], max_tokens=estimate_tokens(alone.text), max_pairs=5, tokens_per_field=60)
+    shown = show_examples(
+        [large, small], max_tokens=estimate_tokens(alone.text), max_pairs=5, tokens_per_field=60
+    )
     assert shown == alone
 
 
@@ -149,7 +153,9 @@ def test_credit_and_no_credit_balance_each_other() -> None:
     random = Random(6)
 
     def one(number: int, *, credit: bool) -> ContrastPair:
-        right = Evaluation(progress_before=2, progress_after=5 if credit else 2, reasoning=f"Example {number}.")
+        right = Evaluation(
+            progress_before=2, progress_after=5 if credit else 2, reasoning=f"Example {number}."
+        )
         return pair(random).model_copy(update={"mistake": MISTAKE_KINDS[number % 4], "right": right})
 
     pairs = [one(n, credit=n % 5 == 0) for n in range(40)]
@@ -212,7 +218,8 @@ async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
     """What one opening of a store promotes on evidence, the next score through another one shows."""
     asked = Transition(before="Draft.", action=Action(name="send"), after="Draft. Sent: yes")
     promoted, waiting = (
-        pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE, "purpose": f"Send mail {n}."}) for n in (1, 2)
+        pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE, "purpose": f"Send mail {n}."})
+        for n in (1, 2)
     )
     one, other = (MemoryStore(tmp_path / "memory.db", scan=lambda _: None) for _ in range(2))
     async with one as mine, other as theirs:
@@ -265,10 +272,16 @@ def test_an_example_is_rendered_once_whatever_is_scored() -> None:
     asked, counts = transition(Random(99)), list[int]()
     for _ in range(2):
         shown = show_examples(
-            rank_pairs(some(), asked, purpose="Ship it.", index=read), max_tokens=400, max_pairs=8, tokens_per_field=60, render=render
+            rank_pairs(some(), asked, purpose="Ship it.", index=read),
+            max_tokens=400,
+            max_pairs=8,
+            tokens_per_field=60,
+            render=render,
         )
         counts.append(len(counted))
-        assert shown == show_examples(rank_pairs(some(), asked, purpose="Ship it."), max_tokens=400, max_pairs=8, tokens_per_field=60)
+        assert shown == show_examples(
+            rank_pairs(some(), asked, purpose="Ship it."), max_tokens=400, max_pairs=8, tokens_per_field=60
+        )
     assert counts[0] > 0
     assert counts[1] == counts[0]
 

@@ -15,25 +15,24 @@ import anyio
 import httpx
 
 from doubles import completion, config
-from reflact import wiring
-from reflact.calls import CallId, RenderedPrompt, Reply
-from reflact.config import BudgetConfig, TrainerConfig
+from reflact.concurrency import SingleFlight
+from reflact.config.models import Price
+from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
-from reflact.llm.allowance import SeenRollouts
-from reflact.llm.budget import Amount, Budget, amount_of, lacking
+from reflact.integrations.opentelemetry import Tracing
+from reflact.llm.budget import Amount, Budget, SeenRollouts, amount_of, lacking
 from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.pricing import BILLION, cap_of, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
-from reflact.ports import R, RunStore, Session
-from reflact.results import RunSummary, Usage
-from reflact.roles import Price
-from reflact.run import Run
-from reflact.tasks import SingleFlight
-from reflact.telemetry import Tracing
+from reflact.messages import CallId, RenderedPrompt, Reply
+from reflact.protocols import R, RunStore, Session
+from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.training import setup as wiring
+from reflact.training.run import Run
 from reflact.types import Skill, Turn
 
 WIDE = 64

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.ports import Approver, Environment, Session
-from reflact.records import EpochRecord, PromotionRecord, RunState, StepRecord
-from reflact.results import RunSummary
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.protocols import Approver, Environment, Session
+from reflact.records import EpochRecord, PromotionRecord, RunState, RunSummary, StepRecord
 from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall

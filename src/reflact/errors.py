@@ -30,7 +30,7 @@ Messages say what happened, where, and what to do. Nothing that was stored is lo
 
 from __future__ import annotations
 
-from reflact.results import Usage
+from reflact.records import Usage
 
 
 class ReflactError(Exception):

@@ -14,8 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 
-from reflact.records import SkillVersion, SlowUpdate
-from reflact.results import Improvement, RunSummary, SkillScore, Usage
+from reflact.records import Improvement, RunSummary, SkillScore, SkillVersion, SlowUpdate, Usage
 from reflact.types import AnalystReport, EditResult, Fallback, FrozenModel, GateAction, Verdict, digest_json
 
 Stage = Literal[

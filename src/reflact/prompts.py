@@ -17,9 +17,9 @@ from pathlib import Path
 import yaml
 from pydantic import Field, JsonValue, ValidationError
 
-from reflact.calls import Message, RenderedPrompt
-from reflact.config import TrainerConfig
+from reflact.config.training import TrainerConfig
 from reflact.errors import PromptError
+from reflact.messages import Message, RenderedPrompt
 from reflact.types import FrozenModel
 
 VARIABLE = re.compile(r"\{\{([a-z_]+)\}\}")

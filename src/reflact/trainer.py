@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from pydantic import JsonValue
 
-from reflact import events, loading, wiring
-from reflact.config import TrainerConfig
+from reflact import events
+from reflact.concurrency import Stream
+from reflact.config import loading
+from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
-from reflact.halting import GracefulStop, make_approver_stoppable, make_runtime_stoppable
-from reflact.ports import LLM, Annotator, Approver, Environment, EventCallback, Target
-from reflact.results import RunStatus, RunSummary, SkillScore
-from reflact.run import Run
+from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Target
+from reflact.records import RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import NamedSkill, score_skill
-from reflact.tasks import Stream
+from reflact.training import setup as wiring
+from reflact.training.run import Run
+from reflact.training.shutdown import GracefulStop, make_approver_stoppable, make_runtime_stoppable
 from reflact.types import Item, Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
 
     from reflact.environments.graders import Grader
-    from reflact.telemetry import Telemetry
+    from reflact.integrations.opentelemetry import Telemetry
 
 FINISH_SECONDS = 0.4
 

@@ -17,6 +17,8 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
+from reflact.calibration.arguments import require_memory, require_model, require_traces, require_type
+from reflact.calibration.call_policies import LimitedLLM, MeteredLLM, UsageLedger
 from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
 from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
@@ -31,19 +33,17 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.calibration.given import require_memory, require_model, require_traces, require_type
-from reflact.calibration.limited import LimitedLLM, MeteredLLM, UsageLedger
-from reflact.calibration.live import BoundedQueue, QueueResult, TraceLearner
-from reflact.calibration.results import CalibrationReport
-from reflact.calibration.review import NotEnoughTraces, ReplayTestUse
+from reflact.calibration.report import CalibrationReport
 from reflact.calibration.rounds import CalibrationMemory, PairCallback, RoundRunner
+from reflact.calibration.significance import NotEnoughTraces, ReplayTestUse
 from reflact.calibration.trace import Trace
+from reflact.calibration.worker import BoundedQueue, QueueResult, TraceLearner
+from reflact.concurrency import Stream, open_task_group
 from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
-from reflact.memory import ContrastPair, PromotionEvidence
-from reflact.ports import LLM
+from reflact.memory.models import ContrastPair, PromotionEvidence
 from reflact.prompts import PromptBook, load_prompts
-from reflact.results import Usage
-from reflact.tasks import Stream, open_task_group
+from reflact.protocols import LLM
+from reflact.records import Usage
 from reflact.types import FrozenModel
 
 FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)

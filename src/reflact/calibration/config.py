@@ -9,9 +9,9 @@ from pydantic import Field
 
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.mistakes import ContrastSettings
-from reflact.config import BudgetConfig, PromptsConfig, ReplayConfig
-from reflact.critic_config import CriticSettings
-from reflact.roles import ConfigSection, ModelConfig
+from reflact.config.critic import CriticSettings
+from reflact.config.models import ConfigSection, ModelConfig
+from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
 
 FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 
-from reflact.aside import run_in_thread
 from reflact.calibration.critic import Scorer
 from reflact.calibration.curriculum import RoundPlan, deal_mistakes
-from reflact.calibration.making import EventJob, PairGenerator, build_duplicate
 from reflact.calibration.mistakes import (
     DEFAULT_CONTRAST_SETTINGS,
     CandidateCallback,
@@ -23,11 +21,12 @@ from reflact.calibration.mistakes import (
     DropReason,
     GenerationResult,
 )
+from reflact.calibration.pair_generation import EventJob, PairGenerator, build_duplicate
+from reflact.concurrency import Stream, fan_out, run_in_thread
 from reflact.errors import ConfigError
-from reflact.memory import ContrastPair, ScoreEvent
-from reflact.ports import LLM
+from reflact.memory.models import ContrastPair, ScoreEvent
 from reflact.prompts import PromptBook, load_prompts
-from reflact.tasks import Stream, fan_out
+from reflact.protocols import LLM
 from reflact.types import digest_json
 
 __all__ = [
@@ -101,14 +100,22 @@ async def generate_contrast_pairs(
     )
     states = [state for event in events for state in event.transition.payloads]
     chosen, again = await run_in_thread(partial(_select_with_repeats, events, settings), *states)
-    hands = deal_mistakes(round_plan, trace_id=trace_id, n_events=len(chosen), per_event=settings.candidates_per_event, seed=settings.seed)
+    hands = deal_mistakes(
+        round_plan,
+        trace_id=trace_id,
+        n_events=len(chosen),
+        per_event=settings.candidates_per_event,
+        seed=settings.seed,
+    )
     places = range(0, len(chosen) * settings.candidates_per_event, settings.candidates_per_event)
     jobs = [EventJob(*job) for job in zip(chosen, hands, places, again, strict=True)]
     results = await fan_out(maker.generate, jobs, limit=settings.concurrency)
     return _build_result([one for each in results for one in each], n_skipped=len(events) - len(chosen))
 
 
-def stream_contrast_pairs(generate: Callable[[CandidateCallback], Awaitable[GenerationResult]]) -> Stream[ContrastPair | DroppedCandidate]:
+def stream_contrast_pairs(
+    generate: Callable[[CandidateCallback], Awaitable[GenerationResult]],
+) -> Stream[ContrastPair | DroppedCandidate]:
     """Hand out the pairs and drops of a round as they come about.
 
     ``make`` is a ``contrast`` that lacks only its report: ``lambda report: contrast(..., report=report)``.
@@ -175,4 +182,6 @@ def _build_result(results: Sequence[ContrastPair | DroppedCandidate], *, n_skipp
             drops.append(build_duplicate(one))
         else:
             pairs[one.id] = one
-    return GenerationResult(pairs=tuple(pairs.values()), dropped=tuple(drops), n_candidates=len(results), n_skipped=n_skipped)
+    return GenerationResult(
+        pairs=tuple(pairs.values()), dropped=tuple(drops), n_candidates=len(results), n_skipped=n_skipped
+    )

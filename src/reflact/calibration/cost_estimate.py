@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reflact.calibration.checkpoint import CalibrationState, list_free_events
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.contrast import select_events
-from reflact.calibration.course import CalibrationState, list_free_events
 from reflact.calibration.metrics import pairwise_accuracy
 from reflact.calibration.mistakes import OTHER_PURPOSE_MISTAKE
 from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps
-from reflact.calibration.review import describe_test_power, find_missing_traces
-from reflact.memory import ContrastPair, Evaluation
-from reflact.memory_cards import AnchorExclusions, compute_subject_hash
+from reflact.calibration.significance import describe_test_power, find_missing_traces
+from reflact.memory.cards import AnchorExclusions, compute_subject_hash
+from reflact.memory.models import ContrastPair, Evaluation
 from reflact.types import FrozenModel
 
 
@@ -79,7 +79,10 @@ def estimate_cost(
     traces = {step.trace for step in steps}
     testable = find_missing_traces(traces, n_earlier_tests=calibration.n_earlier_tests) is None
     rounds = settings.curriculum.max_rounds if testable and _can_be_ordered(steps) else 1
-    free = [list_free_events(trace, AnchorExclusions.from_anchors(anchors)) for trace in calibration.split.training]
+    free = [
+        list_free_events(trace, AnchorExclusions.from_anchors(anchors))
+        for trace in calibration.split.training
+    ]
     chosen = [event for events in free for event in select_events(events, contrast)]
     events, candidates = rounds * len(chosen), rounds * len(chosen) * contrast.candidates_per_event
     agreeing = events * any(event.label is None for event in chosen)

@@ -9,13 +9,10 @@ from typing import NamedTuple, Protocol
 
 from pydantic import Field, field_validator
 
-from reflact.aside import run_in_thread
-from reflact.calibration.changes import TransitionView
-from reflact.calibration.given import require_memory, require_model, require_type
+from reflact.calibration.arguments import require_memory, require_model, require_type
+from reflact.calibration.cache import ResultCache
 from reflact.calibration.guards import GuardCase, GuardLimits, apply_guards, find_objection
-from reflact.calibration.memo import ResultCache
-from reflact.calibration.selection import RankingIndex, rank_pairs
-from reflact.calibration.showing import (
+from reflact.calibration.rendering import (
     ExampleRenderer,
     ShownExamples,
     TokenCounter,
@@ -23,15 +20,17 @@ from reflact.calibration.showing import (
     show_examples,
     show_transition,
 )
-from reflact.calls import CallId, RenderedPrompt, ReplyModel
-from reflact.critic_config import CriticSettings
+from reflact.calibration.state_diff import TransitionView
+from reflact.calibration.worked_examples import RankingIndex, rank_pairs
+from reflact.concurrency import fan_out, run_in_thread
+from reflact.config.critic import CriticSettings
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.memory import ContrastPair, Evaluation, Progress, Scope, Share, StateScore, Transition
-from reflact.memory_cards import is_visible_to
-from reflact.memory_ports import CardStore
-from reflact.ports import LLM
+from reflact.memory.cards import is_visible_to
+from reflact.memory.models import ContrastPair, Evaluation, Progress, Scope, Share, StateScore, Transition
+from reflact.memory.protocols import CardStore
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import PromptBook, load_prompts
-from reflact.tasks import fan_out
+from reflact.protocols import LLM
 from reflact.types import canonical_json, digest_json, digest_text
 
 CRITIC_SCOPE = Scope(roles=("critic",))
@@ -51,7 +50,9 @@ class CriticReply(ReplyModel):
     evidence: tuple[str, ...] = Field(
         max_length=20, description="Texts copied from the state after or from the change."
     )
-    phi_before: Progress = Field(description="How much of the purpose the state before fulfils, from 0 to 10.")
+    phi_before: Progress = Field(
+        description="How much of the purpose the state before fulfils, from 0 to 10."
+    )
     phi_after: Progress = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
     confidence: Share = Field(description="How likely the numbers are right, from 0 to 1.")
 
@@ -156,7 +157,9 @@ class Critic:
 
     def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
         """Return a critic that chooses its worked examples from these pairs alone, whatever is promoted."""
-        critic = Critic(self._llm, settings=self._settings, prompts=self._prompts, count_tokens=self._count_tokens)
+        critic = Critic(
+            self._llm, settings=self._settings, prompts=self._prompts, count_tokens=self._count_tokens
+        )
         by_id = {pair.id: pair for pair in pairs}
         critic._pinned_pairs = tuple(by_id[pair_id] for pair_id in sorted(by_id))
         return critic
@@ -210,7 +213,9 @@ class Critic:
         if pairs is None:
             pairs = await self._load_pairs(scope)
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
-        new = await run_in_thread(partial(self._reader.list_unindexed, pairs), [pair.mistake for pair in pairs])
+        new = await run_in_thread(
+            partial(self._reader.list_unindexed, pairs), [pair.mistake for pair in pairs]
+        )
         place, examples = await run_in_thread(
             partial(self._choose_examples, step, pairs),
             purpose,
@@ -230,11 +235,19 @@ class Critic:
             return tuple(pair for pair in self._pinned_pairs if is_visible_to(pair.scope, scope))
         return () if self._memory is None else await self._memory.promoted_pairs(scope)
 
-    def _choose_examples(self, step: _StepToScore, pairs: Sequence[ContrastPair]) -> tuple[str, ShownExamples]:
+    def _choose_examples(
+        self, step: _StepToScore, pairs: Sequence[ContrastPair]
+    ) -> tuple[str, ShownExamples]:
         """Return the hash of a step under its purpose, and the worked examples for it."""
         settings = self._settings
         place = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
-        order = rank_pairs(pairs, step.view, purpose=step.purpose, include_same=settings.include_same_transition, index=self._reader)
+        order = rank_pairs(
+            pairs,
+            step.view,
+            purpose=step.purpose,
+            include_same=settings.include_same_transition,
+            index=self._reader,
+        )
         return place, show_examples(
             order,
             max_tokens=settings.example_tokens,
@@ -248,7 +261,9 @@ class Critic:
 
     async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
         samples, looked_at = self._settings.n_samples, step.view.transition.payloads
-        prompt, case = await run_in_thread(partial(self._build_prompt, step, examples), step.purpose, *looked_at)
+        prompt, case = await run_in_thread(
+            partial(self._build_prompt, step, examples), step.purpose, *looked_at
+        )
         places = [
             CallId(role="critic", purpose="score", part=step_hash[:16], trial=step.trial * samples + n)
             for n in range(samples)
@@ -259,12 +274,18 @@ class Critic:
     def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""
         settings = self._settings
-        shown = show_transition(step.purpose, step.view, max_tokens=settings.state_tokens, count_tokens=self._count_tokens)
+        shown = show_transition(
+            step.purpose, step.view, max_tokens=settings.state_tokens, count_tokens=self._count_tokens
+        )
         prompt = self._prompts.render(CRITIC_PROMPT, {"examples": examples.text, "transition": shown})
-        limits = GuardLimits(settings.max_jump, settings.max_jump_confidence, settings.max_unsupported_confidence)
+        limits = GuardLimits(
+            settings.max_jump, settings.max_jump_confidence, settings.max_unsupported_confidence
+        )
         return prompt, GuardCase.from_transition(step.view, limits, progress_before=step.progress_before)
 
-    async def _sample_evaluation(self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId) -> Evaluation:
+    async def _sample_evaluation(
+        self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId
+    ) -> Evaluation:
         """Return an evaluation; where its evidence stays invented however often it is asked, the last one."""
         last: list[Evaluation] = []
 
@@ -298,13 +319,16 @@ class _StepToScore(NamedTuple):
     progress_before: float | None
 
 
-def _combine_samples(evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]) -> StateScore:
+def _combine_samples(
+    evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]
+) -> StateScore:
     """Return the median of the samples by phi after, each guarded on its own; the lower of two in the middle.
 
     Samples that lie apart lower confidence: by a tenth for each point of phi.
     """
     judged = sorted(
-        ((*apply_guards(raw, case), raw) for raw in evaluations), key=lambda each: (each[0].progress_after, each[0].delta)
+        ((*apply_guards(raw, case), raw) for raw in evaluations),
+        key=lambda each: (each[0].progress_after, each[0].delta),
     )
     evaluation, names, raw = judged[(len(judged) - 1) // 2]
     spread = judged[-1][0].progress_after - judged[0][0].progress_after

@@ -15,10 +15,10 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from reflact.calibration.metrics import ScoredStep, pairwise_accuracy
+from reflact.config.models import ConfigSection
 from reflact.data import make_rng, shuffle
-from reflact.intervals import wilson_interval
-from reflact.memory import MISTAKE_KINDS, Share
-from reflact.roles import ConfigSection
+from reflact.gate.intervals import wilson_interval
+from reflact.memory.models import MISTAKE_KINDS, Share
 from reflact.types import FrozenModel
 
 MIN_BAND_WIDTH = 0.5
@@ -85,14 +85,20 @@ class CriticAccuracyByMistake(FrozenModel):
 class CurriculumSettings(ConfigSection):
     """How many rounds of contrast pairs there are, and what they ask for."""
 
-    mistakes: tuple[str, ...] = Field(MISTAKE_KINDS, min_length=1, description="Kinds of mistakes to ask for.")
-    min_distance: float = Field(1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one.")
+    mistakes: tuple[str, ...] = Field(
+        MISTAKE_KINDS, min_length=1, description="Kinds of mistakes to ask for."
+    )
+    min_distance: float = Field(
+        1.0, gt=0, le=5, description="Least distance of a wrong phi from the right one."
+    )
     max_rounds: int = Field(3, ge=1, description="Rounds at most.")
     patience: int = Field(1, ge=1, description="Rounds that may pass without a gain.")
     min_gain: float = Field(0.01, ge=0, le=1, description="Gain in held-out accuracy that counts as one.")
 
 
-def plan_next_round(history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings) -> RoundPlan | None:
+def plan_next_round(
+    history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings
+) -> RoundPlan | None:
     """Return the next round, or None where there is none: all were made, or accuracy has stopped rising.
 
     Half of a round is dealt to all kinds equally. The other half goes by what is known of the critic's
@@ -135,7 +141,9 @@ def summarize_accuracy(scored: Sequence[ScoredStep]) -> CriticAccuracyByMistake 
     return CriticAccuracyByMistake(accuracy=accuracy, by_mistake=kinds)
 
 
-def deal_mistakes(round_plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int, seed: int) -> tuple[tuple[str, ...], ...]:
+def deal_mistakes(
+    round_plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int, seed: int
+) -> tuple[tuple[str, ...], ...]:
     """Return for each event of a trace which kinds of mistakes to make pairs of: ``each`` of them.
 
     Over the events of a trace the kinds have their shares, rounded up or down; over many traces they have
@@ -144,7 +152,9 @@ def deal_mistakes(round_plan: RoundPlan, *, trace_id: str, n_events: int, per_ev
     """
     label = f"contrast/deal/{round_plan.number}/{trace_id}"
     counts = apportion(
-        shuffle(round_plan.shares, seed, f"{label}/kinds"), n_events * per_event, offset=make_rng(seed, label).random()
+        shuffle(round_plan.shares, seed, f"{label}/kinds"),
+        n_events * per_event,
+        offset=make_rng(seed, label).random(),
     )
     row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
     hands: list[list[str]] = [[] for _ in range(n_events)]
@@ -173,19 +183,26 @@ def apportion(shares: Sequence[MistakeShare], n_places: int, *, offset: float) -
     return counts
 
 
-def _compute_shares(mistakes: Sequence[str], last_accuracy: CriticAccuracyByMistake | None) -> tuple[MistakeShare, ...]:
+def _compute_shares(
+    mistakes: Sequence[str], last_accuracy: CriticAccuracyByMistake | None
+) -> tuple[MistakeShare, ...]:
     known = {kind.mistake: kind for kind in last_accuracy.by_mistake} if last_accuracy is not None else {}
     weak = {m: _measure_weakness(known[m]) if m in known else 0.0 for m in mistakes}
     total, equal = sum(weak.values()), 1 / len(mistakes)
     parts = {m: weak[m] / total if total > 0 else equal for m in mistakes}
-    return tuple(MistakeShare(mistake=m, share=EXPLORED_SHARE * equal + (1 - EXPLORED_SHARE) * parts[m]) for m in mistakes)
+    return tuple(
+        MistakeShare(mistake=m, share=EXPLORED_SHARE * equal + (1 - EXPLORED_SHARE) * parts[m])
+        for m in mistakes
+    )
 
 
 def _measure_weakness(kind: MistakeAccuracy) -> float:
     return wilson_interval(kind.n_steps - kind.n_right, kind.n_steps)[0]
 
 
-def build_history(held_out: Sequence[ScoredStep | None], invited: Sequence[ScoredStep | None]) -> list[CriticAccuracyByMistake]:
+def build_history(
+    held_out: Sequence[ScoredStep | None], invited: Sequence[ScoredStep | None]
+) -> list[CriticAccuracyByMistake]:
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
     Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind

@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from reflact.brief import ShortReprModel
 from reflact.calibration.metrics import ScoredStep, pairwise_accuracy
-from reflact.calibration.results import CalibrationReport, DropCount
-from reflact.memory import PromotionEvidence
-from reflact.results import Usage
+from reflact.calibration.report import CalibrationReport, DropCount
+from reflact.memory.models import PromotionEvidence
+from reflact.records import Usage
+from reflact.types import ShortReprModel
 
 
 class ScoreSummary(ShortReprModel):

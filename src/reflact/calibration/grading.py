@@ -11,12 +11,12 @@ from reflact.calibration.critic import Critic
 from reflact.calibration.guards import split_words
 from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.replay import LabeledStep, list_labeled_steps, score_steps
-from reflact.calibration.rollouts import REPLY_ACTION, last_messages, list_transitions
 from reflact.calibration.trace import Trace
+from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
+from reflact.concurrency import fan_out
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
-from reflact.memory import Action, StateScore, Transition
-from reflact.results import CriticAccuracy, CriticDescription
-from reflact.tasks import fan_out
+from reflact.memory.models import Action, StateScore, Transition
+from reflact.records import CriticAccuracy, CriticDescription
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
 NON_ANSWERS: Final = (
@@ -62,7 +62,9 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
     if repeated or answer.strip() == question.strip():
         return "the answer is the question again"
     said, asked = split_words(answer), split_words(question)
-    if said in map(split_words, NON_ANSWERS) and not (_contains_words(asked, said) or _contains_words(split_words(purpose), said)):
+    if said in map(split_words, NON_ANSWERS) and not (
+        _contains_words(asked, said) or _contains_words(split_words(purpose), said)
+    ):
         return "the answer says that it does not know"
     return None
 
@@ -122,7 +124,9 @@ class CriticGrader:
         measurements: CriticMetrics | None = None,
     ) -> None:
         if not 0 < pass_threshold <= MAX_PROGRESS:
-            raise ConfigError(f"passes_at is {pass_threshold:g}; give a phi above 0 and at most {MAX_PROGRESS:g}")
+            raise ConfigError(
+                f"passes_at is {pass_threshold:g}; give a phi above 0 and at most {MAX_PROGRESS:g}"
+            )
         self._critic = critic
         self._pass_threshold = pass_threshold
         self._purpose = purpose
@@ -161,7 +165,9 @@ class CriticGrader:
                 answer=answer,
                 feedback=f"worth 0 of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed: {nothing}",
             )
-        transition = Transition(before=item.input, action=Action(name=REPLY_ACTION, arguments=answer), after=answer)
+        transition = Transition(
+            before=item.input, action=Action(name=REPLY_ACTION, arguments=answer), after=answer
+        )
         try:
             score = await self._critic.score(transition, purpose=purpose, progress_before=BASE_PROGRESS)
         except (ReplyError, ContextOverflow) as error:
@@ -183,7 +189,9 @@ class CriticGrader:
         )
 
 
-async def measure_critic(critic: Critic, traces: Sequence[Trace], *, max_concurrent: int = 8) -> CriticMetrics | None:
+async def measure_critic(
+    critic: Critic, traces: Sequence[Trace], *, max_concurrent: int = 8
+) -> CriticMetrics | None:
     """Return what a critic's scores are worth on steps whose correct score is known; None without any.
 
     Measure the pinned critic that grades, on traces that its pairs were not made from. Steps that the model
@@ -201,7 +209,9 @@ async def measure_critic(critic: Critic, traces: Sequence[Trace], *, max_concurr
     return await measure_critic_on_steps(critic, list_labeled_steps(traces), max_concurrent=max_concurrent)
 
 
-async def measure_critic_on_steps(critic: Critic, steps: Sequence[LabeledStep], *, max_concurrent: int) -> CriticMetrics | None:
+async def measure_critic_on_steps(
+    critic: Critic, steps: Sequence[LabeledStep], *, max_concurrent: int
+) -> CriticMetrics | None:
     """Return what a critic's scores are worth on steps; see ``measure_critic``."""
     scored = await score_steps(critic, steps, None, max_concurrent=max_concurrent)
     return compute_metrics([step for step in scored if step is not None])

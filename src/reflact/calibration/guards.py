@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from reflact.calibration.changes import ABSENT_TEXT, FieldChange, TransitionView, view_transition
-from reflact.memory import Evaluation, Transition
+from reflact.calibration.state_diff import ABSENT_TEXT, FieldChange, TransitionView, view_transition
+from reflact.memory.models import Evaluation, Transition
 
 _ESCAPE = re.compile(r'\\[nrt"\\/]')
 _SEPARATOR = "\x1e"
@@ -88,7 +88,9 @@ class QuotableTexts:
             self._old, self._new = _WordSequence(numbers), _WordSequence([])
             self._shown = _WordSequence([unsigned, *numbers])
         else:
-            self._old, self._new = (_WordSequence(_list_field_values(texts.changed_fields, after=side)) for side in (False, True))
+            self._old, self._new = (
+                _WordSequence(_list_field_values(texts.changed_fields, after=side)) for side in (False, True)
+            )
             absent = (f"{field.path} {ABSENT_TEXT}" for field in texts.changed_fields if field.after is None)
             self._shown = _WordSequence([texts.change_text, *absent])
 
@@ -215,7 +217,13 @@ class GuardCase(NamedTuple):
     progress_before: float | None = None
 
     @classmethod
-    def from_transition(cls, transition: Transition | TransitionView, limits: GuardLimits, *, progress_before: float | None = None) -> GuardCase:
+    def from_transition(
+        cls,
+        transition: Transition | TransitionView,
+        limits: GuardLimits,
+        *,
+        progress_before: float | None = None,
+    ) -> GuardCase:
         """Return what the guards need to know of a transition."""
         texts = view_transition(transition)
         return cls(texts.transition.changes_state, QuotableTexts(texts), limits, progress_before)
@@ -253,14 +261,22 @@ def vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
 
 def old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change of phi for which only what was there before is quoted gets little confidence."""
-    if not case.has_change or evaluation.delta == 0 or case.quotable.mentions_change(_select_bearing_evidence(evaluation, case)):
+    if (
+        not case.has_change
+        or evaluation.delta == 0
+        or case.quotable.mentions_change(_select_bearing_evidence(evaluation, case))
+    ):
         return evaluation
     return _cap_confidence(evaluation, case.limits.max_unsupported_confidence)
 
 
 def jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A large change of phi in one step gets limited confidence."""
-    return _cap_confidence(evaluation, case.limits.max_jump_confidence) if abs(evaluation.delta) > case.limits.max_jump else evaluation
+    return (
+        _cap_confidence(evaluation, case.limits.max_jump_confidence)
+        if abs(evaluation.delta) > case.limits.max_jump
+        else evaluation
+    )
 
 
 GUARDS: Final[tuple[Callable[[Evaluation, GuardCase], Evaluation], ...]] = (

@@ -17,16 +17,16 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from reflact.calibration.changes import show_state
-from reflact.calibration.showing import show_transition
-from reflact.calls import CallId, ReplyModel
+from reflact.calibration.rendering import show_transition
+from reflact.calibration.state_diff import show_state
+from reflact.concurrency import fan_out
+from reflact.config.models import ConfigSection
 from reflact.errors import ConfigError, ContextOverflow, ReplyError
-from reflact.memory import Evaluation, MemoryCard, Provenance, Scope, ScoreEvent
-from reflact.memory_cards import create_card
-from reflact.ports import LLM
+from reflact.memory.cards import create_card
+from reflact.memory.models import Evaluation, MemoryCard, Provenance, Scope, ScoreEvent
+from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook, fence, load_prompts
-from reflact.roles import ConfigSection
-from reflact.tasks import fan_out
+from reflact.protocols import LLM
 from reflact.types import FrozenModel, digest_json
 
 META_JUDGE_PROMPT = "meta_judge"
@@ -144,7 +144,9 @@ async def judge_evaluations(
     async def one(said: tuple[ScoreEvent, Evaluation]) -> MetaJudgeResult:
         event, evaluation = said
         step = show_transition(purpose, event.transition, max_tokens=settings.state_tokens)
-        prompt = book.render(META_JUDGE_PROMPT, {"step": step, "evaluation": _format_judged_evaluation(evaluation)})
+        prompt = book.render(
+            META_JUDGE_PROMPT, {"step": step, "evaluation": _format_judged_evaluation(evaluation)}
+        )
         about: JsonValue = [purpose, event.model_dump(mode="json", exclude={"step", "label"})]
         place = CallId(role="meta_judge", purpose="evaluation", part=digest_json(about)[:32])
         try:
@@ -152,7 +154,10 @@ async def judge_evaluations(
         except (ReplyError, ContextOverflow) as error:
             return MetaJudgeResult(step=event.step, quality="unread", feedback=str(error))
         source = Provenance(
-            trace_id=trace_id, step=event.step, prompt=f"{META_JUDGE_PROMPT}@{prompt.version}", model=judge.identity
+            trace_id=trace_id,
+            step=event.step,
+            prompt=f"{META_JUDGE_PROMPT}@{prompt.version}",
+            model=judge.identity,
         )
         return build_meta_judge_result(*said, reply, purpose=purpose, settings=settings, provenance=source)
 
@@ -192,7 +197,11 @@ def rate_evaluation(reply: MetaReply, settings: MetaJudgeSettings) -> Evaluation
     """Return what an evaluation is worth: good only where no single component is poor."""
     if reply.overall < settings.poor_threshold:
         return "poor"
-    return "good" if reply.overall >= settings.good_threshold and min(reply.points) >= settings.poor_threshold else "middling"
+    return (
+        "good"
+        if reply.overall >= settings.good_threshold and min(reply.points) >= settings.poor_threshold
+        else "middling"
+    )
 
 
 def _format_judged_evaluation(evaluation: Evaluation) -> str:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from pydantic import Field
 
 from reflact.data import make_rng
-from reflact.memory import Evaluation, Label, Progress, Share
-from reflact.results import IntervalEstimate
+from reflact.memory.models import Evaluation, Label, Progress, Share
+from reflact.records import IntervalEstimate
 from reflact.types import FrozenModel
 
 N_RESAMPLES = 1000
@@ -297,7 +297,8 @@ class _TraceBootstrap:
         draw = make_rng(0, stream_name).random
         self.totals = _add_sums(tallies)
         self._resampled_totals = [
-            _add_sums([tallies[int(draw() * n)] for _ in range(n)]) for _ in range(N_RESAMPLES if n > 1 else 0)
+            _add_sums([tallies[int(draw() * n)] for _ in range(n)])
+            for _ in range(N_RESAMPLES if n > 1 else 0)
         ]
 
     def estimate(self, figure: Callable[[_TraceSums], float], low: float, high: float) -> IntervalEstimate:
@@ -305,7 +306,9 @@ class _TraceBootstrap:
         if not self._resampled_totals:
             return IntervalEstimate(value=figure(self.totals), low=low, high=high)
         figures = sorted(map(figure, self._resampled_totals))
-        return IntervalEstimate(value=figure(self.totals), low=figures[_TAIL_INDEX], high=figures[-1 - _TAIL_INDEX])
+        return IntervalEstimate(
+            value=figure(self.totals), low=figures[_TAIL_INDEX], high=figures[-1 - _TAIL_INDEX]
+        )
 
 
 def _add_sums(tallies: Iterable[_TraceSums]) -> _TraceSums:

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, T
 
 from pydantic import Field, create_model, model_validator
 
-from reflact.calibration.changes import show_state
-from reflact.calibration.constructions import (
+from reflact.calibration.perturbations import (
     DISTANCE_TOLERANCE,
     DistanceBand,
     PairCandidate,
@@ -21,10 +20,11 @@ from reflact.calibration.constructions import (
     has_same_words,
     keep_letters_and_digits,
 )
-from reflact.calls import RenderedPrompt, ReplyModel
-from reflact.memory import Construction, ContrastPair, Evaluation
+from reflact.calibration.state_diff import show_state
+from reflact.config.models import ConfigSection
+from reflact.memory.models import Construction, ContrastPair, Evaluation
+from reflact.messages import RenderedPrompt, ReplyModel
 from reflact.prompts import PromptBook, fence
-from reflact.roles import ConfigSection
 from reflact.types import FrozenModel
 
 MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
@@ -108,16 +108,21 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
     )
 
 
-def compute_reach(mistake: Mistake, right: Evaluation, *, band: DistanceBand, variant: int = 0) -> ProgressRange | None:
+def compute_reach(
+    mistake: Mistake, right: Evaluation, *, band: DistanceBand, variant: int = 0
+) -> ProgressRange | None:
     """Return where a mistake of a kind may lead, beside what is right; None where the scale ends before.
 
     A kind that may lead both ways goes where the scale has more room, and every second variation the other
     way, if there is any.
     """
     high = ProgressRange(
-        low=min(10.0, right.progress_after + band.nearest), high=min(10.0, right.progress_after + band.farthest)
+        low=min(10.0, right.progress_after + band.nearest),
+        high=min(10.0, right.progress_after + band.farthest),
     )
-    low = ProgressRange(low=max(0.0, right.progress_after - band.farthest), high=max(0.0, right.progress_after - band.nearest))
+    low = ProgressRange(
+        low=max(0.0, right.progress_after - band.farthest), high=max(0.0, right.progress_after - band.nearest)
+    )
     fits = {
         "too_high": right.progress_after + band.nearest <= 10 + DISTANCE_TOLERANCE,
         "too_low": right.progress_after - band.nearest >= -DISTANCE_TOLERANCE,
@@ -269,7 +274,9 @@ class ContrastSettings(ConfigSection):
         "mistake or the other purpose, or samples had to agree on what is right. What follows from gold and "
         "construction needs no judge to be right; it then has no difficulty either.",
     )
-    min_agreement: float = Field(0.6, gt=0.5, le=1, description="Least share of them that finds the right side.")
+    min_agreement: float = Field(
+        0.6, gt=0.5, le=1, description="Least share of them that finds the right side."
+    )
     concurrency: int = Field(
         8,
         ge=1,
@@ -281,7 +288,9 @@ class ContrastSettings(ConfigSection):
         ge=32,
         description="Room for each of: purpose, state before, action, state after, change; in tokens.",
     )
-    write_other_purposes: bool = Field(True, description="Let a model write another purpose where no trace has one.")
+    write_other_purposes: bool = Field(
+        True, description="Let a model write another purpose where no trace has one."
+    )
     mistakes: tuple[Mistake, ...] = Field((), description="Kinds of mistakes of one's own, described.")
     seed: int = Field(0, description="Seed of the balance of sides and of which event gets which kind.")
 
@@ -296,7 +305,6 @@ DEFAULT_CONTRAST_SETTINGS = ContrastSettings()
 
 CandidateCallback: TypeAlias = Callable[[ContrastPair | DroppedCandidate], Awaitable[None]]
 """Is told of each pair and each drop as it comes about."""
-
 
 OTHER_PURPOSE_MISTAKE = "inflated_score"
 """The kind of mistake that an evaluation makes which is meant for another purpose."""
@@ -349,18 +357,29 @@ def choose_candidates(
         band: How far wrong scores may lie from it.
         mistakes: All kinds, by name.
     """
-    ways = {kind: _list_choices(mistakes[kind], ready_candidates, other_purpose, reference, band) for kind in mistake_names}
+    ways = {
+        kind: _list_choices(mistakes[kind], ready_candidates, other_purpose, reference, band)
+        for kind in mistake_names
+    }
     return tuple(next(ways[kind]) for kind in mistake_names)
 
 
 def find_other_purpose(purpose: str, others: Sequence[str], *, index: int) -> str | None:
     """Return the purpose at a place among those that differ from a given one; None where there is none."""
-    different = {keep_letters_and_digits(other): other for other in sorted(others) if keep_letters_and_digits(other) not in {keep_letters_and_digits(purpose), ""}}
+    different = {
+        keep_letters_and_digits(other): other
+        for other in sorted(others)
+        if keep_letters_and_digits(other) not in {keep_letters_and_digits(purpose), ""}
+    }
     return dict(enumerate(different.values())).get(index)
 
 
 def _list_choices(
-    mistake: Mistake, ready_candidates: Sequence[ReadyCandidate], other_purpose: OtherPurposePlan | None, reference: ReferenceEvaluation, band: DistanceBand
+    mistake: Mistake,
+    ready_candidates: Sequence[ReadyCandidate],
+    other_purpose: OtherPurposePlan | None,
+    reference: ReferenceEvaluation,
+    band: DistanceBand,
 ) -> Iterator[CandidateChoice[ReadyCandidate]]:
     yield from (one for one in ready_candidates if one.mistake == mistake.name)
     if other_purpose is not None and mistake.name == OTHER_PURPOSE_MISTAKE:

@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.aside import run_in_thread
 from reflact.calibration.critic import Scorer
-from reflact.calibration.holding import deduplicate_traces, list_labeled_events
 from reflact.calibration.metrics import ScoredStep
+from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
+from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.memory import ContrastPair, Evaluation, Label, Transition
-from reflact.memory_cards import TraceIdentity, subject_hash
-from reflact.tasks import fan_out
+from reflact.memory.cards import TraceIdentity, subject_hash
+from reflact.memory.models import ContrastPair, Evaluation, Label, Transition
 from reflact.types import digest_json
 
 
@@ -80,7 +79,9 @@ def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
         reasoning=first.right.reasoning,
     )
     trace_id, number = first.provenance.trace_id or name, first.provenance.step or 0
-    return LabeledStep(TraceIdentity(trace_id, (name,)), number, first.purpose, first.transition, gold, tuple(pairs))
+    return LabeledStep(
+        TraceIdentity(trace_id, (name,)), number, first.purpose, first.transition, gold, tuple(pairs)
+    )
 
 
 async def score_steps(
@@ -127,7 +128,9 @@ class LeakFilter:
             for state in await run_in_thread(partial(_hash_states, states), *states):
                 self._pair_ids_by_state[pair.purpose, state].add(pair.id)
 
-    async def exclude_leaking(self, candidates: Sequence[ContrastPair], step: LabeledStep) -> Sequence[ContrastPair]:
+    async def exclude_leaking(
+        self, candidates: Sequence[ContrastPair], step: LabeledStep
+    ) -> Sequence[ContrastPair]:
         """Return those of the pairs that do not show the state after a step under its purpose."""
         if step.purpose not in self._purposes:
             return candidates

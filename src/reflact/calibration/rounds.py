@@ -9,9 +9,15 @@ import anyio
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.contrast import generate_contrast_pairs
-from reflact.calibration.course import (
+from reflact.calibration.call_policies import (
+    FAIL_FAST_CALLS,
+    FailFastJudge,
+    FailFastWriter,
+    LimitedCritic,
+    UsageLedger,
+    sum_usage,
+)
+from reflact.calibration.checkpoint import (
     CalibrationInputs,
     CalibrationResult,
     CalibrationState,
@@ -24,6 +30,8 @@ from reflact.calibration.course import (
     load_pairs,
     open_calibration,
 )
+from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.contrast import generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import RoundPlan, build_history, plan_next_round
 from reflact.calibration.events import (
@@ -34,35 +42,26 @@ from reflact.calibration.events import (
     RoundStarted,
     summarize_scores,
 )
-from reflact.calibration.holding import CALLER_HOLDOUT_NAME
-from reflact.calibration.limited import (
-    FAIL_FAST_CALLS,
-    FailFastJudge,
-    FailFastWriter,
-    LimitedCritic,
-    UsageLedger,
-    sum_usage,
-)
 from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.mistakes import DroppedCandidate
-from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps, load_recordings
-from reflact.calibration.results import CalibrationReport, count_drops, count_pairs
-from reflact.calibration.review import NotEnoughTraces, ReplayTestUse, describe_test_power
-from reflact.calibration.reviewing import (
+from reflact.calibration.promotion import (
     MemorySnapshot,
     PromotionTester,
     compare_metrics,
     group_by_test,
     measure_in_thread,
 )
+from reflact.calibration.replay import LabeledStep, list_labeled_steps, list_pair_steps, load_recordings
+from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
+from reflact.calibration.significance import NotEnoughTraces, ReplayTestUse, describe_test_power
+from reflact.calibration.splits import CALLER_HOLDOUT_NAME
 from reflact.calibration.trace import Trace
-from reflact.calibration_ports import CalibrationStore
-from reflact.memory import ContrastPair, PromotionEvidence
-from reflact.memory_cards import AnchorExclusions
-from reflact.memory_ports import CardStore, Submission, TraceStore
-from reflact.ports import LLM
+from reflact.concurrency import fan_out
+from reflact.memory.cards import AnchorExclusions
+from reflact.memory.models import ContrastPair, PromotionEvidence
+from reflact.memory.protocols import CalibrationStore, CardStore, Submission, TraceStore
 from reflact.prompts import PromptBook
-from reflact.tasks import fan_out
+from reflact.protocols import LLM
 
 CREATED_BY = "calibrator"
 
@@ -162,8 +161,12 @@ class RoundRunner:
             other_purposes=other_purposes,
             on_result=report,
         )
-        fresh = sum(one.is_new and one.status == "quarantined" and not is_quarantined(one) for one in submissions)
-        return StoredGeneration(**dict(made), n_quarantined=sum(map(is_quarantined, submissions)), n_new=fresh)
+        fresh = sum(
+            one.is_new and one.status == "quarantined" and not is_quarantined(one) for one in submissions
+        )
+        return StoredGeneration(
+            **dict(made), n_quarantined=sum(map(is_quarantined, submissions)), n_new=fresh
+        )
 
     def emit_pairs_generated(self, trace: Trace, generation: StoredGeneration) -> None:
         """Tell of a trace's pairs."""
@@ -180,7 +183,12 @@ class RoundRunner:
         )
 
     async def test_batch(
-        self, batch: Sequence[ContrastPair], steps: Sequence[LabeledStep], *, snapshot: MemorySnapshot, name: str
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[LabeledStep],
+        *,
+        snapshot: MemorySnapshot,
+        name: str,
     ) -> PromotionEvidence | NotEnoughTraces:
         """Test a batch beside what is promoted, and tell of it."""
         result = await self.tester.test(batch, steps, promoted=snapshot.promoted, name=name)
@@ -235,7 +243,9 @@ class RoundRunner:
             baseline = calibration.baseline.model_dump_json()
             number = (await self._store.start_calibration(calibration.identity, baseline)).number
         report = await self._run(calibration, list_pair_steps(anchors))
-        result = CalibrationResult(report=report, snapshot_hash=hash_snapshot(await self.tester.take_snapshot()))
+        result = CalibrationResult(
+            report=report, snapshot_hash=hash_snapshot(await self.tester.take_snapshot())
+        )
         await self._store.finish_calibration(number, result.model_dump_json())
         return report
 
@@ -307,7 +317,10 @@ class RoundRunner:
         before: Sequence[ScoredStep | None],
         writer: FailFastWriter,
     ) -> RoundTotals:
-        tally, history = RoundTotals(measurements_by_round=await measure_scores(before)), build_history(before, ())
+        tally, history = (
+            RoundTotals(measurements_by_round=await measure_scores(before)),
+            build_history(before, ()),
+        )
         while (plan := plan_next_round(history, self._settings.curriculum)) is not None:
             tally.n_rounds = plan.number
             learn = len(calibration.split.training)
@@ -324,7 +337,11 @@ class RoundRunner:
         return tally
 
     async def _run_round(
-        self, calibration: CalibrationState, round_plan: RoundPlan, totals: RoundTotals, writer: FailFastWriter
+        self,
+        calibration: CalibrationState,
+        round_plan: RoundPlan,
+        totals: RoundTotals,
+        writer: FailFastWriter,
     ) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time.
 
@@ -338,7 +355,12 @@ class RoundRunner:
             made = StoredGeneration(is_memory_full=True)
             if await self._store.remaining_capacity():
                 made = await self.generate_pairs(
-                    trace, round_plan, writer=writer, known_pair_ids=ids, other_purposes=purposes, shown_pairs=shown
+                    trace,
+                    round_plan,
+                    writer=writer,
+                    known_pair_ids=ids,
+                    other_purposes=purposes,
+                    shown_pairs=shown,
                 )
             self.emit_pairs_generated(trace, made)
             return made
@@ -357,7 +379,11 @@ class RoundRunner:
         return pairs
 
     async def _test_waiting_pairs(
-        self, calibration: CalibrationState, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair], totals: RoundTotals
+        self,
+        calibration: CalibrationState,
+        steps: Sequence[LabeledStep],
+        pairs: Sequence[ContrastPair],
+        totals: RoundTotals,
     ) -> bool:
         """Test all pairs that wait and do not come from the held-out traces; say whether there was a test.
 
@@ -365,7 +391,9 @@ class RoundRunner:
         """
         ended = calibration.pop_finished_test([pair.id for pair in pairs])
         if ended is not None and ended.evidence is not None:
-            totals.tests.append(await self._replay_finished_test(calibration, steps, ended.unit_ids, ended.evidence))
+            totals.tests.append(
+                await self._replay_finished_test(calibration, steps, ended.unit_ids, ended.evidence)
+            )
             return True
         standing = await self.tester.take_snapshot()
         batch = standing.list_testable_pairs(calibration.split.held_out)
@@ -382,7 +410,11 @@ class RoundRunner:
         return True
 
     async def _replay_finished_test(
-        self, calibration: CalibrationState, steps: Sequence[LabeledStep], pair_ids: Sequence[str], evidence: PromotionEvidence
+        self,
+        calibration: CalibrationState,
+        steps: Sequence[LabeledStep],
+        pair_ids: Sequence[str],
+        evidence: PromotionEvidence,
     ) -> PromotionEvidence:
         """Score the sides of a test that is over, as it did, and go on from what it decided."""
         with_ = await load_pairs(self._store, {*pair_ids, *(pair.id for pair in calibration.promoted)})
@@ -403,7 +435,9 @@ async def measure_scores(scored: Sequence[ScoredStep | None]) -> list[CriticMetr
 
 def is_quarantined(submission: Submission) -> bool:
     """Whether a pair is in no test until somebody has looked at it, or ever."""
-    return submission.status == "rejected" or (submission.status == "quarantined" and submission.reason is not None)
+    return submission.status == "rejected" or (
+        submission.status == "quarantined" and submission.reason is not None
+    )
 
 
 async def count_archived(store: CardStore, pairs: Sequence[ContrastPair]) -> int:

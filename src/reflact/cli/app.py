@@ -13,15 +13,12 @@ import typer
 from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
+from reflact.cli.cassettes import record, replay
 from reflact.cli.demo import demo
-from reflact.cli.eval import evaluate
 from reflact.cli.import_skillopt import import_skillopt
 from reflact.cli.memory import memory_app
-from reflact.cli.record import record
-from reflact.cli.replay import replay
-from reflact.cli.runs import runs
-from reflact.cli.show import show
-from reflact.cli.train import train
+from reflact.cli.runs import runs, show
+from reflact.cli.train import evaluate, train
 from reflact.errors import CassetteError, CassetteMiss, ReflactError, StoreError, UsageError
 
 

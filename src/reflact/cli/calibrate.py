@@ -4,25 +4,216 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from reflact.cli.calibrating import require_writable, write_calibration_page
-from reflact.cli.pipes import guard_callback, ignore_broken_pipe
-from reflact.cli.running import ConfigArgument, OverrideOption
-from reflact.cli.showing import ShowMode
+from reflact.cli.common import ConfigArgument, OverrideOption, ShowMode, guard_callback, ignore_broken_pipe
 
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
     from reflact.calibration.cost_estimate import CalibrationCostEstimate
     from reflact.calibration.events import CalibrationEvent, CalibrationEventCallback
-    from reflact.calibration.results import CalibrationReport
-    from reflact.cli.interrupts import InterruptHandler
+    from reflact.calibration.report import CalibrationReport
+    from reflact.calibration.setup import ModelConnection
+    from reflact.calibration.trace import Trace
+    from reflact.cli.common import InterruptHandler
     from reflact.llm.rate_limit import LimitChange
-    from reflact.memory import PromotionEvidence
-    from reflact.results import Spend
+    from reflact.memory.models import ContrastPair, PromotionEvidence
+    from reflact.memory.store import MemoryStore
+    from reflact.messages import CallId, RenderedPrompt, Reply
+    from reflact.protocols import R
+    from reflact.records import Spend
+
+
+CRITIC_ROLE = "critic"
+
+
+class UncalledLLM:
+    """A model that nobody asks: what is foreseen is foreseen without it.
+
+    Args:
+        identity: That of the model which is meant, by which a calibration that was stopped is known.
+    """
+
+    def __init__(self, identity: str = "unasked") -> None:
+        self._identity = identity
+
+    @property
+    def identity(self) -> str:
+        """That of the model."""
+        return self._identity
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Refuse."""
+        raise AssertionError(f"a forecast asked a model: {call_id.label}")
+
+
+def calibration_run_id(config: CalibrateConfig) -> str:
+    """Return under which name the calls are booked: one for each memory."""
+    from reflact.calibration.setup import account_name
+
+    return account_name(config.memory)
+
+
+def open_model(
+    config: CalibrateConfig, on_limit: Callable[[LimitChange], None] | None = None
+) -> AbstractAsyncContextManager[ModelConnection]:
+    """Return what opens the store of model calls and connects the model, see ``connection.connected``."""
+    from reflact.calibration.setup import open_connection
+
+    return open_connection(
+        config.models.critic,
+        store=config.store or config.memory,
+        role=CRITIC_ROLE,
+        run_id=calibration_run_id(config),
+        budget=config.budget,
+        replay=config.replay,
+        on_limit=on_limit,
+    )
+
+
+async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tuple[Spend, ...]]:
+    """Return the model without asking it, and what earlier starts have paid for."""
+    from reflact.llm.client import Client
+    from reflact.store.runs import open_store
+
+    path, run_id = config.store or config.memory, calibration_run_id(config)
+    if not path.is_file():
+        return UncalledLLM(), ()
+    async with open_store(path, read_only=True) as store:
+        client = Client(
+            config.models.critic,
+            role=CRITIC_ROLE,
+            run_id=run_id,
+            effects=store,
+            decision_log=store.decision_log(run_id),
+        )
+        return UncalledLLM(client.identity), await store.spend(run_id)
+
+
+async def load_traces(
+    config: CalibrateConfig, memory: MemoryStore
+) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
+    """Return the traces to learn from, and those that are held out, None where the rule chooses them.
+
+    Files that are not whole are told on standard error, and files of which the memory has more gold.
+
+    Raises:
+        DataError: A folder of traces is wrong, or the memory holds none.
+    """
+    from reflact.calibration.trace import Trace
+    from reflact.cli.memory_output import print_incomplete_files
+
+    heldout = None if config.heldout is None else Trace.load_all(config.heldout)
+    traces = await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
+    print_incomplete_files((*traces, *(heldout or ())), err=True)
+    if config.traces is not None:
+        await _print_ignored_labels(traces, memory)
+    return traces, heldout
+
+
+async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
+    """Say on standard error where labels in the memory do not count, since the traces come from files."""
+    known = {one.id: one.n_labelled for one in await memory.summaries()}
+    richer = sum(
+        known.get(trace.id, 0)
+        > sum(event.label is not None and event.label.source != "agreement" for event in trace.events)
+        for trace in traces
+    )
+    if richer:
+        typer.echo(
+            f"{richer} of these traces have gold in the memory that their files lack, and files count where "
+            "`traces` names them; leave `traces` out to take all traces from the memory",
+            err=True,
+        )
+
+
+def read_pairs(path: Path) -> list[ContrastPair]:
+    """Return the pairs of a file.
+
+    Raises:
+        DataError: It cannot be read, or a line is no pair.
+    """
+    from pydantic import ValidationError
+
+    from reflact.calibration.arguments import describe_first_error
+    from reflact.errors import DataError
+    from reflact.memory.models import ContrastPair
+
+    pairs = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DataError(f"cannot read the anchors {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"the anchors {path} are not UTF-8 text: {error.reason}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            pairs.append(ContrastPair.model_validate_json(line))
+        except ValidationError as error:
+            raise DataError(
+                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; a line is what "
+                "ContrastPair.model_dump_json gives"
+            ) from None
+    return pairs
+
+
+async def load_stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
+    """Return the traces of the memory, in the order of their names."""
+    from reflact.calibration.trace import Trace
+    from reflact.errors import DataError
+
+    found = [await memory.trace(name) for name in await memory.trace_ids()]
+    if not found:
+        raise DataError("the memory holds no trace: name a folder as `traces`, or keep traces in the memory")
+    return tuple(Trace.from_stored(one) for one in found if one is not None)
+
+
+def require_writable(path: Path) -> None:
+    """Make sure that a page can be written, before what it is to show is paid for.
+
+    Raises:
+        ConfigError: It cannot be; says why.
+    """
+    from reflact.errors import ConfigError
+
+    trial = path.with_name(f".{path.name}.part")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"--html {path} cannot be written: {error.strerror or error}; name another file, nothing "
+            "was asked yet"
+        ) from None
+
+
+def write_calibration_page(path: Path, report: CalibrationReport) -> None:
+    """Write a calibration's page in one step, so that nobody reads a part of it.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    from reflact.reporting.html.calibration import render_calibration_page
+    from reflact.store.artifacts import write_atomically
+
+    write_atomically(path, render_calibration_page(report))
+
 
 STOP_SECONDS = 10.0
 """What calls under way may take after the first signal."""
@@ -76,10 +267,9 @@ def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> Calibr
         ConfigError: The file, a key or a value is wrong.
     """
     from reflact.calibration.config import CalibrateConfig, resolve_paths
-    from reflact.cli.calibrating import CRITIC_ROLE
+    from reflact.config.loading import load_section
     from reflact.errors import ConfigError
-    from reflact.llm.allowance import require_cap
-    from reflact.loading import load_section
+    from reflact.llm.budget import require_cap
 
     settings = load_section(CalibrateConfig, path, overrides=overrides or ())
     settings = resolve_paths(settings, path.resolve().parent)
@@ -102,7 +292,7 @@ def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: b
     import anyio
     from rich.console import Console
 
-    from reflact.cli.calibrated import print_estimate
+    from reflact.cli.calibrate_output import print_estimate
 
     estimate, spent = anyio.run(_estimate, load_calibrate_config(path, overrides))
     if as_json:
@@ -116,8 +306,7 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, t
 
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.cli.calibrating import load_traces, read_earlier_spend, read_pairs
-    from reflact.memory_store import MemoryStore
+    from reflact.memory.store import MemoryStore
     from reflact.prompts import load_prompts
 
     prompts = load_prompts(config.prompts.versions, config.prompts.folder)
@@ -172,8 +361,8 @@ def calibrate_and_show(
         StoreError: The memory cannot be read or written.
         typer.Exit: It was stopped; the code is 128 and the signal's number.
     """
-    from reflact.cli.interrupts import InterruptHandler
-    from reflact.cli.progress import choose_event_printer, choose_pause_printer
+    from reflact.cli.calibrate_output import choose_event_printer, choose_pause_printer
+    from reflact.cli.common import InterruptHandler
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
     settings = load_calibrate_config(path, overrides)
@@ -184,7 +373,9 @@ def calibrate_and_show(
     told = choose_pause_printer(show, as_json=as_json, terminal=sys.stderr.isatty())
     with InterruptHandler(STOP_SECONDS) as interrupts:
         try:
-            ended = _run_calibration(settings, done, interrupts, options, None if told is None else guard_callback(told))
+            ended = _run_calibration(
+                settings, done, interrupts, options, None if told is None else guard_callback(told)
+            )
         except (BudgetSpent, ModelError, RunFailed):
             _print_stopped(settings, done)
             raise
@@ -203,7 +394,7 @@ def calibrate_and_show(
 def _print_outcome(report: CalibrationReport, ended: _CalibrationOutcome, html: Path | None) -> None:
     from rich.console import Console
 
-    from reflact.cli.calibrated import print_calibration, print_calibration_spend
+    from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
 
     class Pipe(Console):
         def on_broken_pipe(self) -> None:
@@ -242,10 +433,9 @@ async def _calibrate(
 
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
-    from reflact.cli.calibrating import load_traces, open_model, read_pairs
-    from reflact.halting import GracefulStop, StoppableLLM
-    from reflact.memory_store import MemoryStore
+    from reflact.memory.store import MemoryStore
     from reflact.prompts import load_prompts
+    from reflact.training.shutdown import GracefulStop, StoppableLLM
 
     prompts, brake = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(STOP_SECONDS)
     async with MemoryStore(config.memory) as memory, open_model(config, on_limit) as model:
@@ -271,14 +461,15 @@ def _print_stopped(config: CalibrateConfig, progress: CalibrationProgress) -> No
     """Say what was done, what is kept, and what the same command goes on with."""
     import anyio
 
-    from reflact.cli.calibrating import read_earlier_spend
-    from reflact.results import Usage
+    from reflact.records import Usage
 
     _, spent = anyio.run(read_earlier_spend, config)
     paid = sum((one.usage for one in spent), Usage()).calls
     if not paid and not progress.has_begun:
         with ignore_broken_pipe():
-            typer.echo(f"stopped {progress.description}: no call was answered, so there is nothing to keep", err=True)
+            typer.echo(
+                f"stopped {progress.description}: no call was answered, so there is nothing to keep", err=True
+            )
         return
     with ignore_broken_pipe():
         typer.echo(

@@ -9,8 +9,14 @@ from typing import Annotated
 import typer
 
 from reflact.cli.calibrate import calibrate_and_show
-from reflact.cli.running import add_cassette_overrides, load_trainer_config, train_and_show
-from reflact.cli.showing import ShowMode, ShowOption, TimesOption
+from reflact.cli.common import (
+    ShowMode,
+    ShowOption,
+    TimesOption,
+    add_cassette_overrides,
+    load_trainer_config,
+    train_and_show,
+)
 
 
 def demo(
@@ -39,5 +45,7 @@ def demo(
         )
         return
     folder = find_data_folder("demo")
-    overrides = add_cassette_overrides([f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay")
+    overrides = add_cassette_overrides(
+        [f"out_dir={json.dumps(str(out))}"], folder / "cassette.jsonl", "replay"
+    )
     train_and_show(load_trainer_config(folder / "demo.yaml", overrides), show=show, times=times)

@@ -35,8 +35,8 @@ def import_skillopt(
     reason. Keys in clear text are left out.
     """
     from reflact.errors import UsageError
-    from reflact.exports import write_atomically
     from reflact.reporting.lines import escape_line
+    from reflact.store.artifacts import write_atomically
 
     if source.is_dir():
         raise UsageError(f"{source} is a folder; name its config.json or its best_skill.md")

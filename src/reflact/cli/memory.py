@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reflact.cli.stored import (
+from reflact.cli.memory_output import (
     JsonLinesOption,
     NewStoreArgument,
     StoreArgument,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reflact.calibration.trace import Trace
-    from reflact.memory import ContrastPair, Label, MemoryCard
-    from reflact.memory_ports import ForgetResult, TraceSummary
-    from reflact.store.exchange import ImportResult
+    from reflact.memory.models import ContrastPair, Label, MemoryCard
+    from reflact.memory.protocols import ForgetResult, TraceSummary
+    from reflact.memory.store import ImportResult
 
 MAX_CONCURRENT_TRACES = 8
 """Traces that are written at a time; writes that wait together share a transaction."""
@@ -42,7 +42,9 @@ StatusOption = Annotated[
         metavar="STATE", help="Only this: candidate, quarantined, promoted, rejected, archived; repeatable."
     ),
 ]
-KindOption = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")]
+KindOption = Annotated[
+    list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")
+]
 LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most so many cards.")]
 
 memory_app = typer.Typer(
@@ -156,7 +158,7 @@ def label(
     """
     import anyio
 
-    from reflact.memory import Label
+    from reflact.memory.models import Label
     from reflact.reporting.lines import escape_line
 
     gold = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
@@ -271,7 +273,7 @@ async def _find_cards(
     from pydantic import ValidationError
 
     from reflact.errors import UsageError
-    from reflact.memory_ports import CardQuery
+    from reflact.memory.protocols import CardQuery
 
     asked: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
     try:
@@ -301,7 +303,11 @@ async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:
         found = resolve_id(name, (*units, *traces), noun="unit or trace", store=path)
         if found in units:
             cards, history = await store.cards(found), await store.history(found)
-            return [*map(format_json_line, cards), *map(format_json_line, history)] if json else [*render_unit(cards, history)]
+            return (
+                [*map(format_json_line, cards), *map(format_json_line, history)]
+                if json
+                else [*render_unit(cards, history)]
+            )
         trace = await store.trace(found)
         summary = next((one for one in await store.summaries() if one.id == found), None)
     if trace is None or summary is None:
@@ -385,9 +391,8 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
 
 
 async def _import_memory(path: Path, traces: Sequence[Trace], lines: list[str]) -> ImportResult:
-    from reflact.memory_store import MemoryStore
-    from reflact.store.exchange import ImportResult
-    from reflact.tasks import fan_out
+    from reflact.concurrency import fan_out
+    from reflact.memory.store import ImportResult, MemoryStore
 
     async with MemoryStore(path) as store:
         if not traces:

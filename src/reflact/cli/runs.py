@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from reflact.results import RunSummary
-    from reflact.store.runs import RunRow
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from reflact.records import RunSummary, StepRecord
+    from reflact.store.runs import RunRow, SQLiteRunStore
 
 
 def runs(
@@ -61,3 +65,89 @@ async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
 
     async with open_store(path) as store:
         return [(row, await store.summary(row.run_id)) for row in await store.runs()]
+
+
+def show(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The out_dir of a run.", show_default=False)
+    ],
+    step: Annotated[
+        int | None, typer.Argument(metavar="STEP", help="The step to show in full.", show_default=False)
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN_ID", help="Which run of the folder; the newest where none is named."),
+    ] = None,
+) -> None:
+    """Show a run's steps and scores, or one step in full: its edits, its verdict, its diff."""
+    import anyio
+
+    from reflact.errors import UsageError
+
+    path = folder / "run.db"
+    if not path.is_file():
+        raise UsageError(f"there is no run in {folder}; name the out_dir of a run")
+    anyio.run(_print_stored_run, path, step, run)
+
+
+async def _print_stored_run(path: Path, step: int | None, run: str | None) -> None:
+    from rich.console import Console
+
+    from reflact.store.runs import open_store
+    from reflact.training.history import choose_run
+
+    console = Console()
+    async with open_store(path) as store:
+        row = choose_run(await store.runs(), run, path)
+        records = await store.records(row.run_id)
+        if step is None:
+            await _print_run(console, store, row, records, path.parent)
+        else:
+            await _print_step(console, store, _find_step(records, step, row.run_id))
+
+
+def _find_step(records: Sequence[StepRecord], step: int, run_id: str) -> StepRecord:
+    from reflact.errors import UsageError
+
+    found = next((record for record in records if record.step == step), None)
+    if found is None:
+        raise UsageError(f"run {run_id} has no step {step}; {len(records)} steps are committed")
+    return found
+
+
+async def _print_run(
+    console: Console, store: SQLiteRunStore, row: RunRow, records: Sequence[StepRecord], folder: Path
+) -> None:
+    from reflact.reporting.lines import escape_controls, format_epoch
+    from reflact.reporting.summary import build_step_table, print_summary
+
+    console.print(f"run {row.run_id}, started {row.created:%Y-%m-%d %H:%M}", highlight=False)
+    console.print(build_step_table(records))
+    for end in await store.epochs(row.run_id):
+        console.print(escape_controls(format_epoch(end)), markup=False, highlight=False, soft_wrap=True)
+    summary = await store.summary(row.run_id)
+    if summary is None:
+        console.print(f"open: {row.steps} steps committed, not ended", highlight=False)
+    else:
+        print_summary(console, summary, folder)
+
+
+async def _print_step(console: Console, store: SQLiteRunStore, record: StepRecord) -> None:
+    from rich.syntax import Syntax
+
+    from reflact.reporting.lines import escape_controls
+    from reflact.reporting.summary import build_step_table, format_step
+    from reflact.skills.document import diff_texts
+
+    console.print(build_step_table([record]))
+    for line in format_step(record):
+        console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
+    if record.candidate_hash == record.skill_before:
+        return
+    before = await store.skill(record.skill_before)
+    after = await store.skill(record.candidate_hash)
+    text = escape_controls(diff_texts(before.text, after.text))
+    if console.is_terminal:
+        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        typer.echo(text)

@@ -2,13 +2,216 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reflact.cli.forecast import print_cost_estimate
-from reflact.cli.running import ConfigArgument, OverrideOption, load_trainer_config, train_and_show
-from reflact.cli.showing import JsonOption, ShowMode, ShowOption, TimesOption, resolve_show_mode
+from reflact.cli.common import (
+    ConfigArgument,
+    JsonOption,
+    OverrideOption,
+    ShowMode,
+    ShowOption,
+    TimesOption,
+    build_view,
+    load_trainer_config,
+    resolve_show_mode,
+    train_and_show,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reflact.config.training import TrainerConfig
+    from reflact.llm.estimates import CostEstimate, EstimateRange
+    from reflact.protocols import Approver
+    from reflact.records import CandidateReview, SkillScore, Spend
+    from reflact.reporting.live import RunView
+    from reflact.training.setup import RunPlan
+    from reflact.types import Skill, Split
+
+
+class MeasuredSplit(StrEnum):
+    """The splits that a skill can be measured on."""
+
+    val = "val"
+    test = "test"
+
+
+def evaluate(  # noqa: PLR0917 - one for each option of the command
+    config: ConfigArgument,
+    skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
+    split: Annotated[
+        MeasuredSplit, typer.Option(metavar="val|test", help="Where to measure it.")
+    ] = MeasuredSplit.val,
+    overrides: OverrideOption = None,
+    show: ShowOption = ShowMode.live,
+    times: TimesOption = False,
+) -> None:
+    """Measure one skill document on a split.
+
+    Uses the run's folder: rollouts that it holds are not repeated, and each opening of the test
+    split is counted there. As JSON, the last line is the score.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.reporting.summary import build_score_table
+    from reflact.types import Split
+
+    settings = load_trainer_config(config, overrides)
+    document = _read_skill(skill)
+    console = Console()
+    with build_view(show, console, name=settings.out_dir.name, times=times) as view:
+        scored = anyio.run(_measure, settings, document, Split(split.value), view)
+    if show is ShowMode.json:
+        typer.echo(scored.model_dump_json(ensure_ascii=True))
+    else:
+        console.print(build_score_table([scored]))
+
+
+async def _measure(config: TrainerConfig, skill: Skill, split: Split, view: RunView) -> SkillScore:
+    from reflact.events import Event
+    from reflact.trainer import evaluate_skill
+
+    async def emit(event: Event) -> None:
+        view.show_event(event)
+
+    return await evaluate_skill(config, skill, split, on_event=emit)
+
+
+def _read_skill(path: Path) -> Skill:
+    from reflact.errors import SkillError
+    from reflact.skills.document import check_document
+    from reflact.types import Skill
+
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
+    check_document(text)
+    return Skill(text=text)
+
+
+def create_approver() -> Approver:
+    """Return an approver that shows a candidate's evidence and diff and asks at the terminal.
+
+    An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
+
+    Raises:
+        UsageError: There is nobody to ask.
+    """
+    from reflact.errors import UsageError
+
+    if not sys.stdin.isatty():
+        raise UsageError("--review asks at a terminal, and standard input is none; leave it out")
+
+    async def approve(review: CandidateReview) -> bool | str:
+        import anyio.to_thread
+
+        return await anyio.to_thread.run_sync(ask_approval, review, abandon_on_cancel=True)
+
+    return approve
+
+
+def ask_approval(review: CandidateReview) -> bool | str:
+    """Show a review on standard error and read the answer."""
+    from reflact.reporting.lines import escape_controls
+
+    shown = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
+    typer.echo(escape_controls(shown), err=True)
+    said = str(typer.prompt("take it? [Y/n/reason]", default="y", show_default=False, err=True)).strip()
+    if said.lower() in {"y", "yes"}:
+        return True
+    return False if said.lower() in {"n", "no"} else said
+
+
+def print_cost_estimate(config: TrainerConfig) -> None:
+    """Print what a run, or what is left of it, will take; nothing is called and nothing is written.
+
+    Raises:
+        UsageError: The configuration, the data, a prompt or the initial skill is wrong.
+    """
+    import anyio
+    from rich.console import Console
+
+    from reflact.training.setup import Overrides, prepare_run
+
+    planned = prepare_run(config, Overrides())
+    path = config.store or config.out_dir / "run.db"
+    done, text, spent = anyio.run(_read_progress, path, planned.run_id) if path.is_file() else (0, None, ())
+    predicted = planned.estimate_cost(done=done, skill=text, spent=spent)
+    console = Console()
+    console.print(f"run {planned.run_id}: {predicted.steps} steps to take, {done} taken", highlight=False)
+    console.print(build_estimate_table(predicted))
+    for line in predicted.assumptions:
+        typer.echo(line)
+    _print_gate_power(planned)
+
+
+async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:
+    from reflact.store.runs import open_store
+
+    async with open_store(path) as store:
+        records = await store.records(run_id)
+        text = (await store.skill(records[-1].current.skill_hash)).text if records else None
+        return len(records), text, await store.spend(run_id)
+
+
+def build_estimate_table(estimate: CostEstimate) -> Table:
+    """Return rows of calls as a table: the least, the expected and the most, tokens and any money beside."""
+    from rich import box
+    from rich.table import Table
+
+    priced = any(row.usd is not None for row in estimate.rows)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("role", no_wrap=True)
+    table.add_column("calls for", no_wrap=True)
+    for heading in ("least", "calls", "most", "tokens", "most", *(("$", "most") if priced else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in estimate.rows:
+        counts = _format_counts(row.calls, row.input_tokens + row.output_tokens)
+        table.add_row(row.role, row.purpose, *counts, *(_format_usd_range(row.usd) if priced else ()))
+    table.add_section()
+    counts = _format_counts(estimate.calls, estimate.tokens())
+    table.add_row("all", "", *counts, *(_format_usd_range(estimate.usd) if priced else ()))
+    return table
+
+
+def _format_counts(calls: EstimateRange, tokens: EstimateRange) -> tuple[str, ...]:
+    numbers = (calls.low, calls.expected, calls.high, tokens.expected, tokens.high)
+    return tuple(_format_short(number) for number in numbers)
+
+
+def _format_usd_range(usd: EstimateRange | None) -> tuple[str, str]:
+    return ("-", "-") if usd is None else (_format_usd(usd.expected), _format_usd(usd.high))
+
+
+def _format_usd(usd: float) -> str:
+    return f"{usd:.3f}" if usd < 99.9995 else _format_short(usd)
+
+
+def _format_short(number: float) -> str:
+    """Return a count in at most six characters: in full up to 10,000, then three digits of it."""
+    if number < 9_999.5:
+        return f"{number:,.0f}"
+    for unit, size in (("k", 1e3), ("M", 1e6), ("G", 1e9)):
+        if number < size * 999.5:
+            digits = 1 if number < size * 99.95 else 0
+            return f"{number / size:.{digits}f}{unit}"
+    return f"{number:.0e}"
+
+
+def _print_gate_power(plan: RunPlan) -> None:
+    from reflact.training.gating import build_first_alpha, estimate_gate_power
+
+    gate, n = plan.config.gate, len(plan.data.val)
+    typer.echo(estimate_gate_power(gate, n, build_first_alpha(plan)).description)
 
 
 def train(  # noqa: PLR0917 - one for each option of the command
@@ -32,8 +235,6 @@ def train(  # noqa: PLR0917 - one for each option of the command
 
     A run that was stopped goes on where it was; what it has paid for is not asked again.
     """
-    from reflact.cli.review import create_approver
-
     settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
     if dry_run:
         print_cost_estimate(settings)

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from reflact.config import TrainerConfig
-from reflact.critic_config import CriticConfig
+from reflact.config.critic import CriticConfig
+from reflact.config.training import EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet, check_dataset, load_dataset
-from reflact.environment_config import EnvironmentConfig
 from reflact.environments.graders import CheckedGrader, Grader, apply_grader, build_grader, identify_grader
-from reflact.environments.programs import build_python_grader
-from reflact.environments.sql import SQLGrader, read_tables
+from reflact.environments.python_grader import build_python_grader
+from reflact.environments.sql_grader import SQLGrader, read_tables
 from reflact.errors import ConfigError
-from reflact.ports import CriticBacked, Session
-from reflact.results import CriticDescription
+from reflact.protocols import CriticBacked, Session
+from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"

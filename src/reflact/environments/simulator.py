@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from reflact.errors import ConfigError
-from reflact.ports import Session
+from reflact.protocols import Session
 from reflact.types import Grade, Item, Split, canonical_json
 
 PlayWorld = Callable[[int, Session], Awaitable[Grade]]

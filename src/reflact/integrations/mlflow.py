@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import anyio
 from pydantic import JsonValue
 
+from reflact.concurrency import open_outbox
 from reflact.events import (
     BaselineMeasured,
     BudgetUpdated,
@@ -32,11 +33,9 @@ from reflact.events import (
     StepCommitted,
     WarningIssued,
 )
-from reflact.exports import resolve_inside
-from reflact.ports import EventCallback
-from reflact.records import SkillVersion
-from reflact.results import RunSummary, Usage
-from reflact.tasks import open_outbox
+from reflact.protocols import EventCallback
+from reflact.records import RunSummary, SkillVersion, Usage
+from reflact.store.artifacts import resolve_inside
 
 TIMEOUT_SECONDS = 20.0
 """Seconds that MLflow may take for one event, and for all that is left when the run has ended."""
@@ -175,7 +174,9 @@ class _RunReporter:
             case StepCommitted():
                 accepted = event.action in {"accept", "accept_new_best", "force_accept"}
                 spent = _build_spend_metrics(usage)
-                tracker.log_metrics({**_build_score_metrics(event), "accepted": float(accepted), **spent}, step=event.step)
+                tracker.log_metrics(
+                    {**_build_score_metrics(event), "accepted": float(accepted), **spent}, step=event.step
+                )
                 self._upload_skills(tracker)
             case EpochCommitted() | PromotionJudged():
                 tracker.log_metrics(_build_score_metrics(event), step=event.step)
@@ -242,7 +243,9 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self._mlflow_run_id, [Metric(name, value, now, step) for name, value in values.items()])
+        self._client.log_batch(
+            self._mlflow_run_id, [Metric(name, value, now, step) for name, value in values.items()]
+        )
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
         """Keep a copy of a file."""

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import httpx
 
-from reflact.calls import CallReservation
+from reflact.concurrency import SingleFlight
 from reflact.llm.cache_keys import effect_key, endpoint_of
 from reflact.llm.metering import INTENT
 from reflact.llm.retry import Pieces, kept_headers
 from reflact.llm.streaming import CONTEXT
-from reflact.ports import ResponseStore
-from reflact.tasks import SingleFlight
+from reflact.messages import CallReservation
+from reflact.protocols import ResponseStore
 
 SAMPLE_HEADER = "x-reflact-sample"
 REPLY_HEADER = "x-reflact-reply"
@@ -80,7 +80,9 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         if request.method != "POST":
             return await self._inner.handle_async_request(outgoing)
         endpoint, path = endpoint_of(str(request.url)), request.url.path
-        key = effect_key(endpoint=endpoint, path=path, body=body.decode("utf-8"), call_id=call_id, reply=reply)
+        key = effect_key(
+            endpoint=endpoint, path=path, body=body.decode("utf-8"), call_id=call_id, reply=reply
+        )
         intent = CallReservation(
             key=key,
             run_id=self._run_id,

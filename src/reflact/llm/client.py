@@ -20,8 +20,9 @@ import openai
 from openai.types.chat import ChatCompletion
 from pydantic import JsonValue
 
-from reflact.calls import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
-from reflact.config import BudgetConfig
+from reflact.concurrency import SingleFlight, Stream
+from reflact.config.models import ModelConfig
+from reflact.config.training import BudgetConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
 from reflact.llm.budget import Budget
@@ -38,10 +39,9 @@ from reflact.llm.retry import RetryTransport
 from reflact.llm.sse import usage_of
 from reflact.llm.streaming import CONTEXT, FramingTransport, RequestContext
 from reflact.llm.structured import ORDER, Conversation, InvalidReply, Mode, refuses_format
-from reflact.ports import DecisionLog, EventCallback, ResponseStore
-from reflact.results import Usage
-from reflact.roles import ModelConfig
-from reflact.tasks import SingleFlight, Stream
+from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
+from reflact.protocols import DecisionLog, EventCallback, ResponseStore
+from reflact.records import Usage
 from reflact.types import canonical_json
 
 R = TypeVar("R", bound=ReplyModel)
@@ -157,7 +157,7 @@ class Client:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Send a prompt and return a validated reply; see ``reflact.ports.LLM.ask``."""
+        """Send a prompt and return a validated reply; see ``reflact.protocols.LLM.ask``."""
         return await self._call(prompt, reply_type, call_id, check)
 
     def draft(
@@ -168,7 +168,7 @@ class Client:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Stream[Draft[R]]:
-        """Ask, and show the reply while it is written; see ``reflact.ports.Drafter.draft``."""
+        """Ask, and show the reply while it is written; see ``reflact.protocols.Drafter.draft``."""
         return Stream(partial(self._call, prompt, reply_type, call_id, check))
 
     async def _call(

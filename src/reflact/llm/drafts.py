@@ -16,13 +16,13 @@ import anyio
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from reflact.calls import CallId, Draft, Reply, ReplyModel, Text
+from reflact.concurrency import run_beside
 from reflact.errors import ReflactError
 from reflact.events import DraftDiscarded, DraftUpdated
 from reflact.llm.redaction import Scrubber
 from reflact.llm.sse import EventReader, chunk_of, said_in
-from reflact.ports import EventCallback
-from reflact.tasks import run_beside
+from reflact.messages import CallId, Draft, Reply, ReplyModel, Text
+from reflact.protocols import EventCallback
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -39,7 +39,6 @@ WORD_AT_END = re.compile(r"[-+.0-9A-Za-z]+\Z")
 
 NAME_AT_END = re.compile(r',\s*"(?:[^"\\]|\\.)*\\?"?\s*:?\s*\Z')
 """The name of a member whose value has not begun."""
-
 
 NO_NAME = "\0reflact"
 NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'

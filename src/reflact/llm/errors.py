@@ -24,6 +24,7 @@ import httpx
 import openai
 from pydantic import JsonValue
 
+from reflact.config.models import ModelConfig
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -37,8 +38,7 @@ from reflact.llm.cache_keys import address_of
 from reflact.llm.redaction import without
 from reflact.llm.retry import RETRIED, unknown_model, untrusted
 from reflact.llm.sse import END, chunk_of, events_of, streams
-from reflact.results import FaultKind
-from reflact.roles import ModelConfig
+from reflact.records import FaultKind
 
 OVERFLOW_WORDS = (
     "context_length_exceeded",

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 import anyio
 import httpx
 
-from reflact.calls import CallReservation, StoredResponse
+from reflact.concurrency import finish_if_cancelled
+from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
 from reflact.llm.budget import Budget, Reservation
 from reflact.llm.errors import GARBLING, body_fault, cut_off, failure_fault, status_fault
@@ -22,10 +23,9 @@ from reflact.llm.rate_limit import EndpointClient, Slot
 from reflact.llm.retry import GARBLED, Pieces, kept_headers, retry_after
 from reflact.llm.sse import usage_of
 from reflact.llm.streaming import DRAFTS, find_drafts, in_one_piece
-from reflact.ports import ResponseStore
-from reflact.results import FaultKind, Usage
-from reflact.roles import ModelConfig
-from reflact.tasks import finish_if_cancelled
+from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import ResponseStore
+from reflact.records import FaultKind, Usage
 
 LEAVING_SECONDS = 0.2
 """How long a caller that leaves is kept until its intent is gone."""

@@ -12,8 +12,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from reflact.results import Usage
-from reflact.roles import ModelConfig, Price
+from reflact.config.models import ModelConfig, Price
+from reflact.records import Usage
 
 BILLION = 10**9
 MILLION = 10**6

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import regex
 
+from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.cache_keys import endpoint_of
-from reflact.roles import KeyProvider, ModelConfig
 
 MARK = "[key]"
 """What stands where a key was."""

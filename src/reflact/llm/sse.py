@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from reflact.results import Usage
+from reflact.records import Usage
 
 STREAM, END = "text/event-stream", "[DONE]"
 LINES = re.compile(r"\r\n|\n|\r")

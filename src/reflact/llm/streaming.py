@@ -16,7 +16,7 @@ from reflact.llm.redaction import keys_of, without
 from reflact.llm.retry import Pieces, kept_headers
 from reflact.llm.sse import streams, usage_of, whole_answer
 from reflact.llm.structured import REFUSED
-from reflact.results import Usage
+from reflact.records import Usage
 
 JSON = "application/json"
 DRAFTS = "reflact_drafts"

@@ -19,8 +19,8 @@ from instructor.v2 import Provider, mode_registry
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
 
-from reflact.calls import Message, ReplyModel
 from reflact.errors import ProviderError, UnknownModel
+from reflact.messages import Message, ReplyModel
 
 Body = dict[str, Any]
 """A request body, or a part of one, as it goes on the wire."""

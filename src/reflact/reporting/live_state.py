@@ -110,7 +110,11 @@ class LiveState:
         if left <= 0 or not self.step_seconds:
             return None
         mean = sum(self.step_seconds) / len(self.step_seconds)
-        begun = 0.0 if self.step_started_at is None or self.step <= self.last_committed_step else now - self.step_started_at
+        begun = (
+            0.0
+            if self.step_started_at is None or self.step <= self.last_committed_step
+            else now - self.step_started_at
+        )
         return mean * (left - 1) + max(mean - begun, 0.0)
 
 

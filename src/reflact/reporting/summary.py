@@ -10,17 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reflact.records import SkillVersion, StepRecord
-from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
-from reflact.results import (
+from reflact.records import (
     CriticDescription,
     FaultCount,
     IntervalEstimate,
     RunSummary,
     SkillScore,
+    SkillVersion,
     Spend,
+    StepRecord,
     Usage,
 )
+from reflact.reporting.lines import escape_controls, format_change, format_fallback, format_score, wrap_line
 from reflact.types import EditResult
 
 

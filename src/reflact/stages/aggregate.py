@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.calls import CallId
-from reflact.config import AggregateConfig
-from reflact.ports import LLM, DecisionLog
+from reflact.concurrency import fan_out
+from reflact.config.training import AggregateConfig
+from reflact.messages import CallId
 from reflact.prompts import PromptBook
-from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import (
+from reflact.protocols import LLM, DecisionLog
+from reflact.stages.prompt_sections import show_edits, show_skill
+from reflact.stages.reply_models import (
     DraftMergeReply,
     Merge,
+    NoReply,
+    ask_or_fallback,
     check_whole_document,
     list_allowed_operations,
     make_merge_check,
     merge_reply_type,
 )
-from reflact.stages.settled import NoReply, ask_or_fallback
-from reflact.tasks import fan_out
 from reflact.types import (
     AggregateResult,
     AnalystReport,

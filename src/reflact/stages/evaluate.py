@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Literal
 
-from reflact.early_stop import decide_early
-from reflact.gate import Metric, build_measurement, combine_scores, score_measurement
-from reflact.paired import GateSettings, Ruling, ScorePair, TrialRequest, build_ruling, decide, has_coverage
+from reflact.gate.decision import (
+    GateSettings,
+    Ruling,
+    ScorePair,
+    TrialRequest,
+    build_ruling,
+    decide,
+    has_coverage,
+)
+from reflact.gate.early_stop import decide_early
+from reflact.gate.scores import Metric, build_measurement, combine_scores, score_measurement
 from reflact.types import (
     AggregateResult,
     Candidate,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reflact.gate import build_measurement
-from reflact.intervals import improvement_interval, mean_interval
-from reflact.results import Improvement, SkillScore, TaskTypeScore
+from reflact.gate.intervals import improvement_interval, mean_interval
+from reflact.gate.scores import build_measurement
+from reflact.records import Improvement, SkillScore, TaskTypeScore
 from reflact.types import FrozenModel, Item, Rollout, Skill, Split
 
 

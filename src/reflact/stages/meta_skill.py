@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reflact.calls import CallId, ReplyModel
-from reflact.ports import LLM, DecisionLog
+from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook
-from reflact.stages.material import show_meta, show_skill
-from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.protocols import LLM, DecisionLog
+from reflact.stages.prompt_sections import show_meta, show_skill
+from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.types import Skill
 
 

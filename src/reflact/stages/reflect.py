@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple
 
-from reflact.calls import CallId, RenderedPrompt
-from reflact.config import ReflectConfig
+from pydantic import TypeAdapter
+
+from reflact.concurrency import fan_out
+from reflact.config.training import ReflectConfig, UpdateConfig
 from reflact.data import shuffle
-from reflact.ports import LLM, DecisionLog, R
+from reflact.messages import CallId, RenderedPrompt
 from reflact.prompts import PromptBook
-from reflact.stages.material import show_cases, show_skill
-from reflact.stages.replies import (
+from reflact.protocols import LLM, Annotator, DecisionLog, R
+from reflact.skills.document import is_same_body
+from reflact.stages.prompt_sections import show_cases, show_skill
+from reflact.stages.reply_models import (
     AnalystReply,
+    DraftReply,
+    NoReply,
     PatternReply,
     Proposal,
+    SuccessDraftReply,
     SuccessReply,
+    ask_or_fallback,
+    check_whole_document,
+    draft_reply_type,
     failure_reply_type,
     list_allowed_operations,
     make_analyst_check,
+    make_draft_check,
     make_success_check,
     success_reply_type,
 )
-from reflact.stages.settled import NoReply, ask_or_fallback
 from reflact.types import (
     AnalystReport,
     Edit,
@@ -249,3 +259,134 @@ def _build_patch(report: AnalystReport, reasoning: str, edits: Sequence[Proposal
         )
 
     return Patch(reasoning=reasoning, edits=tuple(supported(e.edit()) for e in edits))
+
+
+NOTES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
+
+
+class AnnotatingAnalyst:
+    """Puts notes below the environment's feedback on failed cases, and leaves the rest to an analyst.
+
+    Notes are journalled before they are read, so that a restart reads the same ones.
+
+    Args:
+        analyse: Reads the annotated minibatch.
+        annotator: Makes the notes.
+        journal: Where notes are kept.
+        step: The step that uses the report.
+    """
+
+    def __init__(
+        self,
+        analyse: Callable[[Minibatch], Awaitable[AnalystReport]],
+        annotator: Annotator,
+        *,
+        decision_log: DecisionLog,
+        step: int,
+    ) -> None:
+        self._analyse = analyse
+        self._annotator = annotator
+        self._decision_log = decision_log
+        self._step = step
+
+    async def report(self, batch: Minibatch) -> AnalystReport:
+        """Return the report on a minibatch.
+
+        Raises:
+            ProviderError: An endpoint refused, failed or could not be reached.
+        """
+        if batch.source == "failure":
+            cases = tuple(zip(batch.items, batch.rollouts, strict=True))
+            batch = batch.model_copy(update={"rollouts": await fan_out(self._annotate, cases)})
+        return await self._analyse(batch)
+
+    async def _annotate(self, case: tuple[Item, Rollout]) -> Rollout:
+        item, rollout = case
+        notes = await self._get_notes(item, rollout)
+        if not notes:
+            return rollout
+        said = () if rollout.feedback is None else (rollout.feedback,)
+        return rollout.model_copy(update={"feedback": "\n".join((*said, *notes))})
+
+    async def _get_notes(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
+        label = f"notes/{rollout.key}"
+        noted = await self._decision_log.get(self._step, label)
+        if noted is None:
+            noted = NOTES_ADAPTER.dump_python(
+                tuple(await self._annotator.annotate(item, rollout)), mode="json"
+            )
+            await self._decision_log.put(self._step, label, noted)
+        return NOTES_ADAPTER.validate_python(noted)
+
+
+def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
+    """Return the kinds of edit that a step's patches are made of."""
+    match config.mode:
+        case "patch":
+            return config.operations
+        case "rewrite":
+            return ("suggest",)
+        case "full_rewrite":
+            return ("rewrite",)
+
+
+def choose_analysis(
+    config: UpdateConfig, skill: Skill, *, max_edits: int
+) -> Callable[[Minibatch], Analysis[Any]]:
+    """Return how to ask about a minibatch: for edits, for suggestions, or for a whole new document."""
+    if config.mode == "full_rewrite":
+        return _make_draft_analysis(skill)
+    asked = make_edit_analysis(skill, max_edits=max_edits, operations=list_edit_kinds(config))
+    if config.mode == "patch":
+        return asked
+
+    def analysis(batch: Minibatch) -> Analysis[Any]:
+        return asked(batch)._replace(prompt=f"suggest_{batch.source}")
+
+    return analysis
+
+
+def _make_draft_analysis(skill: Skill) -> Callable[[Minibatch], Analysis[Any]]:
+    holes = {"document": show_skill(skill)}
+
+    def analysis(batch: Minibatch) -> Analysis[Any]:
+        if batch.source == "success":
+            return Analysis(
+                prompt="draft_success",
+                variables=holes,
+                reply_type=SuccessDraftReply,
+                check=lambda reply: check_whole_document(skill, reply.document),
+                report=lambda blank, reply: _build_draft_report(
+                    blank, skill, reply.strengths, reply.document
+                ),
+            )
+        cases = len(batch.items)
+        return Analysis(
+            prompt="draft_failure",
+            variables=holes,
+            reply_type=draft_reply_type(cases=cases),
+            check=make_draft_check(skill, cases=cases),
+            report=lambda blank, reply: _build_failure_draft(blank, skill, reply),
+        )
+
+    return analysis
+
+
+def _build_failure_draft(blank: AnalystReport, skill: Skill, reply: DraftReply) -> AnalystReport:
+    patterns = build_patterns(blank, reply.patterns)
+    reasoning = "; ".join(p.description for p in patterns)
+    return _build_draft_report(blank, skill, reasoning, reply.document).model_copy(
+        update={"patterns": patterns}
+    )
+
+
+def _build_draft_report(blank: AnalystReport, skill: Skill, reasoning: str, document: str) -> AnalystReport:
+    """A draft that leaves the text as it is proposes nothing."""
+    draft = Edit(
+        op="rewrite",
+        content=document,
+        source_type=blank.source_type,
+        support_count=len(blank.item_ids),
+    )
+    edits = () if is_same_body(skill.text, document) else (draft,)
+    return blank.model_copy(update={"patch": Patch(reasoning=reasoning, edits=edits)})

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import anyio
 from pydantic import JsonValue
 
+from reflact.concurrency import fan_out, fan_out_until
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -21,8 +22,7 @@ from reflact.errors import (
     RunFailed,
     StoreError,
 )
-from reflact.ports import DecisionLog, Environment, RolloutStore, Session, Target
-from reflact.tasks import fan_out, fan_out_until
+from reflact.protocols import DecisionLog, Environment, RolloutStore, Session, Target
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
 RolloutCallback = Callable[[Rollout], Awaitable[None]]

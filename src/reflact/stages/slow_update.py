@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reflact.calls import CallId, ReplyModel
-from reflact.ports import LLM, DecisionLog
+from reflact.data import shuffle
+from reflact.errors import RunFailed
+from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook, fence
-from reflact.stages.material import show_skill
-from reflact.stages.settled import NoReply, ask_or_fallback
-from reflact.tail import check_region_text
-from reflact.types import Skill
+from reflact.protocols import LLM, DecisionLog
+from reflact.records import ComparisonCategory, ItemComparison
+from reflact.skills.regions import check_region_text
+from reflact.stages.prompt_sections import show_case, show_skill
+from reflact.stages.reply_models import NoReply, ask_or_fallback
+from reflact.types import FrozenModel, Item, Rollout, Skill, is_failure
 
 
 class GuidanceReply(ReplyModel):
@@ -78,3 +82,131 @@ async def slow_update(
         llm, prompt, GuidanceReply, call_id=call_id, check=check, decision_log=decision_log
     )
     return reply if isinstance(reply, NoReply) else reply.value
+
+
+RollOut = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
+PairPolicy = Literal["mixed", "changed", "unchanged"]
+CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
+
+
+class ComparedItem(FrozenModel):
+    """One item with its rollouts under the earlier and the later skill."""
+
+    item: Item
+    category: ComparisonCategory
+    before: Rollout
+    after: Rollout
+
+    @property
+    def comparison(self) -> ItemComparison:
+        """The pair without its trajectories, as it is recorded."""
+        assert self.before.score is not None
+        assert self.after.score is not None
+        return ItemComparison(
+            item_id=self.item.id,
+            category=self.category,
+            before=self.before.score,
+            after=self.after.score,
+        )
+
+
+async def compare_skills(
+    items: Sequence[Item],
+    earlier: Skill,
+    later: Skill,
+    *,
+    roll: RollOut,
+    policy: PairPolicy,
+    samples: int,
+    threshold: float | None,
+    seed: int,
+    epoch: int,
+) -> tuple[ComparedItem, ...]:
+    """Return up to ``samples`` items on which both skills were measured.
+
+    The items come in one order, shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones.
+    ``changed`` and ``unchanged`` keep those whose outcome differs, or does not, and go on along the order,
+    ``samples`` items at once, until there are enough or none are left. Which of a round's rollouts finish
+    first plays no part.
+
+    Raises:
+        RunFailed: Not a single item of the first round was measured under both skills.
+    """
+    order = shuffle(items, seed + 2000 * epoch, "slow")
+    kept: list[ComparedItem] = []
+    measured = 0
+    for start in range(0, len(order), samples):
+        chunk = order[start : start + samples]
+        before = await roll(chunk, earlier)
+        after = await roll(chunk, later)
+        pairs = categorize_items(chunk, before, after, threshold)
+        measured += len(pairs)
+        if not measured:
+            lost = next(r for r in (*before, *after) if r.score is None)
+            raise RunFailed(f"no train item could be measured under both skills; one failure: {lost.error}")
+        kept += [
+            p
+            for p in pairs
+            if policy == "mixed" or (p.category in CHANGED_CATEGORIES) == (policy == "changed")
+        ]
+        if policy == "mixed" or len(kept) >= samples:
+            break
+    return tuple(kept[:samples])
+
+
+def categorize_items(
+    items: Sequence[Item], before: Sequence[Rollout], after: Sequence[Rollout], threshold: float | None
+) -> tuple[ComparedItem, ...]:
+    """Sort items by what became of them; one that is unmeasured on either side is left out."""
+    return tuple(
+        ComparedItem(item=item, category=_category(old, new, threshold), before=old, after=new)
+        for item, old, new in zip(items, before, after, strict=True)
+        if old.score is not None and new.score is not None
+    )
+
+
+def _category(before: Rollout, after: Rollout, threshold: float | None) -> ComparisonCategory:
+    match is_failure(before, threshold), is_failure(after, threshold):
+        case True, True:
+            return "persistent_failure"
+        case False, False:
+            return "stable_success"
+        case True, False:
+            return "improved"
+        case _:
+            return "regressed"
+
+
+CATEGORY_WORDS: dict[ComparisonCategory, str] = {
+    "improved": "wrong before, right now",
+    "regressed": "right before, wrong now",
+    "persistent_failure": "wrong before and now",
+    "stable_success": "right before and now",
+}
+
+
+def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
+    """Return the pairs as numbered, fenced cases, those whose outcome changed first.
+
+    Each shows the later trajectory, and what was answered before where that differs.
+    """
+    if not pairs:
+        return ""
+    first = sorted(pairs, key=lambda p: p.category not in CHANGED_CATEGORIES)
+    share = max(1, tokens // len(first))
+    counts = ", ".join(
+        f"{sum(p.category == category for p in pairs)} {words}"
+        for category, words in CATEGORY_WORDS.items()
+        if any(p.category == category for p in pairs)
+    )
+    cases = [fence(f"case_{n}", _show_item(p, share)) for n, p in enumerate(first, 1)]
+    return "\n\n".join([f"{len(pairs)} tasks: {counts}.", *cases])
+
+
+def _show_item(pair: ComparedItem, tokens: int) -> str:
+    lines = [f"outcome: {CATEGORY_WORDS[pair.category]}"]
+    if pair.before.answer != pair.after.answer:
+        lines.append(f"earlier answer: {pair.before.answer}")
+    now_failed = pair.category in {"regressed", "persistent_failure"}
+    lines.append(show_case(pair.after, pair.item, failed=now_failed, tokens=tokens))
+    return "\n".join(lines)

@@ -6,13 +6,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from reflact.calls import CallId, ReplyModel
-from reflact.ports import LLM, DecisionLog
+from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook
-from reflact.skill import apply_edits
-from reflact.stages.material import show_edits, show_skill
-from reflact.stages.replies import check_whole_document
-from reflact.stages.settled import NoReply, ask_or_fallback
+from reflact.protocols import LLM, DecisionLog
+from reflact.skills.document import apply_edits
+from reflact.stages.prompt_sections import show_edits, show_skill
+from reflact.stages.reply_models import NoReply, ask_or_fallback, check_whole_document
 from reflact.types import Candidate, Edit, EditResult, Fallback, SelectResult, Skill
 
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from reflact.errors import RunConflict, StoreError
-from reflact.exports import resolve_inside
+from reflact.store.artifacts import resolve_inside
 
 if sys.platform == "win32":
     import msvcrt

@@ -16,13 +16,21 @@ from pydantic import JsonValue, TypeAdapter
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.ports import CommitRecord
-from reflact.records import EpochRecord, PromotionRecord, RunState, SkillVersion, StepRecord
-from reflact.results import RunStatus, RunSummary, StageTime
+from reflact.memory.encoding import parse_stored
+from reflact.protocols import CommitRecord
+from reflact.records import (
+    EpochRecord,
+    PromotionRecord,
+    RunState,
+    RunStatus,
+    RunSummary,
+    SkillVersion,
+    StageTime,
+    StepRecord,
+)
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
-from reflact.store.effects import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
-from reflact.store.encoding import parse_stored
 from reflact.store.lock import RunLock
+from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, Skill, canonical_json
 
@@ -304,7 +312,9 @@ class SQLiteRunStore(SQLiteResponseStore):
         latest: dict[int, SkillVersion] = {}
         for current, made in rows:
             for text in (made or "[]", f"[{current}]"):
-                for version in parse_stored(VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"):
+                for version in parse_stored(
+                    VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"
+                ):
                     latest[version.number] = version
         return tuple(latest[number] for number in sorted(latest))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reflact.calls import CallId, Message, RenderedPrompt, Text
-from reflact.ports import LLM
+from reflact.messages import CallId, Message, RenderedPrompt, Text
+from reflact.protocols import LLM
 from reflact.types import Skill, Turn, canonical_json
 
 CHAT_TARGET_VERSION = 1

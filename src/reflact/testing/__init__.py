@@ -15,11 +15,9 @@ Nothing here calls a model or opens a connection, and nothing depends on time or
 
 from __future__ import annotations
 
-from reflact.testing.llm import ScriptedCall, ScriptedLLM
-from reflact.testing.optimizer import toy_optimizer
-from reflact.testing.replies import append_reply
+from reflact.testing.llm import ScriptedCall, ScriptedLLM, append_reply
 from reflact.testing.store import InMemoryRunStore
-from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget
+from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
 from reflact.testing.transport import (
     ConnectFault,
     Fault,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue, ValidationError
 
-from reflact.calls import CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.errors import ReplyError
-from reflact.ports import R
-from reflact.results import Usage
+from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel, Text
+from reflact.protocols import R
+from reflact.records import Usage
+from reflact.stages.reply_models import AnalystReply, EditReply
 
 ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
 """What a script may answer; see ``ScriptedLLM``."""
@@ -120,3 +121,32 @@ def _reason(error: ValueError) -> str:
         return str(error)
     problems = ((".".join(map(str, p["loc"])), p["msg"]) for p in error.errors(include_url=False))
     return "; ".join(f"{place}: {message}" if place else message for place, message in problems)
+
+
+def append_reply(reply_type: type[ReplyModel], *contents: str) -> JsonValue:
+    """Return an analyst's whole reply that appends texts to the document; as many as it may hold.
+
+    Args:
+        reply_type: What the stage asks for: an ``AnalystReply`` or a ``SuccessReply``.
+        contents: The texts, most important first.
+    """
+    _, most = find_bounds(reply_type, "edits")
+    edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
+    if not issubclass(reply_type, AnalystReply):
+        return {"strengths": "As it should be.", "edits": edits}
+    pattern: JsonValue = {"type": "missing rule", "count": 1, "description": "The document lacks a rule."}
+    return {"patterns": [pattern], "edits": edits}
+
+
+def append_edit(reply_type: type[ReplyModel], content: str) -> dict[str, JsonValue]:
+    """Return one edit that appends a text, in the shape of the reply type's edits."""
+    (kind,) = get_args(reply_type.model_fields["edits"].annotation)
+    if isinstance(kind, type) and issubclass(kind, EditReply):
+        return {"op": "append", "target": "", "content": content}
+    return {"content": content}
+
+
+def find_bounds(reply_type: type[ReplyModel], field: str) -> tuple[int, int | None]:
+    """Return how many elements a list of the reply type must and may have; None: any number."""
+    schema = reply_type.model_json_schema()["properties"][field]
+    return schema.get("minItems", 0), schema.get("maxItems")

@@ -10,12 +10,23 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from reflact.calls import CallReservation, StoredResponse
 from reflact.errors import RunConflict, StoreError
 from reflact.events import Event
-from reflact.ports import CommitRecord
-from reflact.records import EpochRecord, PromotionRecord, RunState, StepRecord
-from reflact.results import FaultCount, FaultKind, Reuse, RunStatus, Spend, StageTime, Usage
+from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import CommitRecord
+from reflact.records import (
+    EpochRecord,
+    FaultCount,
+    FaultKind,
+    PromotionRecord,
+    Reuse,
+    RunState,
+    RunStatus,
+    Spend,
+    StageTime,
+    StepRecord,
+    Usage,
+)
 from reflact.types import Rollout, Skill, canonical_json
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import yaml
 from pydantic import JsonValue
 
-from reflact.config import TrainerConfig
+from reflact.config.loading import list_config_keys, load_config
+from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
 from reflact.integrations.skillopt.files import SECRET_TEXT, SkillOptConfig
 from reflact.integrations.skillopt.models import Conversion, convert_roles
-from reflact.loading import list_config_keys, load_config
 from reflact.types import FrozenModel
 
 PRESET = "skillopt"
@@ -85,7 +85,9 @@ class UnsupportedKeys(NamedTuple):
 
 
 UNSUPPORTED_KEYS = (
-    UnsupportedKeys(r"steps_per_epoch|batches_per_epoch|samples_per_epoch", "it follows from the data and the batches"),
+    UnsupportedKeys(
+        r"steps_per_epoch|batches_per_epoch|samples_per_epoch", "it follows from the data and the batches"
+    ),
     UnsupportedKeys(r"split_output_dir", "splits are not written out; the store keeps their fingerprint"),
     UnsupportedKeys(r"limit|sel_env_num|test_env_num", "splits are used whole; shorten the data instead"),
     UnsupportedKeys(r"max_turns|max_steps|max_tool_turns", "an environment knows its own bounds"),

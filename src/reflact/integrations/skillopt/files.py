@@ -18,7 +18,7 @@ import yaml
 from pydantic import JsonValue
 
 from reflact.errors import ConfigError, SkillError, UsageError
-from reflact.skill import check_document, find_regions
+from reflact.skills.document import check_document, find_regions
 from reflact.types import FrozenModel, Skill
 
 BASE_KEY = "_base_"
@@ -166,7 +166,9 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> SkillOptConfig:
         raise ConfigError(f"{path}: a configuration of SkillOpt ends in .yaml, .yml or .json")
     place = path.absolute()
     if len(above) >= MAX_BASE_DEPTH or place.resolve() in above:
-        raise ConfigError(f"{path}: {BASE_KEY} forms a circle, or more than {MAX_BASE_DEPTH} files build on each other")
+        raise ConfigError(
+            f"{path}: {BASE_KEY} forms a circle, or more than {MAX_BASE_DEPTH} files build on each other"
+        )
     try:
         text, remarks = _read_text(path)
         value: object = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)

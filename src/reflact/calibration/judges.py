@@ -1,0 +1,162 @@
+"""Blind comparisons of the two sides of a pair: who sits where, when the outcome is certain, what it is.
+
+Deciding is pure; ``compare`` asks. A judge does not know which side is which. Half of the comparisons show
+the right one first. A pair is kept where enough of them find it, and in neither order fewer than half do, so
+that whoever always picks the first, or the second, keeps nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from reflact.calibration.perturbations import DISTANCE_TOLERANCE
+from reflact.calibration.state_diff import show_state
+from reflact.data import make_rng
+from reflact.errors import ReplyError
+from reflact.memory.models import ContrastPair, Evaluation
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.prompts import PromptBook, fence
+from reflact.protocols import LLM
+
+JudgingOutcome = Literal["kept", "judged_wrong", "decided_by_position"]
+
+
+class JudgeReply(ReplyModel):
+    """Which of two evaluations is right."""
+
+    version: ClassVar[int] = 1
+    reasoning: str = Field(
+        min_length=1, max_length=600, description="What the states show, and what that means for each."
+    )
+    better: Literal["first", "second"] = Field(description="Which of the two evaluations is right.")
+
+
+def plan_sides(candidate_index: int, n_judges: int, *, seed: int) -> tuple[bool, ...]:
+    """Return for each comparison of a candidate whether the right side is shown first.
+
+    The sides alternate. Which one begins is drawn for every two candidates, and the second of the two begins
+    with the other, so that over any even number of candidates, counted from 0, both orders are equally many.
+    """
+    begins = (make_rng(seed, f"contrast/sides/{candidate_index // 2}").random() < 0.5) != (
+        candidate_index % 2 == 1
+    )
+    return tuple(begins == (n % 2 == 0) for n in range(n_judges))
+
+
+def decide_outcome(
+    right_first: Sequence[bool], found_right: Sequence[bool], *, min_agreement: float
+) -> JudgingOutcome | None:
+    """Return what comparisons decide, or None while it is open.
+
+    A pair is out as soon as the comparisons that are left cannot save it, which is the outcome that all of
+    them would have; it is kept once all are made, since the share that found the right side is its
+    difficulty.
+
+    Args:
+        plan: For each comparison, whether the right side stands first.
+        found: Whether the first of them found the right side; one for each that was made.
+        agreement: The least share.
+    """
+    for made in range(1, len(found_right) + 1):
+        left = len(right_first) - made
+        if sum(found_right[:made]) + left < count_needed(len(right_first), min_agreement):
+            return "judged_wrong"
+        for order in (True, False):
+            total = right_first.count(order)
+            missed = sum(
+                1
+                for first, hit in zip(right_first, found_right[:made], strict=False)
+                if first is order and not hit
+            )
+            if 2 * missed > total or total == 0:
+                return "decided_by_position"
+    return "kept" if len(found_right) == len(right_first) else None
+
+
+def count_needed(n_judges: int, min_agreement: float) -> int:
+    """Return how many of the comparisons have to find the right side."""
+    return math.ceil(n_judges * min_agreement - DISTANCE_TOLERANCE)
+
+
+def keep_probability(
+    n_judges: int, min_agreement: float, *, first_rate: float, second_rate: float | None = None
+) -> float:
+    """Return how probable it is that a pair is kept.
+
+    Args:
+        judges: Comparisons, at least 2.
+        agreement: The least share that has to find the right side.
+        first: How probable it is that one finds it where it stands first.
+        second: The same where it stands second; None: as probable.
+    """
+    total = 0.0
+    for a, b in ((n_judges // 2, n_judges - n_judges // 2), (n_judges - n_judges // 2, n_judges // 2)):
+        shown = ((a, first_rate), (b, first_rate if second_rate is None else second_rate))
+        total += 0.5 * math.fsum(
+            _binomial_probability(x, *shown[0]) * _binomial_probability(y, *shown[1])
+            for x in range((a + 1) // 2, a + 1)
+            for y in range((b + 1) // 2, b + 1)
+            if x + y >= count_needed(n_judges, min_agreement)
+        )
+    return total
+
+
+def build_judge_prompt(
+    prompts: PromptBook, *, step: str, right: Evaluation, wrong: Evaluation, right_first: bool
+) -> RenderedPrompt:
+    """Return the prompt of one comparison; ``step`` is the step as it is shown."""
+    order = (right, wrong) if right_first else (wrong, right)
+    first, second = (
+        fence(tag, _format_evaluation(one)) for tag, one in zip(("first", "second"), order, strict=True)
+    )
+    return prompts.render("judge", {"step": step, "first": first, "second": second})
+
+
+async def compare_sides(
+    pair: ContrastPair,
+    right_first: Sequence[bool],
+    *,
+    step: str,
+    judge: LLM,
+    prompts: PromptBook,
+    min_agreement: float,
+) -> tuple[JudgingOutcome, tuple[bool, ...]]:
+    """Let a judge compare a pair's sides until the outcome is certain; return it, and what was found.
+
+    One comparison follows the other, so that none is paid for that decides nothing; pairs are compared side
+    by side. A comparison without a valid reply has not found the right side.
+
+    Raises:
+        ContextOverflow: The request is larger than the judge's context.
+        ProviderError: The endpoint refused, failed or could not be reached.
+        BudgetSpent: The budget has no room for a call.
+    """
+
+    async def one(number: int) -> bool:
+        prompt = build_judge_prompt(
+            prompts, step=step, right=pair.right, wrong=pair.wrong, right_first=right_first[number]
+        )
+        call_id = CallId(role="judge", purpose="compare", part=pair.id[:32], trial=number)
+        try:
+            reply = await judge.ask(prompt, JudgeReply, call_id=call_id)
+        except ReplyError:
+            return False
+        return (reply.value.better == "first") is right_first[number]
+
+    found: list[bool] = []
+    while (decided := decide_outcome(right_first, found, min_agreement=min_agreement)) is None:
+        found.append(await one(len(found)))
+    return decided, tuple(found)
+
+
+def _binomial_probability(hits: int, tries: int, rate: float) -> float:
+    return math.comb(tries, hits) * rate**hits * (1 - rate) ** (tries - hits)
+
+
+def _format_evaluation(evaluation: Evaluation) -> str:
+    numbers = f"Before: {evaluation.progress_before:g}\nAfter: {evaluation.progress_after:g}"
+    return show_state(f"{numbers}\nReasoning: {evaluation.reasoning}")

@@ -1,0 +1,338 @@
+"""Evaluations that are wrong by construction: of a perturbed input, or of the critic's own making. Pure.
+
+A good evaluation of a step is wrong for another step, if that one differs from it where it matters. What is
+right for the other step follows from how it was made, so that no opinion is asked:
+
+- ``no_effect``: the state after is the state before, so phi stays.
+- ``claim_for_effect``: a claim of success is all that was added to the state before, so phi stays: words
+  about work are not work. (Where the purpose is nothing but to make a claim, this does not hold.)
+- ``progress_reversed``: the states are swapped, and their phi with them, since phi belongs to a state.
+- ``evidence_withdrawn``: all that changed is hidden, so phi stays by the rule that nothing is credited
+  unseen. What it truly is nobody knows: such a pair teaches the rule.
+
+For another purpose nothing is known but that the evaluation should be too high; ``under`` therefore takes
+what samples agree on for it, and refuses what does not bear that out.
+
+Source of the idea: T. Wang et al., Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is
+a good answer to a modified instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from reflact.calibration.guards import QuotableTexts
+from reflact.calibration.state_diff import list_changes, show_state
+from reflact.jsonutil import is_same_json
+from reflact.memory.models import Action, Construction, Evaluation, Label, LabelSource, ScoreEvent, Transition
+from reflact.types import FrozenModel
+
+HIDDEN_TEXT = "(not shown)"
+"""Stands for what is withdrawn from a state."""
+
+MAX_LABEL_DISTANCE = 0.5
+"""So near to gold without reasons, an evaluation's own reasons are taken for it."""
+
+DISTANCE_TOLERANCE = 1e-9
+_MAX_QUOTE_CHARS = 80
+_MAX_QUOTED_FIELDS = 3
+
+
+class ReferenceEvaluation(FrozenModel):
+    """What is right for a step, and who says so."""
+
+    evaluation: Evaluation
+    source: LabelSource
+
+
+class DistanceBand(NamedTuple):
+    """How far a wrong phi after may be from the right one."""
+
+    nearest: float
+    farthest: float
+
+    def contains(self, wrong: Evaluation, right: Evaluation) -> bool:
+        """Whether the distance of two evaluations lies within."""
+        distance = abs(wrong.progress_after - right.progress_after)
+        return self.nearest - DISTANCE_TOLERANCE <= distance <= self.farthest + DISTANCE_TOLERANCE
+
+
+class PairCandidate(FrozenModel):
+    """A pair's two sides with their input, before anything was paid for or compared."""
+
+    construction: Construction
+    mistake: str
+    purpose: str
+    transition: Transition
+    right: Evaluation
+    wrong: Evaluation
+    source: LabelSource
+    why: str
+
+
+def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | None:
+    """Return what gold says of a step, in the words of its reasons or of an evaluation close to it.
+
+    Without either the words are bare, and what changed is the evidence. None where gold says nothing of the
+    state before: then only half of what is right is known.
+    """
+    own, before = event.evaluation, label.progress_before
+    if before is None:
+        return None
+    if (
+        own is not None
+        and not label.reasoning.strip()
+        and _measure_distance(own, before, label.progress_after) <= MAX_LABEL_DISTANCE
+    ):
+        given = {"progress_before": before, "progress_after": label.progress_after}
+        return ReferenceEvaluation(evaluation=own.model_copy(update=given), source=label.source)
+    low, high = _format_progress(before), _format_progress(label.progress_after)
+    bare = f"It was at {low} before the action and is at {high} after it."
+    right = Evaluation(
+        progress_before=before,
+        progress_after=label.progress_after,
+        reasoning=label.reasoning if label.reasoning.strip() else bare,
+        evidence=label.evidence or quote_changes(event.transition),
+        confidence=1,
+    )
+    return ReferenceEvaluation(evaluation=right, source=label.source)
+
+
+def _measure_distance(own: Evaluation, progress_before: float, progress_after: float) -> float:
+    return max(abs(own.progress_before - progress_before), abs(own.progress_after - progress_after))
+
+
+def build_candidates(
+    event: ScoreEvent, reference: ReferenceEvaluation, *, purpose: str, band: DistanceBand
+) -> tuple[PairCandidate, ...]:
+    """Return all pairs that need no model, the best first; each within the band."""
+    found = (
+        _build_observed(event, reference, purpose, band),
+        *_build_perturbed(event, reference, purpose, band),
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def build_other_purpose_candidate(
+    event: ScoreEvent, reference: ReferenceEvaluation, *, purpose: str, right: Evaluation, band: DistanceBand
+) -> PairCandidate | None:
+    """Return the pair of a step under another purpose, for which ``right`` was agreed on.
+
+    None where the step's evaluation is not too high for that purpose, by a distance within the band.
+    """
+    wrong = next(
+        (
+            w
+            for w in _list_wrong_evaluations(event, reference)
+            if w.progress_after > right.progress_after and band.contains(w, right)
+        ),
+        None,
+    )
+    if wrong is None:
+        return None
+    why = "It credits what the action did towards something else than this purpose."
+    return PairCandidate(
+        construction="other_purpose",
+        mistake="inflated_score",
+        purpose=purpose,
+        transition=event.transition,
+        right=right,
+        wrong=wrong,
+        source="agreement",
+        why=why,
+    )
+
+
+def classify_error(wrong: Evaluation, right: Evaluation) -> str:
+    """Return the kind of mistake that an evaluation shows beside the right one.
+
+    Too high where nothing was achieved: credit for an intention. Too high else: an inflated score. Too
+    low: ignored evidence.
+    """
+    if wrong.progress_after < right.progress_after:
+        return "ignored_evidence"
+    return "inflated_score" if right.delta > 0 else "credit_for_intention"
+
+
+def quote_changes(transition: Transition) -> tuple[str, ...]:
+    """Return words that point at what changed, as evidence: fields, or the first new line of a text."""
+    texts = isinstance(transition.before, str) and isinstance(transition.after, str)
+    kept: dict[str, str] = {}
+    for place in _list_change_texts(transition.before, transition.after):
+        kept.setdefault(place[:_MAX_QUOTE_CHARS], place)
+        if len(kept) == (1 if texts else _MAX_QUOTED_FIELDS):
+            break
+    return tuple(quote for quote, place in kept.items() if _is_quotable(quote, place, transition.action))
+
+
+def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
+    if not isinstance(before, str) or not isinstance(after, str):
+        yield from (change.path for change in list_changes(before, after))
+        return
+    old = set(before.splitlines())
+    new = (line.strip() for line in show_state(after).splitlines() if line not in old)
+    yield from (line for line in new if line)
+
+
+def _is_quotable(quote: str, text: str, action: Action) -> bool:
+    """Whether a quote from the beginning of a place ends where a word does, and says more than connects."""
+    return not QuotableTexts(Transition(before="", action=action, after=text)).find_invented([quote])
+
+
+# --------------------------------------------------------------------------------------- constructions
+
+
+def _build_observed(
+    event: ScoreEvent, reference: ReferenceEvaluation, purpose: str, band: DistanceBand
+) -> PairCandidate | None:
+    wrong = event.evaluation
+    if wrong is None or not band.contains(wrong, reference.evaluation):
+        return None
+    if has_same_words(wrong.reasoning, reference.evaluation.reasoning):
+        return None
+    high = wrong.progress_after > reference.evaluation.progress_after
+    why = f"It is too {'high' if high else 'low'} by {_format_progress(abs(wrong.progress_after - reference.evaluation.progress_after))}."
+    return PairCandidate(
+        construction="observed",
+        mistake=classify_error(wrong, reference.evaluation),
+        purpose=purpose,
+        transition=event.transition,
+        right=reference.evaluation,
+        wrong=wrong,
+        source=reference.source,
+        why=why,
+    )
+
+
+def _build_perturbed(
+    event: ScoreEvent, reference: ReferenceEvaluation, purpose: str, band: DistanceBand
+) -> Iterator[PairCandidate]:
+    """Yield the perturbations that apply, each with the first evaluation that it makes wrong."""
+    if not event.transition.changes_state:
+        return
+    for transition, right, construction, mistake, why in _perturb_input(
+        event.transition, reference.evaluation
+    ):
+        upward = construction == "claim_for_effect"
+        for wrong in _list_wrong_evaluations(event, reference):
+            if band.contains(wrong, right) and (not upward or wrong.progress_after > right.progress_after):
+                yield PairCandidate(
+                    construction=construction,
+                    mistake=mistake,
+                    purpose=purpose,
+                    transition=transition,
+                    right=right,
+                    wrong=wrong,
+                    source=reference.source,
+                    why=why,
+                )
+                break
+
+
+def _perturb_input(
+    transition: Transition, right: Evaluation
+) -> Iterator[tuple[Transition, Evaluation, Construction, str, str]]:
+    low, high = _format_progress(right.progress_before), _format_progress(right.progress_after)
+    stays = right.model_copy(
+        update={"progress_after": right.progress_before, "evidence": (), "confidence": 1.0}
+    )
+    yield (
+        transition.model_copy(update={"after": transition.before}),
+        stays.model_copy(update={"reasoning": f"The action changed nothing, so it stays at {low}."}),
+        "no_effect",
+        "ignored_evidence",
+        "It credits an effect, but the states before and after are the same.",
+    )
+    claim = f"The agent says: {transition.action.name} is done, and with it all that was asked for."
+    told = _add_claim(transition.before, claim)
+    if told is not None:
+        yield (
+            transition.model_copy(update={"after": told}),
+            stays.model_copy(
+                update={
+                    "reasoning": f"All that is new is a claim. A claim is no effect, so it stays at {low}.",
+                    "evidence": (claim,),
+                }
+            ),
+            "claim_for_effect",
+            "credit_for_intention",
+            "It takes the claim of an effect for the effect.",
+        )
+    swapped = transition.model_copy(update={"before": transition.after, "after": transition.before})
+    yield (
+        swapped,
+        Evaluation(
+            progress_before=right.progress_after,
+            progress_after=right.progress_before,
+            reasoning=f"The state before was worth {high}, and the state after is worth {low}.",
+            evidence=quote_changes(swapped),
+            confidence=1,
+        ),
+        "progress_reversed",
+        "scale_inconsistency",
+        "It scores the two states the wrong way round: what is farther from the purpose gets more.",
+    )
+    yield (
+        transition.model_copy(update={"after": _hide_changes(transition.before, transition.after)}),
+        stays.model_copy(
+            update={
+                "reasoning": f"What changed is not shown. Nothing is credited unseen, so it stays at {low}.",
+                "confidence": 0.5,
+            }
+        ),
+        "evidence_withdrawn",
+        "ignored_evidence",
+        "It credits what the state after does not show.",
+    )
+
+
+def _list_wrong_evaluations(event: ScoreEvent, reference: ReferenceEvaluation) -> tuple[Evaluation, ...]:
+    """Return what fits the true step, the critic's own words first where it has said any."""
+    return (reference.evaluation,) if event.evaluation is None else (event.evaluation, reference.evaluation)
+
+
+def _add_claim(state: JsonValue, claim: str) -> JsonValue:
+    """Return a state with a claim added; None where it has no place for one."""
+    if isinstance(state, str):
+        return f"{state}\n{claim}" if state else claim
+    if isinstance(state, list):
+        return [*state, claim]
+    if not isinstance(state, Mapping):
+        return None
+    name = "message"
+    while name in state:
+        name += "_"
+    return {**state, name: claim}
+
+
+def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return HIDDEN_TEXT
+    touched = {name for name in before.keys() | after.keys() if _field_differs(before, after, name)}
+    return {
+        name: HIDDEN_TEXT if name in touched else before[name]
+        for name in sorted(before.keys() | after.keys())
+    }
+
+
+def _field_differs(before: dict[str, JsonValue], after: dict[str, JsonValue], name: str) -> bool:
+    if name not in before or name not in after:
+        return True
+    return not is_same_json(before[name], after[name])
+
+
+def has_same_words(one: str, other: str) -> bool:
+    """Whether two texts are equal but for case, punctuation and spaces."""
+    return keep_letters_and_digits(one) == keep_letters_and_digits(other)
+
+
+def keep_letters_and_digits(text: str) -> str:
+    """Return a text's letters and digits, in small letters; empty where it has none."""
+    return "".join(c for c in text.casefold() if c.isalnum())
+
+
+def _format_progress(value: float) -> str:
+    return f"{round(value, 2):g}"

@@ -1,0 +1,280 @@
+"""Batches of pairs before they count: scored with and without, tested, promoted or not, taken back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from anyio import to_thread
+
+from reflact.calibration.call_policies import FailFastCritic
+from reflact.calibration.critic import CRITIC_SCOPE, Critic
+from reflact.calibration.metrics import CriticMetrics, ScoredStep, bootstrap_mean, compute_metrics
+from reflact.calibration.replay import LabeledStep, pair_scores, score_steps
+from reflact.calibration.report import MetricsChange
+from reflact.calibration.significance import (
+    MIN_COVERAGE,
+    NotEnoughTraces,
+    ReplayTestResult,
+    ReplayTestUse,
+    UnscoredStep,
+    bound_unscored_effect,
+    compute_trace_effects,
+    decide_replay_test,
+    find_missing_traces,
+)
+from reflact.calibration.splits import TrainingHistory
+from reflact.calibration.trace import Trace
+from reflact.errors import DataError
+from reflact.memory.cards import TraceIdentity, is_visible_to
+from reflact.memory.models import ContrastPair, PromotionEvidence
+from reflact.memory.protocols import BatchTest, CardStore, StoredPair, count_tests
+
+
+class MemorySnapshot(NamedTuple):
+    """What the store says of pairs at a moment.
+
+    Args:
+        known: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
+            are, so that a round which was cut off before its test is made again as it was.
+        learned: Traces that pairs were made from, whatever became of these.
+        purposes: What these traces were after.
+        promoted: What the critic is shown now.
+        waiting: Pairs that may be tested and were not since they last changed; see ``testable``.
+        tests: All tests.
+    """
+
+    known_pair_ids: frozenset[str]
+    training_trace_ids: frozenset[str]
+    training_purposes: frozenset[str]
+    promoted: tuple[ContrastPair, ...]
+    waiting_pairs: tuple[StoredPair, ...]
+    tests: tuple[BatchTest, ...]
+
+    @property
+    def training_history(self) -> TrainingHistory:
+        """What was learned from."""
+        return TrainingHistory(self.training_trace_ids, self.training_purposes)
+
+    def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
+        """Return the pairs that wait and were made of none of these traces."""
+        held = {trace.id for trace in held_out}
+        return tuple(
+            one.pair
+            for one in self.waiting_pairs
+            if held.isdisjoint(origin.trace_id for origin in one.origins)
+        )
+
+
+class PromotionTester:
+    """Tests pairs on steps whose correct score is known.
+
+    Args:
+        critic: Scores them.
+        store: Where pairs stand.
+        limit: Steps that are scored at a time.
+    """
+
+    def __init__(self, critic: Critic, store: CardStore, *, max_concurrent: int) -> None:
+        self.critic = critic
+        self.fail_fast_critic = FailFastCritic(critic)
+        self._store = store
+        self._max_concurrent = max_concurrent
+
+    async def take_snapshot(self) -> MemorySnapshot:
+        """Return where the critic's pairs stand now."""
+        stored, tests = await self._store.pairs(), await self._store.tests()
+        ended = [test for test in tests if test.evidence is not None]
+        tested = {unit: test.at for test in ended for unit in test.unit_ids}
+        ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
+        return MemorySnapshot(
+            known_pair_ids=frozenset(
+                one.pair.id
+                for one in stored
+                if one.pair.id in tested or one.status in {"promoted", "archived"}
+            ),
+            training_trace_ids=frozenset(origin.trace_id for one in stored for origin in one.origins),
+            training_purposes=frozenset(
+                one.pair.purpose for one in stored if one.pair.construction != "other_purpose"
+            ),
+            promoted=tuple(one.pair for one in ours if one.status == "promoted"),
+            waiting_pairs=tuple(
+                one
+                for one in ours
+                if one.status == "quarantined" and not one.needs_review and _has_changed_since(one, tested)
+            ),
+            tests=tests,
+        )
+
+    async def score(
+        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair]
+    ) -> tuple[ScoredStep | None, ...]:
+        """Score steps with exactly these pairs to choose worked examples from; None: no valid score."""
+        return await score_steps(self.fail_fast_critic, steps, pairs, max_concurrent=self._max_concurrent)
+
+    async def test(
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[LabeledStep],
+        *,
+        promoted: Sequence[ContrastPair],
+        name: str,
+    ) -> PromotionEvidence | NotEnoughTraces:
+        """Promote a batch if it lowers the error on held-out steps beside what is promoted already.
+
+        Nothing is sent, and no error probability is used up, where there are too few traces.
+        """
+        with_ = [*promoted, *batch]
+        return await self._run_test(batch, steps, without=promoted, with_=with_, name=name, use="promote")
+
+    async def recheck(
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[LabeledStep],
+        *,
+        promoted: Sequence[ContrastPair],
+        name: str,
+    ) -> PromotionEvidence | NotEnoughTraces:
+        """Take a promoted batch back if it raises the error on held-out steps."""
+        ids = {pair.id for pair in batch}
+        rest = [pair for pair in promoted if pair.id not in ids]
+        return await self._run_test(batch, steps, without=rest, with_=promoted, name=name, use="demote")
+
+    async def _run_test(
+        self,
+        batch: Sequence[ContrastPair],
+        steps: Sequence[LabeledStep],
+        *,
+        without: Sequence[ContrastPair],
+        with_: Sequence[ContrastPair],
+        name: str,
+        use: ReplayTestUse,
+    ) -> PromotionEvidence | NotEnoughTraces:
+        traces = {step.trace for step in steps}
+        ids = tuple(sorted(pair.id for pair in batch))
+        booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
+        few = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
+        if few is not None:
+            return few
+        before = await self.score(steps, without)
+        unscored = before.count(None)
+        if use == "promote" and len(steps) - unscored < MIN_COVERAGE * len(steps):
+            return NotEnoughTraces(n_traces=len(traces), n_steps=len(steps), n_unscored=unscored)
+        after = await self.score(steps, with_)
+        try:
+            test = await self._find_open_test(ids, traces, name=name, use=use) or await self._store.open_test(
+                ids, holdout_id=name, traces=traces, kind=use
+            )
+        except DataError:  # the batch was sound when it was read, so somebody was faster
+            return NotEnoughTraces(n_traces=len(traces), batch_changed=True)
+        sides, silent = pair_scores(before, after), _list_unscored(steps, before, after)
+        found = await to_thread.run_sync(
+            lambda: decide_replay_test(
+                sides.before, sides.after, n_earlier_tests=test.n_earlier_tests, use=use, unscored=silent
+            )
+        )
+        if isinstance(found, NotEnoughTraces):
+            return found
+        evidence = self._build_promotion(found, test)
+        try:
+            await self._store.close_test(test.number, evidence)
+        except DataError:
+            over = any(one.number == test.number and one.evidence for one in await self._store.tests())
+            if not over:
+                raise
+            return NotEnoughTraces(n_traces=len(traces), batch_changed=True)
+        return evidence
+
+    async def _find_open_test(
+        self, ids: tuple[str, ...], traces: Collection[TraceIdentity], *, name: str, use: ReplayTestUse
+    ) -> BatchTest | None:
+        """Return a test of this batch on these traces that was opened and not closed, by a killed process.
+
+        Nobody saw how it would have ended, so to end it is the same test and spends nothing further.
+        """
+        marks = tuple(sorted({trace.fingerprint for trace in traces}))
+        for test in await self._store.tests():
+            same = (test.unit_ids, test.content_fingerprints, test.holdout_id, test.kind) == (
+                ids,
+                marks,
+                name,
+                use,
+            )
+            if same and test.evidence is None:
+                changed = [one.changed_at for one in await self._store.pairs(ids)]
+                return test if changed and max(changed) <= test.at else None
+        return None
+
+    def _build_promotion(self, result: ReplayTestResult, test: BatchTest) -> PromotionEvidence:
+        return PromotionEvidence(
+            pair_ids=test.unit_ids,
+            passed_test=result.has_passed,
+            n_traces=result.n_traces,
+            n_transitions=result.n_transitions,
+            n_unscored=result.n_unscored,
+            n_earlier_tests=test.n_earlier_tests,
+            effect=result.effect.value,
+            low=result.effect.low,
+            high=result.effect.high,
+            p_value=result.p_value,
+            alpha=result.alpha,
+            critic=self.critic.identity,
+            prompt=self.critic.prompt,
+            accuracy_change=result.accuracy_change,
+            outcome=result.outcome,
+        )
+
+
+def _list_unscored(
+    steps: Sequence[LabeledStep], without: Sequence[ScoredStep | None], with_: Sequence[ScoredStep | None]
+) -> tuple[UnscoredStep, ...]:
+    """Return the steps that have no valid score on a side."""
+    return tuple(
+        UnscoredStep(step.trace_id, bound_unscored_effect(step.label, old, new))
+        for step, old, new in zip(steps, without, with_, strict=True)
+        if old is None or new is None
+    )
+
+
+def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) -> bool:
+    """Whether a pair was never tested, or was edited, released or taken back since its last test."""
+    last = last_tested.get(pair.pair.id)
+    return last is None or pair.changed_at > last
+
+
+async def measure_in_thread(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
+    """Measure scores off the event loop."""
+    return await to_thread.run_sync(compute_metrics, scored)
+
+
+async def compare_metrics(
+    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
+) -> MetricsChange:
+    """Return what changed between two scorings of the same steps, as far as both gave a score."""
+    sides = pair_scores(before, after)
+    gain = None
+    if sides.before:
+        effects = compute_trace_effects(sides.before, sides.after)
+        gain = await to_thread.run_sync(
+            lambda: bootstrap_mean(effects, low=-10, high=10, stream_name="effect")
+        )
+    return MetricsChange(
+        before=await measure_in_thread(sides.before),
+        after=await measure_in_thread(sides.after),
+        gain=gain,
+        n_unscored=sides.n_unscored,
+    )
+
+
+def group_by_test(
+    promoted: Collection[ContrastPair], tests: Sequence[BatchTest]
+) -> tuple[tuple[ContrastPair, ...], ...]:
+    """Return promoted pairs by the test that promoted them, in the order of the tests."""
+    by_id = {pair.id: pair for pair in promoted}
+    batches: dict[int, list[ContrastPair]] = defaultdict(list)
+    for test in reversed(tests):
+        if test.kind == "promote" and test.evidence is not None and test.evidence.passed_test:
+            batches[test.number] += [by_id.pop(unit) for unit in test.unit_ids if unit in by_id]
+    return tuple(tuple(batches[number]) for number in sorted(batches) if batches[number])

@@ -1,0 +1,198 @@
+"""How transitions and worked examples are shown to a critic: fenced, in a budget, every cut marked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
+
+from pydantic import JsonValue
+
+from reflact.calibration.cache import PairCache
+from reflact.calibration.state_diff import TransitionView, show_state, view_transition
+from reflact.memory.models import Action, ContrastPair, Evaluation, Transition
+from reflact.prompts import fence
+
+TokenCounter: TypeAlias = Callable[[str], int]
+"""Returns how many tokens a text takes, at least 0; longer texts take no fewer."""
+
+_DENSE_LETTERS = b" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LETTERS_PER_TOKEN = 3
+
+
+def estimate_tokens(text: str) -> int:
+    """Return how many tokens a text takes at most, or nearly so.
+
+    ASCII letters and spaces count three to a token; English has more than four. Digits, signs and line
+    breaks count one each. Everything else counts one for each byte of its UTF-8, which is the most that
+    any tokenizer with bytes to fall back on can take: three for a Chinese character, four for most emoji.
+    """
+    encoded = text.encode("utf-8", "surrogatepass")
+    others = len(encoded.translate(None, _DENSE_LETTERS))
+    return others - (others - len(encoded)) // _LETTERS_PER_TOKEN
+
+
+def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
+    """Return a text in at most ``room`` tokens: two thirds from its beginning, one from its end.
+
+    Between them stands a mark with the number of characters that are missing. Where the room does not even
+    hold the mark, the mark stands alone: what is missing is never left unsaid.
+    """
+    if count_tokens(text) <= max_tokens:
+        return text
+    least, most = 0, len(text) - 1
+    while least < most:
+        kept = (least + most + 1) // 2
+        if count_tokens(_truncate_to_chars(text, kept)) <= max_tokens:
+            least = kept
+        else:
+            most = kept - 1
+    return _truncate_to_chars(text, least)
+
+
+def _truncate_to_chars(text: str, n_chars: int) -> str:
+    tail = n_chars // 3
+    head, end = text[: n_chars - tail], text[len(text) - tail :]
+    parts = (head, f"[... {len(text) - n_chars:,} characters cut ...]", end)
+    return "\n".join(part for part in parts if part)
+
+
+EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
+"""The line above the worked examples."""
+
+_NO_TOKENS = 0
+"""What stands for the number of an example that has none yet."""
+
+MAX_PAIRS_TRIED = 32
+"""Pairs in a row that may not fit before a room counts as full."""
+
+
+class ShownExamples(NamedTuple):
+    """The worked examples as text, and the pairs that it holds; both empty where there is room for none."""
+
+    text: str
+    pairs: tuple[ContrastPair, ...]
+
+
+def show_transition(
+    purpose: str,
+    transition: Transition | TransitionView,
+    *,
+    max_tokens: int,
+    count_tokens: TokenCounter = estimate_tokens,
+) -> str:
+    """Return purpose, state before, action, state after and what changed, each fenced.
+
+    Args:
+        purpose: What the agent is to achieve.
+        transition: What it did.
+        room: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
+        count: Counts tokens.
+    """
+    texts = view_transition(transition)
+    parts = {
+        "purpose": show_state(purpose),
+        "before": texts.before_text,
+        "action": show_action(texts.transition.action),
+        "after": texts.after_text,
+        "change": texts.change_text
+        if count_tokens(texts.change_text) <= max_tokens
+        else texts.short_change_text,
+    }
+    return "\n\n".join(
+        fence(tag, truncate_to_tokens(text, max_tokens, count_tokens=count_tokens))
+        for tag, text in parts.items()
+    )
+
+
+def show_action(action: Action) -> str:
+    """Return an action's name and, where there are any, its arguments below."""
+    return action.name if action.arguments is None else f"{action.name}\n{show_state(action.arguments)}"
+
+
+class ExampleRenderer:
+    """Renders worked examples, each pair once.
+
+    Args:
+        each: Tokens for each part of a transition; what is longer is cut with a mark.
+        count: Counts tokens.
+        size: Examples that are remembered; the one that was longest not asked for goes first.
+    """
+
+    def __init__(
+        self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens, size: int = 4096
+    ) -> None:
+        self._max_tokens = max_tokens
+        self._count_tokens = count_tokens
+        self._texts: PairCache[dict[int, str]] = PairCache(size)
+
+    def __call__(self, pair: ContrastPair, number: int) -> str:
+        """Return a pair as the example of a number, fenced."""
+        texts = self._texts.get(pair)
+        if texts is None:
+            texts = {_NO_TOKENS: _format_example(pair, self._max_tokens, self._count_tokens)}
+            self._texts.put(pair, texts)
+        if number not in texts:
+            texts[number] = fence(f"example_{number}", texts[_NO_TOKENS])
+        return texts[number]
+
+
+def show_examples(
+    pairs: Iterable[ContrastPair],
+    *,
+    max_tokens: int,
+    max_pairs: int,
+    tokens_per_field: int,
+    count_tokens: TokenCounter = estimate_tokens,
+    render: Callable[[ContrastPair, int], str] | None = None,
+) -> ShownExamples:
+    """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
+
+    Once ``TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
+
+    Args:
+        pairs: The candidates, the best first; no more are taken than are looked at.
+        room: Tokens for all of the text, the line above it and all tags included. Never exceeded.
+        most: Pairs at most.
+        each: Tokens for each part of a transition; what is longer is cut with a mark.
+        count: Counts tokens.
+        render: Renders an example, as a ``Renderer`` for so many tokens each does; None: one of its own.
+    """
+    shown, render, passed = (
+        ShownExamples("", ()),
+        render or ExampleRenderer(tokens_per_field, count_tokens),
+        0,
+    )
+    for pair in pairs:
+        if (
+            len(shown.pairs) == max_pairs
+            or passed == MAX_PAIRS_TRIED
+            or count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens
+        ):
+            break
+        text = f"{shown.text or EXAMPLES_HEADER}\n\n{render(pair, len(shown.pairs) + 1)}"
+        fits = count_tokens(text) <= max_tokens
+        shown = ShownExamples(text, (*shown.pairs, pair)) if fits else shown
+        passed = 0 if fits else passed + 1
+    return shown
+
+
+def _format_example(pair: ContrastPair, tokens_per_field: int, count_tokens: TokenCounter) -> str:
+    parts = (
+        show_transition(
+            pair.purpose, pair.transition, max_tokens=tokens_per_field, count_tokens=count_tokens
+        ),
+        fence("right", _format_example_evaluation(pair.right)),
+        fence("wrong", _format_example_evaluation(pair.wrong)),
+        fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
+    )
+    return "\n\n".join(parts)
+
+
+def _format_example_evaluation(evaluation: Evaluation) -> str:
+    lines: list[JsonValue] = [
+        f"reasoning: {evaluation.reasoning}",
+        *(f"evidence: {quote}" for quote in evaluation.evidence),
+        f"phi before: {evaluation.progress_before:g}",
+        f"phi after: {evaluation.progress_after:g}",
+    ]
+    return show_state("\n".join(map(str, lines)))

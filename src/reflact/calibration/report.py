@@ -1,0 +1,224 @@
+"""What a round of calibration did and what it changed: plain values, ready to be shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from reflact.calibration.metrics import CriticMetrics
+from reflact.calibration.mistakes import DroppedCandidate
+from reflact.memory.cards import TOTAL_ALPHA, compute_alpha
+from reflact.memory.models import ContrastPair, PromotionEvidence
+from reflact.records import IntervalEstimate, Usage
+from reflact.types import FrozenModel, ShortReprModel
+
+
+class PairCount(FrozenModel):
+    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None where none was compared."""
+
+    mistake: str
+    n_pairs: int
+    difficulty: float | None
+
+
+class DropCount(FrozenModel):
+    """How many candidates became no pair for one reason."""
+
+    reason: str
+    n_candidates: int
+
+
+class PurposeUsage(FrozenModel):
+    """What the questions of one role for one purpose took, replies found in a store included.
+
+    Args:
+        role: Who asked, such as ``critic``.
+        purpose: What for: ``score``, ``mistake``, ``other_purpose`` or ``compare``.
+        questions: How many were asked; a reply that is sent back belongs to its question.
+        unanswered: Questions that got no valid reply.
+        refused: Replies that were not valid.
+        usage: What all replies took, valid or not.
+    """
+
+    role: str
+    purpose: str
+    n_questions: int = 0
+    n_unanswered: int = 0
+    n_invalid: int = 0
+    usage: Usage = Usage()
+
+
+class MetricsChange(FrozenModel):
+    """A critic measured before and after on the same steps; None where there were none.
+
+    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``unscored``
+    steps are in neither measure: the model gave no valid score of them before or after.
+    """
+
+    before: CriticMetrics | None
+    after: CriticMetrics | None
+    gain: IntervalEstimate | None
+    n_unscored: int = 0
+
+
+class CalibrationReport(ShortReprModel):
+    """What a call of ``Calibrator.calibrate`` did.
+
+    Args:
+        critic: The identity of the critic that was measured, as canonical JSON.
+        prompt: Its prompt's name and version, such as ``critic@1``.
+        rounds: Rounds of contrast pairs that were made.
+        learned_from: Traces that pairs were made from.
+        held_out_name: What the held-out traces are called: a slice, or given by the caller.
+        candidates: Pairs that were tried: kept and dropped ones together.
+        pairs: Kept pairs by kind of mistake, sorted.
+        drops: Dropped candidates by reason, sorted.
+        held: Kept pairs that the scan holds back or rejected; they are in no test.
+        archived: Kept pairs that the memory's bound put away before they could be tested.
+        left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
+        tests: The evidence of all batches that were tested, in order.
+        not_tested: Why a batch was not tested, in words; None where all were.
+        writer_given_up: Why the writer of mistakes was asked no more, in words; None where it was not.
+        held_out: The change on held-out traces, which chose what was promoted.
+        anchors: The change on anchors, which chose nothing.
+        by_round: The critic on the held-out traces before the first round and after each that was tested.
+        outlook: What the held-out traces can show, in words.
+        usage: What the calls consumed, those of the critic and those whose replies were refused included,
+            and those whose replies were found in a store.
+        consumed: The same by role and purpose.
+        earlier: Whether this is the report of an earlier call, since nothing had changed: none was made now.
+    """
+
+    critic: str
+    prompt: str
+    n_rounds: int
+    n_training_traces: int
+    held_out_name: str
+    n_candidates: int
+    pairs: tuple[PairCount, ...]
+    dropped: tuple[DropCount, ...]
+    n_quarantined: int
+    n_archived: int = 0
+    n_left_out: int = 0
+    tests: tuple[PromotionEvidence, ...]
+    not_tested_reason: str | None
+    writer_stop_reason: str | None = None
+    held_out: MetricsChange
+    anchors: MetricsChange
+    metrics_by_round: tuple[CriticMetrics, ...] = ()
+    power_summary: str
+    usage: Usage
+    usage_by_purpose: tuple[PurposeUsage, ...] = ()
+    is_earlier_result: bool = False
+
+    def __repr__(self) -> str:
+        before, after = self.held_out.before, self.held_out.after
+        error = ""
+        if before is not None and after is not None:
+            error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
+        pairs = sum(kind.n_pairs for kind in self.pairs)
+        return (
+            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, pairs={pairs}, "
+            f"tests={len(self.tests)}, promoted={self.n_promoted}{error}, calls={self.usage.calls})"
+        )
+
+    @property
+    def n_promoted(self) -> int:
+        """Pairs that were promoted."""
+        return sum(len(test.pair_ids) for test in self.tests if test.passed_test)
+
+    @property
+    def n_tests(self) -> int | None:
+        """Batches that were tested on these held-out traces, earlier ones included; None: none was now."""
+        return self.tests[-1].n_earlier_tests + 1 if self.tests else None
+
+
+def count_pairs(pairs: Sequence[ContrastPair]) -> tuple[PairCount, ...]:
+    """Return pairs counted by kind of mistake."""
+    kinds = sorted({pair.mistake for pair in pairs})
+    return tuple(_count_mistake(kind, [pair for pair in pairs if pair.mistake == kind]) for kind in kinds)
+
+
+def _count_mistake(mistake: str, pairs: Sequence[ContrastPair]) -> PairCount:
+    known = [pair.difficulty for pair in pairs if pair.difficulty is not None]
+    return PairCount(
+        mistake=mistake, n_pairs=len(pairs), difficulty=sum(known) / len(known) if known else None
+    )
+
+
+def count_drops(drops: Iterable[DroppedCandidate]) -> tuple[DropCount, ...]:
+    """Return drops counted by reason."""
+    counts = Counter(drop.reason for drop in drops)
+    return tuple(DropCount(reason=reason, n_candidates=counts[reason]) for reason in sorted(counts))
+
+
+OUTCOME_TEXTS: Final = {
+    "better": "promoted",
+    "not_shown": "not promoted: no gain was shown",
+    "accuracy_fell": "not promoted: pairwise accuracy fell",
+    "worse": "taken back: it does harm",
+    "no_harm_shown": "kept: no harm was shown",
+}
+
+
+"""How a test ended, in words."""
+
+
+class MetricDescription(NamedTuple):
+    """A figure of ``Measures``: its name, the field, and what to know when reading it."""
+
+    label: str
+    field_name: str
+    note: str
+
+
+METRIC_DESCRIPTIONS: Final = (
+    MetricDescription("mean absolute error", "error", "in points; lower is better"),
+    MetricDescription("bias", "bias", "in points; above 0 inflates"),
+    MetricDescription("pairwise accuracy", "accuracy", "higher is better; 0.5 is guessing"),
+    MetricDescription("order consistency", "consistency", "higher is better"),
+    MetricDescription("Brier score", "brier", "lower is better"),
+    MetricDescription("calibration error", "calibration", "lower is better"),
+)
+
+
+def format_number(value: float, decimals: int = 2) -> str:
+    """Return a number with so many decimals; nothing is minus zero."""
+    return f"{value:z.{decimals}f}"
+
+
+def capitalize_first(text: str) -> str:
+    """Return words as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def format_interval(estimate: IntervalEstimate) -> str:
+    """Return an interval in brackets."""
+    return f"[{format_number(estimate.low)}, {format_number(estimate.high)}]"
+
+
+def describe_gain(gain: IntervalEstimate) -> str:
+    """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
+    if gain.value == gain.low == gain.high == 0:
+        return "did not change"
+    if gain.value >= 0:
+        return f"fell by {format_number(gain.value)} points {format_interval(gain)}"
+    risen = IntervalEstimate(value=-gain.value, low=-gain.high, high=-gain.low)
+    return f"rose by {format_number(risen.value)} points {format_interval(risen)}"
+
+
+def describe_outcome(test: PromotionEvidence) -> str:
+    """Return how a test ended, in words; an outcome that nobody knows as it is."""
+    return OUTCOME_TEXTS.get(
+        test.outcome, test.outcome or ("promoted" if test.passed_test else "not promoted")
+    )
+
+
+def describe_tests_left(tests: int) -> str:
+    """Return in a sentence what so many tests on the same held-out traces leave for the next one."""
+    made = "1 batch was" if tests == 1 else f"{tests} batches were"
+    return (
+        f"{made} tested on these held-out traces: another one passes at p of at most {compute_alpha(tests):.2g}, "
+        f"since all of them share an error probability of {TOTAL_ALPHA:.1%}"
+    )

@@ -1,0 +1,142 @@
+"""A model for a critic or a calibrator: connected, paid once, within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from reflact.config.models import ModelConfig
+from reflact.config.training import BudgetConfig, ReplayConfig
+from reflact.errors import ConfigError
+from reflact.llm.budget import require_cap
+from reflact.protocols import LLM, RunStore
+from reflact.records import Spend
+from reflact.types import digest_json
+
+if TYPE_CHECKING:
+    import httpx
+
+    from reflact.llm.rate_limit import LimitChange
+
+UNLIMITED_BUDGET = BudgetConfig()
+NO_REPLAY = ReplayConfig()
+
+
+class ModelConnection(NamedTuple):
+    """A model that is connected, and the books that its calls are written in."""
+
+    llm: LLM
+    store: RunStore
+    run_id: str
+
+    async def spend(self) -> tuple[Spend, ...]:
+        """Return what all starts have paid for."""
+        return await self.store.spend(self.run_id)
+
+
+@asynccontextmanager
+async def connect(
+    model: ModelConfig,
+    *,
+    store: Path | str,
+    role: str = "critic",
+    budget: BudgetConfig = UNLIMITED_BUDGET,
+    replay: ReplayConfig = NO_REPLAY,
+) -> AsyncIterator[LLM]:
+    """Connect a model for a critic or a calibrator; replies that are in the store are not asked again.
+
+    Args:
+        model: The endpoint, the model, its settings; its key comes from where ``api_key_env`` says.
+        store: The file of model calls, such as the memory's own; made where missing.
+        role: What the model is for, in messages and books.
+        budget: What all connections to this file may take together, at most.
+        replay: Recorded responses instead of the endpoint.
+
+    Raises:
+        ConfigError: No model is named, its key is not set, or a limit needs a cap that the model lacks.
+        BudgetSpent: On leaving: the time is up.
+        CassetteError: The recording is missing or malformed.
+        StoreError: The file cannot be read or written.
+    """
+    if not model.model:
+        raise ConfigError(f"the {role}'s model has no name: set `model` as its endpoint knows it")
+    require_cap(budget, model, role=role)
+    path = Path(store)
+    async with open_connection(
+        model, store=path, role=role, run_id=account_name(path), budget=budget, replay=replay
+    ) as connection:
+        yield connection.llm
+
+
+@asynccontextmanager
+async def open_connection(
+    model: ModelConfig,
+    *,
+    store: Path,
+    role: str,
+    run_id: str,
+    budget: BudgetConfig,
+    replay: ReplayConfig,
+    on_limit: Callable[[LimitChange], None] | None = None,
+) -> AsyncIterator[ModelConnection]:
+    """Open the store of model calls and connect a model, under a budget that holds over all starts.
+
+    ``told`` is that of ``Client``.
+
+    Raises:
+        BudgetSpent: On leaving: the time is up.
+    """
+    import anyio
+
+    from reflact.llm.budget import Budget
+    from reflact.llm.client import Client
+    from reflact.store.runs import open_store
+
+    limits = Budget(budget)
+    async with AsyncExitStack() as stack:
+        calls = await stack.enter_async_context(open_store(store))
+        await calls.open_run(run_id, {}, None)
+        limits.begin(await calls.spend(run_id), await calls.add_seconds(run_id, 0.0))
+        client = Client(
+            _drop_key_if_replayed(model, replay),
+            role=role,
+            run_id=run_id,
+            effects=calls,
+            decision_log=calls.decision_log(run_id),
+            budget=limits,
+            transport=await _open_replay_transport(replay, stack),
+            on_limit=on_limit,
+        )
+        llm = await stack.enter_async_context(client)
+        begun = anyio.current_time()
+        try:
+            with anyio.CancelScope(deadline=limits.deadline) as time:
+                yield ModelConnection(llm, calls, run_id)
+            if time.cancelled_caught:
+                raise limits.out_of_time()
+        finally:
+            with anyio.move_on_after(1, shield=True):
+                await calls.add_seconds(run_id, anyio.current_time() - begun)
+
+
+def account_name(path: Path) -> str:
+    """Return the name under which the calls for a file are booked."""
+    return f"c{digest_json(str(path.absolute()))[:12]}"
+
+
+def _drop_key_if_replayed(model: ModelConfig, replay: ReplayConfig) -> ModelConfig:
+    """Return the model's settings; a replay needs no key."""
+    keyless = replay.cassette is not None and replay.mode == "replay"
+    return model.model_copy(update={"api_key_env": None, "key": None}) if keyless else model
+
+
+async def _open_replay_transport(
+    replay: ReplayConfig, stack: AsyncExitStack
+) -> httpx.AsyncBaseTransport | None:
+    from reflact.llm.cassettes import open_cassette
+
+    if replay.cassette is None:
+        return None
+    return await stack.enter_async_context(open_cassette(replay.cassette, mode=replay.mode))

@@ -1,0 +1,310 @@
+"""Whether a batch of contrast pairs makes the critic better: the replay test.
+
+Held-out steps are scored without the batch and with it. What counts is the error that it takes away, averaged
+within each trace, since steps of a trace are alike: a test over steps would promote one useless batch in
+ten. The traces' signs are flipped in all ways (an exact test); no assumption but symmetry is made: where a
+batch is useless, a trace's effect is as likely to be any amount above 0 as that amount below it. Harm that
+is rarer than the held-out traces are many may be in none of them, and is not seen.
+
+**Error probability.** Several batches may be tested on the same held-out traces. The k-th of them is given
+``LEVEL * 6 / (pi * k) ** 2``, and these sum to ``LEVEL`` over however many: the probability that any useless
+batch ever passes on these traces is at most 2.5%. ``LEVEL / k`` would not do, since it sums to more than any
+bound; equal shares would need the number of batches beforehand. The first batch pays for it with about an
+eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all of
+what comes back from the held-out traces that shapes a batch: a course of refusals is one course. Accuracy on
+them may end a course, never shape one. Where batches are made for the critic's weakest kinds of mistakes,
+these are therefore found in the traces that are learned from.
+
+**Steps without a valid score** count as the largest error that is possible there, on whichever side: a
+critic that says nothing is never better than one that says something. To leave them out would hide a
+batch that makes the critic fall silent, and to wait for them would let one bad reply, which is stored,
+block a small held-out set for good. Both sides are treated alike, so such a step changes its sign when
+the sides change places, as any other does, and the error probability holds. Where both are silent
+nothing has changed. That nine in ten steps have a score is asked before a promotion only, and only of
+the side that has to be beaten: where chance decides on that, it speaks against the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from statistics import NormalDist
+from typing import Literal, NamedTuple
+
+from reflact.calibration.metrics import ScoredStep, bootstrap_mean, pairwise_accuracy
+from reflact.memory.cards import MAX_ACCURACY_FALL, MIN_TRACES, TOTAL_ALPHA, compute_alpha
+from reflact.memory.models import Label, Share
+from reflact.records import IntervalEstimate
+from reflact.types import FrozenModel
+
+MIN_COVERAGE = 0.9
+"""Share of the held-out steps that must have a valid score without a batch that is to be promoted."""
+
+TEST_POWER = 0.95
+
+MAX_SIGN_FLIPS = 10_000
+"""Grid on which the test is exact: all effects together make about so many steps."""
+
+ReplayTestUse = Literal["promote", "demote"]
+
+ReplayTestOutcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_shown"]
+"""How a test ended; to promote: the first three, to demote: the last two."""
+
+
+class ReplayTestResult(FrozenModel):
+    """What a replay test found.
+
+    Args:
+        outcome: The decision.
+        traces: Traces compared, the unit of the test.
+        transitions: Steps in them.
+        unscored: Those of the steps that had no valid score on a side; see ``silent_effect``.
+        effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
+        p_value: Of the test that decided; one-sided.
+        alpha: What it was compared with.
+        accuracy_change: Pairwise accuracy with the batch minus without: the lower of the mean over traces and
+            the difference over all comparisons. None where nothing can be ordered.
+        deviation: Standard deviation of the effect between traces.
+    """
+
+    outcome: ReplayTestOutcome
+    n_traces: int
+    n_transitions: int
+    n_unscored: int
+    effect: IntervalEstimate
+    p_value: Share
+    alpha: Share
+    accuracy_change: float | None
+    deviation: float
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the batch is promoted, or may stay."""
+        return self.outcome in {"better", "no_harm_shown"}
+
+
+class UnscoredStep(NamedTuple):
+    """A held-out step without a valid score on a side: its trace, and for what it counts."""
+
+    trace_id: str
+    effect: float
+
+
+class NotEnoughTraces(FrozenModel):
+    """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
+
+    Args:
+        traces: Traces that there are.
+        needed: Traces that a test takes.
+        steps: Steps with a gold score in them, where too few of these could be scored.
+        unscored: Those of which the model gave no valid score without the batch.
+        tested: Batches that were tested on these traces, if their error probability is used up.
+        overtaken: Whether a part of the batch was tested, edited or retired by another process, or came from
+            a held-out trace as well, while it was scored.
+    """
+
+    n_traces: int
+    n_needed: int = MIN_TRACES
+    n_steps: int = 0
+    n_unscored: int = 0
+    n_tested: int = 0
+    batch_changed: bool = False
+
+    @property
+    def explanation(self) -> str:
+        """What is missing, in a sentence."""
+        if self.batch_changed:
+            return (
+                "a pair of the batch was tested, edited or retired by another process, or came from a "
+                "held-out trace as well, while the batch was scored; what still waits is in the next test"
+            )
+        if self.n_unscored:
+            return (
+                f"without the batch the model gave no valid score of {self.n_unscored} of {self.n_steps} "
+                f"held-out steps, on {self.n_traces} traces; a batch is tested where nine in ten are scored: "
+                "take a model that keeps to the form of a reply, or give it more room or attempts"
+            )
+        if self.n_tested:
+            return (
+                f"the error probability of the {self.n_traces} held-out traces is used up: {self.n_tested} "
+                f"batches were tested on them, and no result on so few traces reaches the p of "
+                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {self.n_needed} fresh "
+                "traces with a gold score"
+            )
+        return (
+            f"{self.n_traces} held-out traces have steps with a gold score; a batch is tested on at least "
+            f"{self.n_needed}: record more traces, or hold out a larger share of them"
+        )
+
+
+def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0) -> NotEnoughTraces | None:
+    """Return what is missing if traces are too few to test on, after so many tests on them; else None."""
+    few = len(traces) < MIN_TRACES
+    if few or is_level_used_up(len(traces), n_earlier_tests):
+        return NotEnoughTraces(n_traces=len(traces), n_tested=0 if few else n_earlier_tests)
+    return None
+
+
+def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
+    """Whether no result on so many traces reaches the level of a test that has so many before it.
+
+    The smallest p-value of a sign-flip test is that of one way among ``2 ** traces``.
+    """
+    return compute_alpha(n_earlier_tests) < 0.5**n_traces
+
+
+def bound_unscored_effect(label: Label, without: ScoredStep | None, with_: ScoredStep | None) -> float:
+    """Return by how much a batch lowers the error at a step that has no valid score on a side."""
+    farthest = max(label.progress_after, 10 - label.progress_after)
+    old, new = (farthest if score is None else abs(score.error) for score in (without, with_))
+    return old - new
+
+
+def decide_replay_test(
+    without: Sequence[ScoredStep],
+    with_: Sequence[ScoredStep],
+    *,
+    n_earlier_tests: int,
+    use: ReplayTestUse = "promote",
+    unscored: Sequence[UnscoredStep] = (),
+) -> ReplayTestResult | NotEnoughTraces:
+    """Decide on a batch from the same held-out steps, scored without it and with it.
+
+    Args:
+        without: Scores without the batch.
+        with_: Scores of the same steps, in the same order, with it.
+        before: Tests that were made on these traces earlier.
+        use: To promote a candidate, error must have fallen; to demote what was promoted, it must have risen.
+        silent: Steps without a valid score on a side.
+
+    Raises:
+        ValueError: The two sides are not the same steps.
+    """
+    if [(s.trace_id, s.step) for s in without] != [(s.trace_id, s.step) for s in with_]:
+        raise ValueError("both sides of a replay test score the same steps, in the same order")
+    effects = compute_trace_effects(without, with_, unscored)
+    if len(effects) < MIN_TRACES:
+        return NotEnoughTraces(n_traces=len(effects))
+    alpha = compute_alpha(n_earlier_tests)
+    p_value = sign_flip_p_value(effects if use == "promote" else [-effect for effect in effects])
+    changes = _list_accuracy_changes(without, with_)
+    change = _min_accuracy_change(changes, without, with_)
+    if use == "demote":
+        outcome: ReplayTestOutcome = "worse" if p_value <= alpha else "no_harm_shown"
+    elif p_value > alpha:
+        outcome = "not_shown"
+    else:
+        outcome = "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
+    mean = math.fsum(effects) / len(effects)
+    return ReplayTestResult(
+        outcome=outcome,
+        n_traces=len(effects),
+        n_transitions=len(without) + len(unscored),
+        n_unscored=len(unscored),
+        effect=bootstrap_mean(effects, low=-10, high=10, stream_name="effect"),
+        p_value=p_value,
+        alpha=alpha,
+        accuracy_change=change,
+        deviation=math.sqrt(math.fsum((e - mean) ** 2 for e in effects) / (len(effects) - 1)),
+    )
+
+
+def compute_trace_effects(
+    without: Sequence[ScoredStep], with_: Sequence[ScoredStep], unscored: Sequence[UnscoredStep] = ()
+) -> tuple[float, ...]:
+    """Return for each trace, in the order of their ids, by how much the batch lowers its mean error."""
+    gains: dict[str, list[float]] = defaultdict(list)
+    for old, new in zip(without, with_, strict=True):
+        gains[old.trace_id].append(abs(old.error) - abs(new.error))
+    for step in unscored:
+        gains[step.trace_id].append(step.effect)
+    return tuple(math.fsum(gains[trace]) / len(gains[trace]) for trace in sorted(gains))
+
+
+def sign_flip_p_value(effects: Sequence[float]) -> float:
+    """Return the one-sided p-value of effects that would be symmetric about 0 if nothing had changed.
+
+    The share of the 2 ** n ways to give the effects signs whose sum is at least the observed one. All
+    of them are counted, on a grid to which the sizes are rounded before: rounding sees no signs, so the
+    test is exact. The counts of all sums stand side by side in one long integer, and each effect adds a
+    shifted copy of it. Source: B. Streitberg and J. Roehmel, Biometrical Journal 29 (1987), 1-7.
+
+    Args:
+        effects: One for each trace.
+    """
+    unit = math.fsum(map(abs, effects)) / MAX_SIGN_FLIPS
+    if unit == 0:
+        return 1.0
+    sizes = [round(abs(effect) / unit) for effect in effects]
+    observed = sum(size for size, effect in zip(sizes, effects, strict=True) if effect > 0)
+    width = len(effects) + 1
+    counts = 1
+    for size in sizes:
+        counts += counts << (size * width)
+    extreme = (counts >> (observed * width)) % ((1 << width) - 1)
+    return float(extreme / (1 << len(effects)))
+
+
+def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0, alpha: float | None = None) -> int:
+    """Return how many held-out traces show an effect with 95% power, by the normal approximation.
+
+    About ``13 / ratio ** 2`` at a level of 2.5%, an eighth more for the first batch and more for later ones.
+
+    Args:
+        ratio: The effect over its standard deviation between traces, above 0.
+        before: Tests made earlier on the same traces.
+        alpha: The level, where it is not the one that follows from ``before``.
+    """
+    quantile = NormalDist().inv_cdf
+    chance = compute_alpha(n_earlier_tests) if alpha is None else alpha
+    return max(MIN_TRACES, math.ceil(((quantile(1 - chance) + quantile(TEST_POWER)) / effect_ratio) ** 2))
+
+
+def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
+    """Return in a sentence what so many held-out traces can show."""
+    if n_traces < MIN_TRACES:
+        return NotEnoughTraces(n_traces=n_traces).explanation
+    quantile = NormalDist().inv_cdf
+    ratio = (quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)) / math.sqrt(n_traces)
+    return (
+        f"{n_traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "
+        f"standard deviation between traces, as batch {n_earlier_tests + 1} on them; half of that effect takes "
+        f"{count_needed_traces(ratio / 2, n_earlier_tests=n_earlier_tests)} traces"
+    )
+
+
+def assign_fold(trace_id: str, *, n_folds: int) -> int:
+    """Return to which slice a trace belongs, from its id alone: 0 to ``slices - 1``."""
+    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % n_folds
+
+
+def _list_accuracy_changes(without: Sequence[ScoredStep], with_: Sequence[ScoredStep]) -> list[float]:
+    sides: dict[str, tuple[list[ScoredStep], list[ScoredStep]]] = defaultdict(lambda: ([], []))
+    for old, new in zip(without, with_, strict=True):
+        sides[old.trace_id][0].append(old)
+        sides[old.trace_id][1].append(new)
+    changes = []
+    for old_steps, new_steps in sides.values():
+        old_share, new_share = pairwise_accuracy(old_steps), pairwise_accuracy(new_steps)
+        if old_share is not None and new_share is not None:
+            changes.append(new_share - old_share)
+    return changes
+
+
+def _min_accuracy_change(
+    changes: Sequence[float], without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
+) -> float | None:
+    """Return the lower of two figures: the mean over traces, and that over all comparisons, as reported."""
+    old, new = pairwise_accuracy(without), pairwise_accuracy(with_)
+    if not changes or old is None or new is None:
+        return None
+    return min(math.fsum(changes) / len(changes), new - old)
+
+
+def _has_fallen(change: float, changes: Sequence[float]) -> bool:
+    mean = math.fsum(changes) / len(changes)
+    return change < -MAX_ACCURACY_FALL or (
+        mean < 0 and sign_flip_p_value([-one for one in changes]) <= TOTAL_ALPHA
+    )

@@ -1,0 +1,221 @@
+"""What differs between two states: field by field for JSON values, line by line for text. Pure.
+
+Everything takes time in proportion to the states: a live loop waits for it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import eq
+from typing import NamedTuple, TypeVar
+
+from pydantic import JsonValue
+
+from reflact.jsonutil import is_same_json
+from reflact.memory.models import Transition
+from reflact.types import canonical_json, digest_text, join_canonical_json
+
+S = TypeVar("S")
+
+NO_CHANGE_TEXT = "Nothing changed."
+ABSENT_TEXT = "(not there)"
+"""Stands for the side of a change on which a field is not there."""
+
+ROOT_PATH = "state"
+"""Where a change stands that has no field."""
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_MAX_DIFF_LINES = 200
+_CONTEXT_CHARS = 60
+
+
+class FieldChange(NamedTuple):
+    """One field that differs; ``before`` and ``after`` are JSON text, None where the field is not there."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+def show_state(value: JsonValue) -> str:
+    """Return a state as it is shown: text as it is, other values as indented JSON with sorted fields.
+
+    What has no UTF-8 (half a surrogate pair) is shown as its escape.
+    """
+    if not isinstance(value, str):
+        value = json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return value.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -> str:
+    """Return the difference of two states as text.
+
+    Two texts give a unified diff; other values a line for each field that differs, ``path: before -> after``.
+    Whole values that differ stand at the path ``state``.
+
+    Args:
+        before: The state before.
+        after: The state after.
+        brief: Leave out, marked, what long texts have in common at their beginnings and ends.
+    """
+    if isinstance(before, str) and isinstance(after, str) and not shorten:
+        return _diff_texts(show_state(before), show_state(after)) or NO_CHANGE_TEXT
+    return show_fields(list_changes(before, after), shorten=shorten)
+
+
+def show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
+    """Return fields that differ as text, a line for each; ``brief`` as in ``show_change``."""
+    return show_state("\n".join(_format_change(change, shorten) for change in fields)) or NO_CHANGE_TEXT
+
+
+def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[FieldChange]:
+    """Yield the fields in which two JSON values differ, in the order of their paths within each level.
+
+    Lists are compared between what they have in common at their beginnings and ends, place by place.
+    """
+    if is_same_json(before, after):
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted(before.keys() | after.keys()):
+            yield from _compare_field(before, after, name, path)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _compare_elements(before, after, path)
+    else:
+        yield FieldChange(path or ROOT_PATH, _format_json(before), _format_json(after))
+
+
+def _compare_field(
+    before: dict[str, JsonValue], after: dict[str, JsonValue], name: str, parent: str
+) -> Iterator[FieldChange]:
+    if name not in before:
+        yield FieldChange(_join_path(parent, name), None, _format_json(after[name]))
+    elif name not in after:
+        yield FieldChange(_join_path(parent, name), _format_json(before[name]), None)
+    elif not is_same_json(before[name], after[name]):
+        yield from list_changes(before[name], after[name], _join_path(parent, name))
+
+
+def _compare_elements(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[FieldChange]:
+    start, end = _count_common_ends(before, after, is_same_json)
+    old, new = before[start : len(before) - end], after[start : len(after) - end]
+    for n in range(max(len(old), len(new))):
+        place = f"{path}[{start + n}]"
+        if n >= len(old):
+            yield FieldChange(place, None, _format_json(new[n]))
+        elif n >= len(new):
+            yield FieldChange(place, _format_json(old[n]), None)
+        else:
+            yield from list_changes(old[n], new[n], place)
+
+
+def _join_path(path: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        return f"{path}[{_format_json(name)}]"
+    return f"{path}.{name}" if path else name
+
+
+def _format_json(value: JsonValue) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _format_change(change: FieldChange, shorten: bool) -> str:
+    old, new = change.before, change.after
+    if shorten and old is not None and new is not None:
+        old, new = _drop_common_ends(old, new)
+    sides = (ABSENT_TEXT if side is None else side for side in (old, new))
+    return f"{change.path}: {' -> '.join(sides)}"
+
+
+def _drop_common_ends(old: str, new: str) -> tuple[str, str]:
+    """Return two texts without most of what they share at both ends."""
+    start, end = _count_common_ends(old, new)
+    start, end = max(0, start - _CONTEXT_CHARS), max(0, end - _CONTEXT_CHARS)
+    marks = [f"[... {n:,} equal characters ...]" if n else "" for n in (start, end)]
+    inner = (text[start : len(text) - end] for text in (old, new))
+    first, second = (f"{marks[0]}{text}{marks[1]}" for text in inner)
+    return first, second
+
+
+def _count_common_ends(
+    old: Sequence[S], new: Sequence[S], same: Callable[[S, S], bool] = eq
+) -> tuple[int, int]:
+    """Return how much two sequences share at the beginning, and how much of the rest at the end."""
+    most = min(len(old), len(new))
+    start = next((n for n in range(most) if not same(old[n], new[n])), most)
+    left = most - start
+    end = next((n for n in range(left) if not same(old[-1 - n], new[-1 - n])), left)
+    return start, end
+
+
+def _diff_texts(before: str, after: str) -> str:
+    old, new = before.splitlines(), after.splitlines()
+    start, end = _count_common_ends(old, new)
+    inner_old, inner_new = old[start : len(old) - end], new[start : len(new) - end]
+    if before != after and not inner_old and not inner_new:
+        return " -> ".join(_drop_common_ends(_format_json(before), _format_json(after)))
+    if max(len(inner_old), len(inner_new)) > _MAX_DIFF_LINES:
+        return "\n".join([*(f"-{line}" for line in inner_old), *(f"+{line}" for line in inner_new)])
+    lead, trail = old[max(0, start - 2) : start], old[len(old) - end :][:2]
+    lines = difflib.unified_diff([*lead, *inner_old, *trail], [*lead, *inner_new, *trail], lineterm="", n=2)
+    return "\n".join("@@" if line.startswith("@@") else line for line in [*lines][2:])
+
+
+class TransitionView:
+    """The texts of a transition, each made when it is first asked for, in time in proportion to the states.
+
+    Args:
+        transition: What is looked at.
+    """
+
+    def __init__(self, transition: Transition) -> None:
+        self.transition = transition
+
+    @property
+    def states(self) -> tuple[JsonValue, JsonValue]:
+        """The states before and after."""
+        return self.transition.before, self.transition.after
+
+    @cached_property
+    def before_text(self) -> str:
+        """The state before, as it is shown."""
+        return show_state(self.transition.before)
+
+    @cached_property
+    def after_text(self) -> str:
+        """The state after, as it is shown."""
+        return show_state(self.transition.after)
+
+    @cached_property
+    def change_text(self) -> str:
+        """What changed."""
+        texts = all(isinstance(side, str) for side in self.states)
+        return show_change(*self.states) if texts else show_fields(self.changed_fields)
+
+    @cached_property
+    def short_change_text(self) -> str:
+        """What changed, without most of what long texts have in common."""
+        return show_fields(self.changed_fields, shorten=True)
+
+    @cached_property
+    def changed_fields(self) -> tuple[FieldChange, ...]:
+        """The fields that changed."""
+        return tuple(list_changes(*self.states))
+
+    @cached_property
+    def canonical_json(self) -> str:
+        """The transition as canonical JSON, from which its hashes follow."""
+        return self.transition.canonical_json
+
+    def subject_hash(self, purpose: str) -> str:
+        """Return the hash of the transition under a purpose; see ``memory_cards.subject_of``."""
+        fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
+        return digest_text(join_canonical_json(fields))
+
+
+def view_transition(transition: Transition | TransitionView) -> TransitionView:
+    """Return a transition as it is looked at, with the texts that it has by now."""
+    return transition if isinstance(transition, TransitionView) else TransitionView(transition)

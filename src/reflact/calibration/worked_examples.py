@@ -1,0 +1,137 @@
+"""Which pairs a critic is shown: the relevant ones, the kinds of mistakes balanced. Pure.
+
+The choice depends on the pairs and on what is scored alone: not on the order in which pairs come, nor on
+anything that differs between processes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from reflact.calibration.cache import PairCache
+from reflact.calibration.rendering import show_action
+from reflact.calibration.state_diff import TransitionView, view_transition
+from reflact.memory.models import ContrastPair, Transition
+
+_WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
+_MAX_INDEXED_CHARS = 4000
+
+
+class RankingEntry(NamedTuple):
+    """What ranking goes by: a pair, its id, the hash of what it speaks of, and in which words."""
+
+    pair: ContrastPair
+    id: str
+    subject_hash: str
+    words: frozenset[str]
+
+
+def index_pairs(pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
+    """Return what ranking needs to know of pairs, each once."""
+    return RankingIndex()(pairs)
+
+
+class RankingIndex:
+    """Reads pairs for ranking, each once: rounds are scored with the same, a memory gives equal ones.
+
+    Args:
+        size: Pairs that are remembered, or as many as are read at a time where that is more; the one that
+            was longest not asked for goes first.
+    """
+
+    def __init__(self, size: int = 4096) -> None:
+        self._entries: PairCache[RankingEntry] = PairCache(size)
+        self._last_pairs: tuple[tuple[ContrastPair, ...], tuple[RankingEntry, ...]] = (), ()
+
+    def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
+        """Return what ranking needs to know of pairs, each once."""
+        (last, reads), given = self._last_pairs, tuple(pairs)
+        if given != last:
+            self._entries.ensure_size(len(given))
+            reads = tuple({pair.id: self._index_pair(pair) for pair in given}.values())
+        self._last_pairs = given, reads  # these very objects, which are found equal without a look into them
+        return reads
+
+    def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
+        """Return those that were not read yet, or are forgotten."""
+        if self._last_pairs[0] == tuple(pairs):
+            return ()
+        return tuple(pair for pair in pairs if self._entries.get(pair) is None)
+
+    def _index_pair(self, pair: ContrastPair) -> RankingEntry:
+        found = self._entries.get(pair)
+        if found is None:
+            words = _word_set(pair.purpose, TransitionView(pair.transition))
+            found = RankingEntry(pair, pair.id, pair.hashes.subject, words)
+            self._entries.put(pair, found)
+        return found
+
+
+def rank_pairs(
+    pairs: Sequence[ContrastPair],
+    transition: Transition | TransitionView,
+    *,
+    purpose: str,
+    include_same: bool = False,
+    index: Callable[[Sequence[ContrastPair]], Sequence[RankingEntry]] = index_pairs,
+) -> Iterator[ContrastPair]:
+    """Yield pairs, each once, the best example first.
+
+    Kinds of mistakes take turns, so that any beginning of the result holds them in equal numbers, as far as
+    there are as many. Pairs whose right side gives credit and pairs whose right side gives none balance each
+    other where kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
+    more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action
+    and change.
+
+    Args:
+        pairs: The candidates.
+        transition: What is to be scored.
+        purpose: Under which purpose.
+        show_same: Keep pairs of the same transition under the same purpose, which give the answer away.
+        read: Reads pairs; a ``Reader`` where the same ones come again.
+    """
+    texts = view_transition(transition)
+    asked, own = _word_set(purpose, texts), texts.subject_hash(purpose)
+    order = sorted(
+        (-_cosine_similarity(asked, one.words), one.id, one.pair)
+        for one in index(pairs)
+        if include_same or one.subject_hash != own
+    )
+    return _balance_mistakes([pair for _, _, pair in order])
+
+
+def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
+    """Yield pairs, given with the best first, so that kinds take turns and credit and no credit balance."""
+    queues: dict[tuple[str, bool], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
+    for place, pair in enumerate(pairs):
+        queues[pair.mistake, pair.right.delta > 0].append((place, pair))
+    credited, shown = 0, 0
+    turn: set[str] = set()
+    while queues:
+        turn = turn or {kind for kind, _ in queues}
+        heads = [(queue[0][0], key) for key, queue in queues.items() if key[0] in turn]
+        wanted = [head for head in heads if 2 * credited != shown and head[1][1] is (2 * credited < shown)]
+        _, key = min(wanted or heads)
+        _, pair = queues[key].popleft()
+        if not queues[key]:
+            del queues[key]
+        credited, shown = credited + key[1], shown + 1
+        turn = {kind for kind in turn - {key[0]} if any(kind == left for left, _ in queues)}
+        yield pair
+
+
+def _word_set(purpose: str, texts: TransitionView) -> frozenset[str]:
+    action = show_action(texts.transition.action)
+    text = f"{purpose[:_MAX_INDEXED_CHARS]}\n{action[:_MAX_INDEXED_CHARS]}\n{texts.change_text[:_MAX_INDEXED_CHARS]}"
+    return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+
+
+def _cosine_similarity(words: frozenset[str], others: frozenset[str]) -> float:
+    if not words or not others:
+        return 0.0
+    return len(words & others) / math.sqrt(len(words) * len(others))

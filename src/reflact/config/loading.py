@@ -1,0 +1,325 @@
+"""Reads configurations: files, mappings, presets, overrides, and refusals that help.
+
+A configuration is a YAML or TOML file, a mapping, or a ``TrainerConfig``. Unknown keys and values are
+errors that name the nearest right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic_core import ErrorDetails
+
+from reflact.config.models import ConfigSection
+from reflact.config.training import TrainerConfig
+from reflact.errors import ConfigError
+from reflact.types import digest_json
+
+S = TypeVar("S", bound=ConfigSection)
+
+CRITIC_PREFIXES = ("critic.", "models.critic.")
+"""What the keys of a critic begin with."""
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "skillopt": {
+        "train": {"num_epochs": 4, "batch_size": 40},
+        "reflect": {"minibatch_size": 8, "memory": "off"},
+        "select": {"scheduler": "cosine", "max_edits": 4},
+        "gate": {"policy": "strict", "metric": "hard", "early_stop": False},
+        "slow_update": {"enabled": True, "samples": 20, "pair_policy": "mixed", "gated": False},
+        "meta_skill": {"enabled": True},
+        "appendix": {"enabled": False},
+    },
+}
+
+
+def load_config(
+    source: TrainerConfig | Mapping[str, Any] | Path | str, *, overrides: Sequence[str] = ()
+) -> TrainerConfig:
+    """Return the configuration that a file, a mapping or a ``TrainerConfig`` describes.
+
+    Paths to inputs inside a file are relative to that file; ``out_dir`` is relative to the current folder.
+
+    Args:
+        source: A configuration, a mapping, or the path of a ``.yaml``, ``.yml`` or ``.toml`` file.
+        overrides: Assignments such as ``train.num_epochs=2``; values are read as YAML.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest right one.
+    """
+    if isinstance(source, TrainerConfig) and not overrides:
+        return source
+    if isinstance(source, TrainerConfig):
+        raw, base = _keep_explicit(source), None
+    elif isinstance(source, Mapping):
+        raw, base = dict(source), None
+    else:
+        raw, base = _read(Path(source)), Path(source).resolve().parent
+    for assignment in overrides:
+        raw = _assign(raw, assignment)
+    preset = PRESETS.get(str(raw.get("preset", "default")), {})
+    try:
+        config = TrainerConfig.model_validate(_overlay(preset, raw))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    return config if base is None else _resolve_paths(config, base)
+
+
+def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
+    """Return the configuration of another kind that a file describes; its paths are as they stand there.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest right one.
+    """
+    raw = _read(path)
+    for assignment in overrides:
+        raw = _assign(raw, assignment)
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, kind)) from None
+
+
+def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
+    """Return the keys, dotted, that make up a run's identity: all that are not changeable.
+
+    A critic's count only where one is used.
+    """
+    unused = () if config.uses_critic else CRITIC_PREFIXES
+    return {
+        key: value
+        for key, value, changeable in _walk_leaves(config)
+        if not (changeable or key.startswith(unused))
+    }
+
+
+def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
+    """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
+    yield from _describe_section(kind, "")
+
+
+def config_fingerprint(config: TrainerConfig) -> str:
+    """Return the hash of a run's identity."""
+    return digest_json(config_identity(config))
+
+
+def _walk_leaves(
+    section: ConfigSection, prefix: str = "", locked: bool = False
+) -> Iterator[tuple[str, JsonValue, bool]]:
+    plain = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        if field.exclude:
+            continue
+        value = getattr(section, name)
+        extra = field.json_schema_extra
+        changeable = locked or (isinstance(extra, dict) and bool(extra.get("changeable")))
+        if isinstance(value, ConfigSection):
+            yield from _walk_leaves(value, f"{prefix}{name}.", changeable)
+        else:
+            yield f"{prefix}{name}", plain[name], changeable
+
+
+def _describe_section(section: type[ConfigSection], prefix: str) -> Iterator[tuple[str, str, str, bool, str]]:
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, ConfigSection):
+            yield from _describe_section(kind, f"{prefix}{name}.")
+            continue
+        extra = field.json_schema_extra
+        default = (
+            "required" if field.is_required() else _format_value(field.get_default(call_default_factory=True))
+        )
+        changeable = isinstance(extra, dict) and bool(extra.get("changeable"))
+        yield f"{prefix}{name}", _type_name(kind), default, changeable, field.description or ""
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_format_value, value))}]"
+    return str(value)
+
+
+TYPE_NAMES = {
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "true or false",
+    "Path": "path",
+    "NoneType": "null",
+}
+
+
+def _type_name(kind: Any) -> str:
+    arguments = get_args(kind)
+    if arguments[1:] == (...,):
+        return f"list of {_type_name(arguments[0])}"
+    if arguments and all(isinstance(a, str | int) for a in arguments):
+        return " or ".join(f"`{a}`" for a in arguments)
+    model = isinstance(kind, type) and issubclass(kind, BaseModel)
+    if model or (arguments and getattr(kind, "__origin__", None) in {dict, Mapping}):
+        return "mapping"
+    if (arguments and callable(kind) is False) or (
+        arguments and hasattr(kind, "__args__") and "|" in str(kind)
+    ):
+        return " or ".join(_type_name(a) for a in arguments)
+    if arguments:
+        return "function" if "Callable" in str(kind) else " or ".join(_type_name(a) for a in arguments)
+    return TYPE_NAMES.get(getattr(kind, "__name__", str(kind)), str(kind))
+
+
+def _keep_explicit(config: TrainerConfig) -> dict[str, Any]:
+    return {
+        name: getattr(config, name) for name in type(config).model_fields if name in config.model_fields_set
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration {path} is not UTF-8 text: {error.reason}") from None
+    try:
+        if path.suffix == ".toml":
+            value: Any = tomllib.loads(text)
+        elif path.suffix in {".yaml", ".yml"}:
+            value = yaml.safe_load(text)
+        else:
+            raise ConfigError(f"{path}: a configuration ends in .yaml, .yml or .toml")
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
+    if value is None:
+        raise ConfigError(f"{path} is empty: it holds no section")
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(value).__name__}")
+    return value
+
+
+def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
+    """Return the configuration for values under dotted keys, such as ``train.num_epochs``.
+
+    Raises:
+        ConfigError: A key is unknown or has a wrong value.
+    """
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        sections = _overlay(sections, _nest_key(key, value))
+    return load_config(sections)
+
+
+def _nest_key(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return {**value}
+
+
+def _assign(raw: dict[str, Any], assignment: str) -> dict[str, Any]:
+    key, sign, text = assignment.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set takes section.key=value, got {assignment!r}")
+    try:
+        value: Any = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {key}: its value is not YAML; quote it") from None
+    return _overlay(raw, _nest_key(key.strip(), value))
+
+
+def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = dict(base)
+    for name, value in over.items():
+        below = merged.get(name)
+        if isinstance(below, ConfigSection):
+            below = {k: getattr(below, k) for k in below.model_fields_set}
+        merged[name] = (
+            _overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
+    return merged
+
+
+def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
+    def at(path: Path | None) -> Path | None:
+        return None if path is None else base / path.expanduser()
+
+    return config.model_copy(
+        update={
+            "skill": at(config.skill),
+            "data": config.data.model_copy(update={"path": at(config.data.path)}),
+            "environment": config.environment.model_copy(update={"tables": at(config.environment.tables)}),
+            "critic": config.critic.model_copy(update={"memory": at(config.critic.memory)}),
+            "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
+            "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
+        }
+    )
+
+
+def _explain(error: ValidationError, kind: type[ConfigSection] = TrainerConfig) -> str:
+    lines = [_describe_problem(problem, kind) for problem in error.errors()]
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    where = ".".join(path) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        known = _list_known_keys(path[:-1], kind)
+        hints = [
+            *(key for key in known if sorted(key) == sorted(path[-1])),  # letters that changed places
+            *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
+            *(key for key, *_ in list_config_keys(kind) if key.rpartition(".")[2] == path[-1]),
+            *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5),
+        ]
+        hint = hints[0] if hints else None
+        tail = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
+        return f"unknown key {where}; {tail}"
+    if problem["type"] == "missing":
+        return f"{where} is required"
+    given = problem.get("input")
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in {"literal_error", "enum"} and isinstance(given, str):
+        allowed = str(problem.get("ctx", {}).get("expected", ""))
+        near = difflib.get_close_matches(
+            given, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
+        )
+        message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
+    shown = "" if isinstance(given, Mapping | ConfigSection) or _may_be_secret(path) else f" (got {given!r})"
+    return f"{where}: {message}{shown}"
+
+
+def _may_be_secret(path: Sequence[str]) -> bool:
+    """Whether what was given may be a key or a password in the wrong place, which no message repeats."""
+    return path[:1] == ["models"] or path == ["telemetry", "mlflow"]
+
+
+def _describe_parse_error(error: Exception) -> str:
+    """Return what is wrong with a text and where, without the text: a line of it may hold a key."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} (at line {mark.line + 1}, column {mark.column + 1})"
+    return " ".join(str(error).split())
+
+
+def _list_known_keys(path: Sequence[str], section: type[ConfigSection]) -> list[str]:
+    for part in path:
+        below = _section_type(section.model_fields[part].annotation) if part in section.model_fields else None
+        if below is None:
+            return []
+        section = below
+    return list(section.model_fields)
+
+
+def _section_type(kind: Any) -> type[ConfigSection] | None:
+    """Return the section that a type is, or is beside null."""
+    kinds = (kind, *get_args(kind))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, ConfigSection)), None)

@@ -1,0 +1,363 @@
+"""The paired gate: whether a candidate is better than the current skill on one validation split.
+
+Both sides are run on the same items and trials. ``look`` says what to run next or what is decided, from the
+scores alone; ``reflact.gate.early_stop`` says when the rest of a round cannot change the decision. Nothing here
+runs anything, and the order in which scores arrived has no influence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from reflact.gate.betting import PairStatistics, choose_stakes
+from reflact.gate.power import DISCORDANT_SHARE, detectable_effect
+from reflact.types import Evidence, FrozenModel
+
+SCORE_TOLERANCE = 1e-9
+"""Scores that differ by no more are equal: their arithmetic is not more exact than that."""
+
+CONFIRMATION_REPEATS = 4
+"""How often the items that differ are run again before a deterministic target's improvement is believed."""
+
+VETO_TRIALS = 4
+"""Trials on each side before an item of a noisy target counts as lost."""
+
+MAX_UNMEASURED_GAP = 5
+"""Points by which the two sides' shares of unmeasured rollouts may differ."""
+
+MAX_LOG_EVIDENCE = 700.0
+"""The greatest logarithm of evidence that is recorded; more has no floating-point number."""
+
+
+class ScorePair(FrozenModel):
+    """One item in one trial on both sides, in the gate's metric; None is unmeasured.
+
+    ``candidate_solved`` and ``current_solved`` are read by ``no_regression`` alone.
+    """
+
+    item_id: str
+    candidate: float | None = Field(ge=0, le=1)
+    current: float | None = Field(ge=0, le=1)
+    candidate_solved: bool | None = None
+    current_solved: bool | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """The candidate's score less the current skill's; None where a side is unmeasured."""
+        return None if self.candidate is None or self.current is None else self.candidate - self.current
+
+
+RulingAction = Literal["accept", "reject", "inconclusive", "unmeasured"]
+
+Trials = Mapping[int, Mapping[str, ScorePair]]
+"""The pairs at hand, by trial number and item id."""
+
+
+class GateSettings(FrozenModel):
+    """All that a decision depends on beside the scores.
+
+    Args:
+        item_ids: The validation items, in the order in which they are run.
+        policy: ``strict`` compares the means of one pass, ``paired`` asks for proof.
+        trials: Rounds at most, for a noisy target.
+        level: This decision's share of the run's error probability.
+        planned: The ``trials`` that the first comparison of the same two skills was planned with, where this
+            one adds to it: stakes must not be chosen by one who has seen how the bets went. None: no other.
+        planned_level: Likewise its ``level``.
+        effect: The improvement that is looked for; a comparison is given up when it has become unlikely.
+        min_improvement: A candidate must be better by more than this.
+        coverage: Share of the pairs that must be measured on both sides.
+        no_regression: How many items may go from always solved to always failed; None: any number.
+        early_stop: Whether a round ends as soon as its open pairs cannot change the decision.
+        deterministic: Whether no repeat of a rollout ever disagreed.
+        declared: Whether the configuration says that the target is deterministic; a disagreement refutes it.
+    """
+
+    item_ids: tuple[str, ...] = Field(min_length=1)
+    policy: Literal["strict", "paired"] = "paired"
+    trials: int = Field(ge=1)
+    level: float = Field(gt=0, lt=1)
+    planned_trials: int | None = Field(default=None, ge=1)
+    planned_level: float | None = Field(default=None, gt=0, lt=1)
+    effect: float = Field(default=0.15, gt=0, le=1)
+    min_improvement: float = Field(default=0.0, ge=0, lt=1)
+    coverage: float = Field(default=0.9, gt=0, le=1)
+    no_regression: int | None = Field(default=None, ge=0)
+    early_stop: bool = True
+    deterministic: bool = True
+    declared_deterministic: bool = False
+
+    @property
+    def threshold(self) -> float:
+        """The logarithm of the evidence that acceptance needs."""
+        return -math.log(self.level)
+
+    @property
+    def target_improvement(self) -> float:
+        """The improvement that a comparison goes on for."""
+        return max(self.effect, self.min_improvement)
+
+    def new_statistics(self) -> PairStatistics:
+        """Return the tally of no pairs, with the stakes of the plan."""
+        rounds = self.trials if self.planned_trials is None else self.planned_trials
+        level = self.level if self.planned_level is None else self.planned_level
+        margin = self.min_improvement
+        stakes = choose_stakes(len(self.item_ids) * rounds, level=level, margin=margin)
+        return PairStatistics(stakes=stakes, margin=margin)
+
+
+class TrialRequest(FrozenModel):
+    """What to run next on both sides: one trial of these items, in this order."""
+
+    trial: int
+    item_ids: tuple[str, ...]
+
+
+class Ruling(FrozenModel):
+    """The decision.
+
+    Args:
+        action: What was decided.
+        reason: Why, in a sentence.
+        evidence: What it rested on. Where ``bound`` is set, ``value`` is the least evidence (accepted) or the
+            greatest (otherwise) that the open pairs could have left.
+        deterministic: Whether still no repeat of a rollout has disagreed.
+        candidate_score: The candidate's mean over the pairs measured on both sides, in all trials below
+            ``evidence.rounds``; where ``bound`` is set the last of them is known in part. None: no such pair.
+        current_score: The current skill's mean over the same pairs.
+    """
+
+    action: RulingAction
+    reason: str
+    evidence: Evidence
+    deterministic: bool
+    candidate_score: float | None = None
+    current_score: float | None = None
+
+
+def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
+    """Return what to run next, or the decision if the pairs at hand determine it.
+
+    To be called with the pairs of complete asks; with none at first. A round counts when it is complete and
+    all before it are, and the first round that decides is the one that decides, however many are at hand.
+
+    1. ``strict``: a greater mean of one pass is accepted.
+    2. A target that never disagreed with itself: a mean that is not greater is rejected; otherwise the items
+       that differ are repeated, and if all of it happens again the candidate is accepted.
+    3. A noisy target: rounds of all items on both sides, until the evidence reaches ``1 / level`` (accept),
+       the improvement looked for has become unlikely (reject), or no round is left (inconclusive).
+
+    Why 3 is valid: while the candidate is not better on the average over the items, the expected factor of a
+    complete round is at most 1 by the inequality of the means, whichever items it helps or harms; by Ville's
+    inequality the evidence then ever reaches ``1 / level`` with at most the probability ``level``. A part of
+    a round has no such guarantee and is never tested.
+    """
+    open_items = find_missing_items(settings, trials, 0)
+    if open_items:
+        return TrialRequest(trial=0, item_ids=open_items)
+    if settings.policy == "strict":
+        return _decide_by_one_pass(settings, {0: trials[0]}, noisy=is_noisy(settings, trials))
+    if is_noisy(settings, trials):
+        return _decide_by_test(settings, trials)
+    return _decide_by_one_pass(settings, trials, noisy=False)
+
+
+def find_missing_items(settings: GateSettings, trials: Trials, trial: int) -> tuple[str, ...]:
+    """Return the items whose pair of a trial is not at hand, in the order in which they are run."""
+    pairs = trials.get(trial, {})
+    return tuple(item_id for item_id in settings.item_ids if item_id not in pairs)
+
+
+def is_noisy(settings: GateSettings, trials: Trials) -> bool:
+    """Return whether a repeat has disagreed in the metric, before or among the pairs at hand."""
+    if not settings.deterministic:
+        return True
+    first: dict[tuple[str, str], float] = {}
+    for trial in sorted(trials):
+        for item_id, pair in trials[trial].items():
+            for side, score in (("candidate", pair.candidate), ("current", pair.current)):
+                if (
+                    score is not None
+                    and abs(first.setdefault((item_id, side), score) - score) > SCORE_TOLERANCE
+                ):
+                    return True
+    return False
+
+
+def find_lost_items(settings: GateSettings, trials: Trials) -> tuple[str, ...]:
+    """Return the items that the current skill always solved and the candidate never, as far as measured."""
+    found = []
+    for item_id in settings.item_ids:
+        pairs = [pairs[item_id] for pairs in trials.values() if item_id in pairs]
+        known = [pair for pair in pairs if None not in (pair.candidate_solved, pair.current_solved)]
+        if known and all(pair.current_solved and not pair.candidate_solved for pair in known):
+            found.append(item_id)
+    return tuple(found)
+
+
+def has_coverage(settings: GateSettings, sums: PairStatistics) -> bool:
+    """Return whether enough pairs are measured, and the two sides' unmeasured shares are alike."""
+    apart = abs(sums.n_unmeasured[0] - sums.n_unmeasured[1])
+    enough = max(1.0, settings.coverage * sums.n_pairs - SCORE_TOLERANCE)
+    return sums.n_measured >= enough and 100 * apart <= MAX_UNMEASURED_GAP * sums.n_pairs
+
+
+def conclude_rounds(settings: GateSettings, sums: PairStatistics) -> RulingAction | None:
+    """Return what complete rounds of a noisy target decide; None: the next round is needed."""
+    rounds = sums.n_pairs // len(settings.item_ids)
+    if not has_coverage(settings, sums):
+        return "unmeasured"
+    if sums.log_evidence() >= settings.threshold:
+        return "accept"
+    if rounds > 1 and sums.upper_bound < settings.target_improvement:
+        return "reject"
+    return "inconclusive" if rounds == settings.trials else None
+
+
+def build_ruling(
+    settings: GateSettings,
+    sums: PairStatistics,
+    action: RulingAction,
+    *,
+    noisy: bool,
+    reason: str | None = None,
+    open_pairs: int = 0,
+) -> Ruling:
+    """Return a decision with its evidence, and with the reason that follows from it where none is given.
+
+    Args:
+        settings: What it depends on beside the scores.
+        sums: The pairs that it rests on.
+        action: The decision.
+        noisy: Whether a repeat has disagreed.
+        reason: Why, where it is not the comparison of the two sides.
+        open_pairs: Pairs of the last round that are not known and cannot change the decision.
+    """
+    tested = noisy and settings.policy == "paired"
+    log_evidence = sums.log_evidence(open_pairs, -1.0 if action == "accept" else 1.0)
+    evidence = Evidence(
+        policy=settings.policy,
+        deterministic=not noisy,
+        rounds=math.ceil(sums.n_pairs / len(settings.item_ids)),
+        pairs=sums.n_measured,
+        value=float(f"{math.exp(min(log_evidence, MAX_LOG_EVIDENCE)):.6g}") if tested else None,
+        level=settings.level if tested else None,
+        detectable_effect=_detectable_effect(settings, sums) if action == "inconclusive" else None,
+        bound=open_pairs > 0,
+        futile=tested and action == "reject" and reason is None,
+    )
+    sentence = _explain(settings, sums, action, evidence) if reason is None else reason
+    if open_pairs:
+        told = "the open pair" if open_pairs == 1 else f"the {open_pairs} open pairs"
+        sentence = f"{sentence} Nothing that {told} may give can change that."
+    return Ruling(
+        action=action,
+        reason=sentence,
+        evidence=evidence,
+        deterministic=not noisy,
+        candidate_score=sums.totals[0] / sums.n_measured if sums.n_measured else None,
+        current_score=sums.totals[1] / sums.n_measured if sums.n_measured else None,
+    )
+
+
+def explain_veto(settings: GateSettings, losses: int) -> str:
+    """Return the reason of a veto."""
+    items = "1 item that was" if losses == 1 else f"{losses} items that were"
+    return f"The candidate fails {items} solved before; `no_regression` allows {settings.no_regression}."
+
+
+def _decide_by_one_pass(settings: GateSettings, trials: Trials, *, noisy: bool) -> TrialRequest | Ruling:
+    sums = settings.new_statistics()
+    for item_id in settings.item_ids:
+        sums.add(trials[0][item_id].candidate, trials[0][item_id].current)
+    if not has_coverage(settings, sums):
+        return build_ruling(settings, sums, "unmeasured", noisy=noisy)
+    if sums.mean - settings.min_improvement <= SCORE_TOLERANCE:
+        return build_ruling(settings, sums, "reject", noisy=noisy)
+    if settings.policy == "strict" or settings.declared_deterministic:
+        return _accept_unless_lost(settings, trials, sums, noisy=noisy)
+    differing = [i for i in settings.item_ids if abs(trials[0][i].difference or 0.0) > SCORE_TOLERANCE]
+    for trial in range(1, CONFIRMATION_REPEATS + 1):
+        open_items = tuple(i for i in differing if i not in trials.get(trial, {}))
+        if open_items:
+            return TrialRequest(trial=trial, item_ids=open_items)
+    return _decide_by_repeats(settings, trials, sums, differing)
+
+
+def _decide_by_repeats(
+    settings: GateSettings, trials: Trials, sums: PairStatistics, differing: Sequence[str]
+) -> TrialRequest | Ruling:
+    """Accept on repeats that agree; an item whose repeats are not all measured counts only as a loss."""
+    repeats = [trials[trial] for trial in range(1, CONFIRMATION_REPEATS + 1)]
+    doubtful = [i for i in differing if any(pairs[i].difference is None for pairs in repeats)]
+    unproven = math.fsum(max(0.0, trials[0][i].difference or 0.0) for i in doubtful)
+    if (sums.total - unproven) / sums.n_measured - settings.min_improvement <= SCORE_TOLERANCE:
+        reason = f"Of {len(differing)} items that differ, {len(doubtful)} could not be measured again."
+        return build_ruling(settings, sums, "unmeasured", noisy=False, reason=reason)
+    return _accept_unless_lost(settings, trials, sums, noisy=False)
+
+
+def _decide_by_test(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
+    sums = settings.new_statistics()
+    for trial in range(settings.trials):
+        open_items = find_missing_items(settings, trials, trial)
+        if open_items:
+            return TrialRequest(trial=trial, item_ids=open_items)
+        for item_id in settings.item_ids:
+            sums.add(trials[trial][item_id].candidate, trials[trial][item_id].current)
+        action = conclude_rounds(settings, sums)
+        if action == "accept":
+            return _accept_unless_lost(settings, trials, sums, noisy=True)
+        if action is not None:
+            return build_ruling(settings, sums, action, noisy=True)
+    raise AssertionError("the last round concludes")
+
+
+def _accept_unless_lost(
+    settings: GateSettings, trials: Trials, sums: PairStatistics, *, noisy: bool
+) -> TrialRequest | Ruling:
+    """Accept, unless too many items were lost; what a noisy target seems to have lost is run again first."""
+    losses = find_lost_items(settings, trials)
+    if settings.no_regression is None or len(losses) <= settings.no_regression:
+        return build_ruling(settings, sums, "accept", noisy=noisy)
+    for trial in range(VETO_TRIALS if noisy and settings.policy == "paired" else 0):
+        open_items = tuple(item_id for item_id in losses if item_id not in trials.get(trial, {}))
+        if open_items:
+            return TrialRequest(trial=trial, item_ids=open_items)
+    return build_ruling(settings, sums, "reject", noisy=noisy, reason=explain_veto(settings, len(losses)))
+
+
+def _detectable_effect(settings: GateSettings, sums: PairStatistics) -> float:
+    discordant = sums.squares / sums.n_measured if sums.squares > 0 else DISCORDANT_SHARE
+    return detectable_effect(
+        len(settings.item_ids), settings.trials, level=settings.level, discordant=discordant
+    )
+
+
+def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction, evidence: Evidence) -> str:
+    pairs = f"{sums.n_measured} of {sums.n_pairs} pairs"
+    if action == "unmeasured":
+        return (
+            f"Only {pairs} are measured on both sides, with {sums.n_unmeasured[0]} rollouts of the candidate and "
+            f"{sums.n_unmeasured[1]} of the current skill missing; the gate needs a share of {settings.coverage:g}, "
+            f"and the sides' shares at most {MAX_UNMEASURED_GAP} points apart."
+        )
+    new, old = (f"{total / sums.n_measured:.4f}" for total in sums.totals)
+    if evidence.value is None or evidence.level is None:
+        more = f"more than {settings.min_improvement:g} " if settings.min_improvement else ""
+        relation = "is" if action == "accept" else "is not"
+        return f"The candidate's {new} {relation} {more}above the current {old} over {pairs}."
+    scores = f"The candidate has {new} and the current skill {old} over {pairs} in {evidence.rounds} trials"
+    weight = f"{scores}: evidence of {evidence.value:.4g} for an improvement"
+    if action == "accept":
+        return f"{weight}, where {1 / evidence.level:.4g} is enough."
+    if evidence.detectable_effect is not None:
+        return (
+            f"{weight}, where {1 / evidence.level:.4g} is needed; {settings.trials} trials of "
+            f"{len(settings.item_ids)} items resolve improvements of about {evidence.detectable_effect:.2f}."
+        )
+    return f"{scores}; an improvement of {settings.target_improvement:g} has become unlikely."

@@ -1,0 +1,115 @@
+"""Values as the store keeps them: ASCII JSON, which holds any text, and times that sort as texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from reflact.errors import DataError, StoreError
+from reflact.memory.models import ContrastPair, ScoreEvent
+from reflact.memory.protocols import StoredTrace
+from reflact.types import canonical_json, join_canonical_json
+
+T = TypeVar("T")
+Value = TypeVar("Value", bound=BaseModel)
+
+
+def format_time(at: datetime) -> str:
+    """Return a time as it is stored: UTC, to the microsecond, so that texts sort as times do."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> datetime:
+    """Return a stored time."""
+    return datetime.fromisoformat(text)
+
+
+def encode_value(value: BaseModel, what: str = "a value") -> str:
+    """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold.
+
+    Raises:
+        DataError: It holds a number of so many digits that JSON cannot be read with it; names ``what`` it is.
+    """
+    try:
+        if not isinstance(value, ContrastPair | ScoreEvent):
+            return canonical_json(to_json_object(value))
+        texts = {
+            name: canonical_json(field)
+            for name, field in to_json_object(value).items()
+            if name != "transition"
+        }
+        return join_canonical_json({**texts, "transition": value.transition.canonical_json})
+    except ValueError as error:
+        raise _build_number_error(what, error) from None
+
+
+def require_pair_id(pair: ContrastPair) -> str:
+    """Return a pair's id.
+
+    Raises:
+        DataError: It has none, since it holds a number of so many digits that JSON cannot be read with it.
+    """
+    try:
+        return pair.id
+    except ValueError as error:
+        origin = pair.provenance
+        raise _build_number_error(
+            f"a pair made of step {origin.step} of trace {origin.trace_id}", error
+        ) from None
+
+
+def _build_number_error(subject: str, error: ValueError) -> DataError:
+    said = str(error).partition(";")[0]
+    return DataError(f"{subject} cannot be stored: {said}; write such a number as a text")
+
+
+def to_json_object(value: BaseModel) -> dict[str, JsonValue]:
+    """Return a value as JSON.
+
+    States are as they are: pydantic would ask for each value in them of what kind it is, and replace half a
+    surrogate pair in the name of a field.
+    """
+    if isinstance(value, StoredTrace):
+        return {
+            "id": value.id,
+            "purpose": value.purpose,
+            "events": [to_json_object(event) for event in value.events],
+        }
+    if isinstance(value, ContrastPair | ScoreEvent):
+        rest = {
+            **value.model_dump(mode="json", exclude={"transition"}),
+            "transition": value.transition.json_object,
+        }
+        return {name: rest[name] for name in type(value).model_fields}
+    return value.model_dump(mode="json")
+
+
+def decode_value(kind: type[Value], text: str, what: str) -> Value:
+    """Return a stored value.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
+
+
+def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
+    """Return the value that a stored text holds.
+
+    Raises:
+        StoreError: The text does not validate; names ``what`` it is and the first thing wrong with it.
+    """
+    try:
+        return validate(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = f" at {where}" if where else ""
+        raise StoreError(
+            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
+            "use the version that wrote it, or choose another out_dir"
+        ) from None

@@ -1,0 +1,324 @@
+"""Units as they are stored, and how they are read. A unit is a pair with its two cards, or one card.
+
+State, scope and provenance stand once for each unit, so that the cards of a pair cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from reflact.errors import DataError
+from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units, subject_hash
+from reflact.memory.encoding import decode_value, encode_value, parse_time, require_pair_id, to_json_object
+from reflact.memory.models import (
+    Action,
+    CardKind,
+    CardStatus,
+    ContrastPair,
+    Evaluation,
+    MemoryCard,
+    Origin,
+    Provenance,
+    Scope,
+    Transition,
+)
+from reflact.memory.protocols import CardQuery, StatusChange, StoredPair
+from reflact.memory.search import compute_relevances
+from reflact.store.database import Tables
+from reflact.types import FrozenModel
+
+FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
+
+
+"""Units or anchors that were made of a trace."""
+
+
+def add_origins(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
+    """Write origins that are not there yet."""
+    records = ({"owner": owner, "trace_id": origin.trace_id, "step": origin.step} for origin in origins)
+    tables.table("memory_origins").insert_all(records, ignore=True)
+
+
+def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Origin, ...]]:
+    """Return the origins of each, sorted by trace and step."""
+    found: dict[str, list[Origin]] = {owner: [] for owner in owners}
+    for owner, trace_id, step in tables.execute(
+        "SELECT owner, trace_id, step FROM memory_origins "
+        "WHERE owner IN (SELECT value FROM json_each(?)) ORDER BY trace_id, step",
+        (json.dumps(list(owners)),),
+    ):
+        found[owner].append(Origin(trace_id=trace_id, step=step))
+    return {owner: tuple(origins) for owner, origins in found.items()}
+
+
+def find_exclusion(tables: Tables, pair: ContrastPair | None, unit_origins: Iterable[Origin]) -> str | None:
+    """Return why a unit is never learned from, None if it may be.
+
+    ``anchor``: it speaks of an anchor's transition. ``anchor_trace``: it was made of an anchor's trace, whose
+    steps show each other's states.
+    """
+    if pair is None:
+        return None
+    if tables.execute("SELECT 1 FROM memory_anchors WHERE subject = ?", (subject_hash(pair),)).fetchone():
+        return "anchor"
+    sql = f"SELECT 1 FROM memory_anchors WHERE {FROM_TRACE}"  # noqa: S608 - constant
+    shared = any(tables.execute(sql, (origin.trace_id,)).fetchone() for origin in unit_origins)
+    return "anchor_trace" if shared else None
+
+
+def add_anchor(tables: Tables, pair: ContrastPair, unit_origins: Sequence[Origin]) -> bool:
+    """Keep an anchor that was made of these steps; returns whether it is new."""
+    kept = tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
+    if kept and set(unit_origins) <= set(read_origins(tables, [pair.id])[pair.id]):
+        return False
+    spoken_of = subject_hash(pair)
+    taken = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (spoken_of,)).fetchone()
+    if taken:
+        raise DataError(
+            f"anchor {pair.id} speaks of the transition of stored pair {taken[0]}; anchors are never learned "
+            "from, so take another one"
+        )
+    sql = f"SELECT id FROM memory_units WHERE pair IS NOT NULL AND {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
+    for origin in unit_origins:
+        taught = tables.execute(sql, (origin.trace_id,)).fetchone()
+        if taught:
+            raise DataError(
+                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair {taught[0]}; "
+                "what anchors are made of is never learned from, so take another trace"
+            )
+    record = {"id": pair.id, "subject": spoken_of, "pair": encode_value(pair)}
+    tables.table("memory_anchors").insert(record, ignore=True)
+    add_origins(tables, pair.id, unit_origins)
+    return not kept
+
+
+def read_anchors(tables: Tables) -> list[ContrastPair]:
+    """Return the anchors in the order of their ids."""
+    found = tables.execute("SELECT id, pair FROM memory_anchors ORDER BY id").fetchall()
+    return [decode_value(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in found]
+
+
+PAIR_UNIT = "pair"
+
+
+"""What stands for the kind of a pair, whose cards are of two kinds."""
+
+
+RANK_QUERY = """
+SELECT number, id, trust, utility, changed FROM memory_units
+WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
+"""
+
+
+PAIR_FIELD_NAMES = frozenset(
+    name
+    for model in (ContrastPair, Transition, Action, Evaluation, Scope, Provenance)
+    for name in model.model_fields
+)
+
+
+"""The names of a pair's own fields, which are no text of anybody's."""
+
+
+class CardText(FrozenModel):
+    """What a card says."""
+
+    content: str
+    pattern: str = ""
+    strategy: str = ""
+
+    @classmethod
+    def from_card(cls, card: MemoryCard) -> CardText:
+        """Return the text of a card."""
+        return cls(content=card.content, pattern=card.pattern, strategy=card.strategy)
+
+
+class UnitRow(NamedTuple):
+    """A stored unit."""
+
+    number: int
+    id: str
+    kind: str
+    status: CardStatus
+    reason: str | None
+    refused: int
+    version: int
+    trust: float
+    utility: float
+    created_by: str
+    created: str
+    changed: str
+    scope: str
+    provenance: str
+    pair: str | None
+
+
+class Unit(NamedTuple):
+    """A unit to be stored: a pair with its two cards, or a card with no pair."""
+
+    id: str
+    cards: tuple[MemoryCard, ...]
+    pair: ContrastPair | None
+
+    @classmethod
+    def from_pair(cls, pair: ContrastPair, created_by: str) -> Unit:
+        """Return the unit of a pair."""
+        return cls(require_pair_id(pair), build_cards(pair, created_by=created_by), pair)
+
+    @property
+    def kind(self) -> str:
+        """The kind under which it counts against the bound."""
+        return self.cards[0].kind if self.pair is None else PAIR_UNIT
+
+    @property
+    def kinds(self) -> tuple[CardKind, ...]:
+        """The kinds of its cards."""
+        return tuple(card.kind for card in self.cards)
+
+    @property
+    def card_texts(self) -> tuple[str, ...]:
+        """The texts of its cards."""
+        return tuple(
+            text for card in self.cards for text in (card.content, card.pattern, card.strategy) if text
+        )
+
+    @property
+    def all_texts(self) -> tuple[str, ...]:
+        """All texts in it, each once: what its pair holds, and what its cards say beyond that."""
+        if self.pair is None:
+            return (*self.card_texts, *iter_texts(self.cards[0].scope.model_dump(mode="json")))
+        derived = Unit.from_pair(self.pair, "").card_texts
+        edited = (text for text in self.card_texts if text not in derived)
+        return (*edited, *list_pair_texts(self.pair))
+
+
+def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
+    """Return all texts of a pair, each once: those that its cards are made of."""
+    held = iter_texts(to_json_object(pair))
+    return tuple(text for text in dict.fromkeys(held) if text not in PAIR_FIELD_NAMES)
+
+
+def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[UnitRow]:
+    """Return units by a condition that this package wrote."""
+    sql = f"SELECT {', '.join(UnitRow._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - see above
+    return [UnitRow(*row) for row in tables.execute(sql, parameters).fetchall()]
+
+
+def read_units(tables: Tables, ids: Iterable[str]) -> list[UnitRow]:
+    """Return units by their ids.
+
+    Raises:
+        DataError: One is not stored.
+    """
+    found = []
+    for unit_id in ids:
+        row = select_rows(tables, "id = ?", (unit_id,))
+        if not row:
+            raise DataError(
+                f"the memory holds no unit {unit_id}; list what it holds with `reflact memory list`"
+            )
+        found.extend(row)
+    return found
+
+
+def read_unit_of_card(tables: Tables, card_id: str) -> UnitRow:
+    """Return the unit that a card belongs to.
+
+    Raises:
+        DataError: There is no such card.
+    """
+    found = select_rows(tables, "number = (SELECT unit FROM memory_cards WHERE id = ?)", (card_id,))
+    if not found:
+        raise DataError(f"the memory holds no card {card_id}; list what it holds with `reflact memory list`")
+    return found[0]
+
+
+def parse_pair(row: UnitRow) -> ContrastPair:
+    """Return the pair that a unit is."""
+    return decode_value(ContrastPair, row.pair or "null", f"pair {row.id}")
+
+
+def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> list[StoredPair]:
+    """Return units as the pairs that they are."""
+    found = read_origins(tables, [row.id for row in rows])
+    return [_build_stored_pair(row, found[row.id]) for row in rows]
+
+
+def _build_stored_pair(row: UnitRow, unit_origins: tuple[Origin, ...]) -> StoredPair:
+    pair = parse_pair(row)
+    _ = pair.id  # hashed here, on a reader's thread, and not where it is asked for
+    return StoredPair(
+        pair=pair,
+        status=row.status,
+        reason=row.reason,
+        version=row.version,
+        trust=row.trust,
+        utility=row.utility,
+        created_by=row.created_by,
+        created_at=parse_time(row.created),
+        changed_at=parse_time(row.changed),
+        origins=unit_origins,
+    )
+
+
+def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> list[MemoryCard]:
+    """Return the cards of a unit, in the order of their kinds."""
+    found = tables.execute(
+        "SELECT id, kind, text FROM memory_cards WHERE unit = ? ORDER BY kind, id", (row.number,)
+    ).fetchall()
+    provenance = decode_value(Provenance, row.provenance, f"provenance of unit {row.id}")
+    return [
+        MemoryCard(
+            id=card_id,
+            kind=kind,
+            status=row.status,
+            **decode_value(CardText, text, f"card {card_id}").model_dump(),
+            scope=parse_scope(row),
+            trust=row.trust,
+            utility=row.utility,
+            version=row.version,
+            pair_id=None if row.pair is None else row.id,
+            provenance=provenance,
+            created_by=row.created_by,
+            reason=row.reason,
+            created_at=parse_time(row.created),
+            changed_at=parse_time(row.changed),
+        )
+        for card_id, kind, text in found
+        if not kinds or kind in kinds
+    ]
+
+
+def find_units(tables: Tables, query: CardQuery, *, pairs: bool = False) -> list[UnitRow]:
+    """Return the units that a query finds, or only the pairs among them, the best first."""
+    relevance = dict(compute_relevances(tables, query))
+    standings = [
+        RankedUnit(unit_id, relevance[number], trust, utility, parse_time(changed))
+        for number, unit_id, trust, utility, changed in tables.execute(
+            RANK_QUERY, (json.dumps(list(relevance)), PAIR_UNIT if pairs else None)
+        )
+    ]
+    best = rank_units(standings, query.now)[: query.limit]
+    return [row for unit_id in best for row in select_rows(tables, "id = ?", (unit_id,))]
+
+
+def read_history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
+    """Return a unit's history, the first change first."""
+    changes = tables.execute(
+        "SELECT before, after, reason, test, version, at FROM memory_history WHERE unit = ? "
+        "ORDER BY sequence",
+        (number,),
+    ).fetchall()
+    return tuple(
+        StatusChange(
+            before=before, after=after, reason=reason, test_number=test, version=version, at=parse_time(at)
+        )
+        for before, after, reason, test, version, at in changes
+    )
+
+
+def parse_scope(row: UnitRow) -> Scope:
+    """Return for whom a unit is meant."""
+    return decode_value(Scope, row.scope, f"scope of unit {row.id}")

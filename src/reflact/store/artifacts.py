@@ -1,0 +1,88 @@
+"""The files beside the database: exports of it, each written atomically, and never through a link.
+
+A run's folder may itself be reached through links; what stands in it may have been planted there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from reflact.errors import StoreError
+from reflact.records import RunSummary
+from reflact.types import Skill
+
+
+def export_version(folder: Path, number: int, skill: Skill) -> Path:
+    """Write ``skills/vNNNN.md`` and return its path."""
+    return write_atomically(resolve_inside(folder, "skills") / f"v{number:04d}.md", skill.text)
+
+
+def export_best(folder: Path, skill: Skill) -> Path:
+    """Write ``best_skill.md`` and return its path."""
+    return write_atomically(folder / "best_skill.md", skill.text)
+
+
+def export_summary(folder: Path, summary: RunSummary) -> Path:
+    """Write ``summary.json`` and return its path."""
+    return write_atomically(folder / "summary.json", summary.model_dump_json(indent=2) + "\n")
+
+
+def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
+    """Remove exported versions that are not this run's: another run in the folder may have left them.
+
+    Raises:
+        StoreError: One cannot be removed.
+    """
+    for path in sorted(resolve_inside(folder, "skills").glob("v*.md")):
+        if path.stem[1:].isdecimal() and int(path.stem[1:]) not in beyond:
+            try:
+                path.unlink()
+            except OSError as error:
+                raise StoreError(f"cannot remove {path}: {error.strerror or error}") from None
+
+
+def resolve_inside(folder: Path, name: str) -> Path:
+    """Return a place in a run's folder.
+
+    Raises:
+        StoreError: It is a link, and may lead anywhere.
+    """
+    place = folder / name
+    if place.is_symlink():
+        raise StoreError(
+            f"{place} is a link, and a run stays in its folder; remove it or choose another out_dir"
+        )
+    return place
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Replace a file's content in one step: readers see the old text or the new one, never a part.
+
+    A file that holds the text already is left as it is; a link is replaced by the file. What a crash leaves
+    half-written beside it is removed next time; only one process may write, as the run's lock sees to.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and not path.is_symlink() and path.read_bytes() == text.encode("utf-8"):
+            return path
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StoreError(
+            f"cannot write {path}: {error.strerror or error}; the database holds its content, so mend that "
+            "and start again"
+        ) from None
+    return path

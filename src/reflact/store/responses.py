@@ -1,0 +1,226 @@
+"""What was paid for: replies and rollouts by their content keys, and the ledger of calls.
+
+A row of the ledger is one call that was sent: *settled* with what it consumed, or else counted at its worst
+case: *open* while its answer is awaited, and for good where none came that says what it cost; *unsettled*
+from the next start of the run on. Replies and rollouts are shared by all runs of a store; the ledger says
+which run paid.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from reflact.errors import StoreError
+from reflact.memory.encoding import parse_stored
+from reflact.messages import CallReservation, StoredResponse
+from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
+from reflact.store.database import Database, Tables
+from reflact.types import Rollout, canonical_json
+
+JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
+
+SPEND_QUERY = """
+SELECT
+    role, purpose, sum(state <> 'settled'),
+    sum(calls), sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(uncounted),
+    sum(iif(state <> 'settled', worst_calls, 0)),
+    sum(iif(state <> 'settled' OR uncounted > 0, worst_input_tokens, 0)),
+    sum(iif(state <> 'settled' OR uncounted > 0, worst_output_tokens, 0))
+FROM calls WHERE run_id = ? GROUP BY role, purpose ORDER BY role, purpose
+"""
+PAID_QUERY = "SELECT role, purpose, usd FROM calls WHERE run_id = ? AND usd IS NOT NULL"
+UNSETTLED_QUERY = """
+SELECT role, purpose, worst_usd FROM calls
+WHERE run_id = ? AND worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)
+"""
+
+
+class SQLiteResponseStore:
+    """Implements ``ports.EffectStore`` and ``ports.RolloutStore`` on a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reused = Reuse()
+
+    @property
+    def reuse(self) -> Reuse:
+        """What was found in the store since it was opened."""
+        return self._reused
+
+    async def find_response(self, key: str) -> StoredResponse | None:
+        """Return what was stored under a key; None also where it can no longer be read."""
+        found = await self._database.read(lambda tables: _find_response(tables, key))
+        self._reused = self._reused.add(replies=found is not None)
+        return found
+
+    async def reserve(self, reservation: CallReservation) -> None:
+        """Book a call before it is sent; on disk when this returns."""
+        await self._database.write(lambda tables: _insert_call(tables, reservation))
+
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+        """Store an answer and settle its intent in one transaction; on disk when this returns.
+
+        The first readable answer under a key stands; what a later one consumed is booked all the same.
+        """
+        text = reply.model_dump_json()
+
+        def keep(tables: Tables) -> None:
+            _settle(tables, reservation, reply.usage)
+            if _find_response(tables, reply.key) is None:
+                tables.table("replies").insert(
+                    {"key": reply.key, "run_id": reservation.run_id, "reply": text}, replace=True
+                )
+
+        await self._database.write(keep)
+
+    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
+        """Settle an intent that has no answer to be stored."""
+        await self._database.write(lambda tables: _settle(tables, reservation, usage))
+
+    async def release(self, reservation: CallReservation) -> None:
+        """Close an intent whose call is known to have given nothing that is charged."""
+        await self._database.execute(
+            f"DELETE FROM calls WHERE id = {NEWEST_OPEN_CALL}",  # noqa: S608 - a constant
+            (reservation.run_id, reservation.key),
+        )
+
+    async def count_fault(self, run_id: str, kind: FaultKind) -> None:
+        """Count a failed attempt of a run's call; on disk when this returns."""
+        await self._database.execute(
+            "INSERT INTO faults (run_id, kind, count) VALUES (?, ?, 1)"
+            " ON CONFLICT (run_id, kind) DO UPDATE SET count = count + 1",
+            (run_id, kind),
+        )
+
+    async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
+        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
+        rows = await self._database.fetch_rows(
+            "SELECT kind, count FROM faults WHERE run_id = ? ORDER BY kind", (run_id,)
+        )
+        return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
+
+    async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
+        """Return those of the keys that are stored, in the order of the keys.
+
+        Raises:
+            StoreError: A stored rollout can no longer be read.
+        """
+        rows = await self._database.fetch_rows(
+            "SELECT key, rollout FROM rollouts WHERE key IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(keys)),),
+        )
+        found: dict[str, str] = dict(rows)
+        self._reused = self._reused.add(rollouts=len(found))
+        return {
+            key: parse_stored(Rollout.model_validate_json, found[key], f"rollout {key}")
+            for key in keys
+            if key in found
+        }
+
+    async def store_rollout(self, rollout: Rollout) -> None:
+        """Store a measured rollout; on disk when this returns. The first under a key stands.
+
+        Raises:
+            StoreError: The rollout is unmeasured; failures are tried again, never stored as results.
+        """
+        if rollout.score is None:
+            raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
+        record = {"key": rollout.key, "rollout": rollout.model_dump_json()}
+        await self._database.write(lambda tables: tables.table("rollouts").insert(record, ignore=True))
+
+    async def spend(self, run_id: str) -> tuple[Spend, ...]:
+        """Return what the run has paid for, by role and purpose, sorted.
+
+        ``unsettled`` counts calls that were cut off, also where the same call succeeded later, and calls
+        that are in flight. Sums do not depend on the order in which answers came.
+        """
+        return await self._database.read(lambda tables: _sum_spend(tables, run_id))
+
+
+class SQLiteDecisionLog:
+    """Implements ``protocols.DecisionLog`` for one run."""
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self._database = database
+        self._run_id = run_id
+
+    async def get(self, step: int, label: str) -> JsonValue:
+        """Return the stored outcome, or None."""
+        rows = await self._database.fetch_rows(
+            "SELECT value FROM decision_log WHERE run_id = ? AND step = ? AND label = ?",
+            (self._run_id, step, label),
+        )
+        if not rows:
+            return None
+        return parse_stored(
+            JSON_ADAPTER.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}"
+        )
+
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
+        """Store an outcome before it is used; the first one under a label stays."""
+        record = {"run_id": self._run_id, "step": step, "label": label, "value": canonical_json(value)}
+        await self._database.write(lambda tables: tables.table("decision_log").insert(record, ignore=True))
+
+
+def mark_unsettled(tables: Tables, run_id: str) -> None:
+    """Book the open calls of a run as unsettled; for the start of a process that owns the run."""
+    tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
+
+
+def _find_response(tables: Tables, key: str) -> StoredResponse | None:
+    row = tables.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+    if row is None:
+        return None
+    try:
+        return StoredResponse.model_validate_json(row[0])
+    except ValidationError:
+        return None
+
+
+def _insert_call(tables: Tables, reservation: CallReservation) -> int:
+    known = reservation.worst_case.model_dump(exclude={"cached_tokens", "uncounted"})
+    worst = {f"worst_{name}": value for name, value in known.items()}
+    booked = tables.table("calls").insert({**reservation.model_dump(exclude={"worst_case"}), **worst})
+    return int(booked.last_pk or 0)
+
+
+def _settle(tables: Tables, reservation: CallReservation, usage: Usage) -> None:
+    (booked,) = tables.execute(f"SELECT {NEWEST_OPEN_CALL}", (reservation.run_id, reservation.key)).fetchone()
+    booked = _insert_call(tables, reservation) if booked is None else booked
+    tables.table("calls").update(booked, {**usage.model_dump(), "state": "settled"})
+
+
+def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
+    usd, worst_usd = _sum_prices(tables, PAID_QUERY, run_id), _sum_prices(tables, UNSETTLED_QUERY, run_id)
+    spend = []
+    for role, purpose, unsettled, *sums in tables.execute(SPEND_QUERY, (run_id,)).fetchall():
+        calls, given, cached, written, uncounted, worst_calls, worst_given, worst_written = sums
+        usage = Usage(
+            calls=calls,
+            input_tokens=given,
+            cached_tokens=cached,
+            output_tokens=written,
+            usd=usd.get((role, purpose)),
+            uncounted=uncounted,
+        )
+        worst = Usage(
+            calls=worst_calls,
+            input_tokens=worst_given,
+            output_tokens=worst_written,
+            usd=worst_usd.get((role, purpose)),
+        )
+        spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst))
+    return tuple(spend)
+
+
+def _sum_prices(tables: Tables, query: str, run_id: str) -> dict[tuple[str, str], float]:
+    """Return sums of prices by role and purpose, exact whatever their order."""
+    prices: dict[tuple[str, str], list[float]] = {}
+    for role, purpose, usd in tables.execute(query, (run_id,)):
+        prices.setdefault((role, purpose), []).append(usd)
+    return {place: math.fsum(values) for place, values in prices.items()}

@@ -1,0 +1,318 @@
+"""What a run will take: a low, an expected and a high count of calls and tokens, before any is made. Pure.
+
+Counts of rollouts and calls follow from the plan. What no plan knows is stated as an assumption: how many
+rollouts fail (expected: half), how many steps give a candidate to evaluate (expected: all), how often a reply
+is asked for again (expected: never), how long texts are. Where earlier calls of the same purpose are known
+their mean consumption is used instead of an assumption.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from reflact.config.training import TrainerConfig
+from reflact.data import DataSet, count_steps_per_epoch, plan_epoch
+from reflact.gate.power import choose_trials
+from reflact.llm.estimates import (
+    BYTES_PER_TOKEN,
+    CallTokens,
+    CostEstimate,
+    EstimateRange,
+    EstimateRow,
+    exact_range,
+)
+from reflact.records import Spend
+from reflact.types import Item, canonical_json
+
+
+class RunCostEstimate(CostEstimate):
+    """What is left of a run: its steps, and what they will take."""
+
+    steps: int
+
+
+AddCalls = Callable[[str, EstimateRange], None]
+
+
+def estimate_run_cost(
+    config: TrainerConfig,
+    data: DataSet,
+    *,
+    prompts: Mapping[str, int],
+    skill: str,
+    done: int = 0,
+    spent: Sequence[Spend] = (),
+) -> RunCostEstimate:
+    """Return what a run will take from a step on.
+
+    Args:
+        config: The run's configuration.
+        data: Its items.
+        prompts: The size of each prompt's own text by name, in bytes.
+        skill: The current document.
+        done: Steps that are committed; None of what came before them is counted again.
+        spent: What calls consumed so far, in this run or a like one.
+    """
+    return _RunCostEstimator(
+        config=config, data=data, prompts=prompts, skill=skill, done=done, spent=spent
+    ).estimate()
+
+
+class _RunCostEstimator:
+    def __init__(
+        self,
+        *,
+        config: TrainerConfig,
+        data: DataSet,
+        prompts: Mapping[str, int],
+        skill: str,
+        done: int,
+        spent: Sequence[Spend],
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._prompts = prompts
+        self._skill = len(skill.encode())
+        self._done = done
+        self._spent = {(s.role, s.purpose): s.usage for s in spent if s.usage.calls}
+        train = config.train
+        self._per_epoch = count_steps_per_epoch(len(data.train), train.batch_size, train.accumulation)
+        self._total = self._per_epoch * train.num_epochs
+        self._left = max(0, self._total - done)
+
+    def estimate(self) -> RunCostEstimate:
+        rollouts = self._count_rollouts()
+        calls = {("target", "rollout"): rollouts, **self._optimizer_calls()}
+        if self._config.uses_critic:
+            calls["critic", "score"] = self._count_critic_calls(rollouts)
+        rows = tuple(
+            self._row(role, purpose, amount) for (role, purpose), amount in calls.items() if amount.high
+        )
+        known = sorted(purpose for _, purpose in self._spent)
+        assumptions = (
+            "expected: half of the rollouts fail, every step gives a candidate, no reply is asked for again",
+            "a rollout is one call; an environment of several turns makes as many of each",
+            f"mean consumption of earlier calls: {', '.join(known)}"
+            if known
+            else f"texts have {BYTES_PER_TOKEN:g} bytes a token, and a reply takes a quarter of its cap",
+        )
+        return RunCostEstimate(steps=self._left, rows=rows, assumptions=assumptions)
+
+    # --------------------------------------------------------------------------------------- rollouts
+
+    def _count_rollouts(self) -> EstimateRange:
+        rolled = self._count_training_rollouts() + self._baseline() + self._final()
+        for _ in range(self._left):
+            rolled += self._decision()
+        for _ in range(self._count_epoch_ends()):
+            rolled += self._epoch_end()
+        return rolled + self._decision(low=0, expected=0)
+
+    def _count_training_rollouts(self) -> EstimateRange:
+        """Batches; a batch under a skill that did not change since the item's last one is stored."""
+        dealt = [sum(len(batch) for batch in step) for step in self._plan_steps()]
+        once = sum(dealt[: max(0, self._per_epoch - self._done)])
+        return EstimateRange(low=once, expected=sum(dealt), high=sum(dealt))
+
+    def _plan_steps(self) -> list[tuple[tuple[str, ...], ...]]:
+        train, ids = self._config.train, [item.id for item in self._data.train]
+        steps = [
+            step
+            for epoch in range(1, train.num_epochs + 1)
+            for step in plan_epoch(
+                ids,
+                epoch=epoch,
+                seed=self._config.seed,
+                batch_size=train.batch_size,
+                accumulation=train.accumulation,
+            )
+        ]
+        return steps[self._done :]
+
+    def _baseline(self) -> EstimateRange:
+        if self._done:
+            return EstimateRange()
+        gate, n = self._config.gate, len(self._data.val)
+        repeats = gate.enabled and gate.policy == "paired" and self._config.target.deterministic is None
+        return exact_range(2 * n if repeats else n)
+
+    def _decision(self, low: float = 0.0, expected: float = 1.0) -> EstimateRange:
+        """Rollouts of one decision of the gate, both sides; the current skill's are mostly stored."""
+        gate, n = self._config.gate, len(self._data.val)
+        if not gate.enabled or gate.policy == "strict":
+            return EstimateRange(low=low * n, expected=expected * n, high=4 * n)
+        trials = self._trials()
+        typical = n if self._config.target.deterministic else n * (1 + 0.2 * 3)
+        return EstimateRange(low=low * n, expected=expected * typical, high=4 * n * (trials + 2))
+
+    def _trials(self) -> int:
+        gate = self._config.gate
+        if gate.max_trials is not None:
+            return gate.max_trials
+        return choose_trials(
+            len(self._data.val), decisions=self._total + 1, alpha=gate.alpha, effect=gate.effect
+        )
+
+    def _count_epoch_ends(self) -> int:
+        """Ends of epochs with a comparison that are still to come."""
+        if not (self._config.slow_update.enabled or self._config.meta_skill.enabled):
+            return 0
+        last, first = self._config.train.num_epochs, max(2, self._done // self._per_epoch + 1)
+        return max(0, last - first + 1)
+
+    def _epoch_end(self) -> EstimateRange:
+        slow, n = self._config.slow_update, len(self._data.train)
+        samples = min(slow.samples, n)
+        most = n if slow.pair_policy != "mixed" else samples
+        rolled = EstimateRange(low=0, expected=samples, high=2 * most)
+        return rolled + self._decision() if slow.enabled and slow.gated else rolled
+
+    def _final(self) -> EstimateRange:
+        n_val, n_test = len(self._data.val), len(self._data.test)
+        gate, extra = self._config.gate, int(self._config.test.placebo)
+        trials = gate.report_trials if gate.enabled and gate.policy == "paired" else 1
+        val = EstimateRange(low=n_val * extra, expected=n_val * extra, high=n_val * (3 + extra) * trials)
+        if not self._config.test.enabled:
+            return val
+        return val + EstimateRange(low=n_test, expected=n_test * (2 + extra), high=n_test * (3 + extra))
+
+    # -------------------------------------------------------------------------------------- optimizer
+
+    def _optimizer_calls(self) -> dict[tuple[str, str], EstimateRange]:
+        """Calls of the optimizer by purpose, with re-asks in the high count."""
+        calls: dict[str, EstimateRange] = {}
+
+        def add(purpose: str, amount: EstimateRange) -> None:
+            calls[purpose] = calls.get(purpose, EstimateRange()) + amount
+
+        for step in self._plan_steps():
+            sizes = [len(batch) for batch in step]
+            failure, success = _sum(self._minibatches(size) for size in sizes)
+            add("analyst_failure", failure)
+            add("analyst_success", success)
+            if self._config.appendix.enabled:
+                add("lapse_failure", EstimateRange(expected=failure.expected, high=failure.high))
+                add("lapse_success", EstimateRange(expected=success.expected, high=success.high))
+            self._add_decision_calls(failure, success, add)
+        for _ in range(self._count_epoch_ends()):
+            once = EstimateRange(
+                low=float(self._config.slow_update.pair_policy == "mixed"), expected=1, high=1
+            )
+            if self._config.slow_update.enabled:
+                add("slow_update", once)
+            if self._config.meta_skill.enabled:
+                add("meta_skill", once)
+        tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.optimizer.reasks)
+        return {("optimizer", purpose): amount * tries for purpose, amount in calls.items()}
+
+    def _minibatches(self, size: int) -> tuple[EstimateRange, EstimateRange]:
+        """Minibatches of failures and of successes in a batch."""
+        most = math.ceil(size / self._config.reflect.minibatch_size)
+        half = math.ceil(size / 2 / self._config.reflect.minibatch_size)
+        if self._config.reflect.failure_only:
+            return EstimateRange(low=0, expected=most, high=most), EstimateRange()
+        return EstimateRange(low=0, expected=half, high=most), EstimateRange(low=0, expected=half, high=most)
+
+    def _add_decision_calls(self, failure: EstimateRange, success: EstimateRange, add: AddCalls) -> None:
+        """Merges, ranking, step size and rewrite of one step."""
+        draft = "draft_" if self._config.update.mode == "full_rewrite" else ""
+        size = self._config.aggregate.merge_batch_size
+        add(
+            f"{draft}merge",
+            EstimateRange(
+                expected=_count_merges(failure.expected, size) + _count_merges(success.expected, size),
+                high=_count_merges(failure.high, size) + _count_merges(success.high, size),
+            ),
+        )
+        both = success.high > 0
+        add(f"{draft}merge_final", EstimateRange(expected=float(both), high=float(both)))
+        if draft:
+            return
+        control = self._config.select.lr_control
+        pool = failure.expected + success.expected
+        if control != "none":
+            add("ranking", EstimateRange(expected=float(pool > 1), high=1))
+        if control == "autonomous":
+            add("step_size", EstimateRange(expected=1, high=1))
+        if self._config.update.mode == "rewrite":
+            add("rewrite", EstimateRange(expected=1, high=1))
+        if self._config.appendix.enabled and self._config.appendix.consolidate_threshold is not None:
+            add("consolidate", EstimateRange(high=1))
+
+    # ----------------------------------------------------------------------------------------- critic
+
+    def _count_critic_calls(self, rollouts: EstimateRange) -> EstimateRange:
+        """Calls of the critic: anchors, answers that it grades, and notes on failed ones that it did not.
+
+        Equal answers to an item are scored once.
+        """
+        own, grades = self._config.critic, self._config.environment.grader == "critic"
+        anchors = own.max_anchors if own.memory is not None and not self._done else 0
+        scores = EstimateRange(expected=anchors, high=anchors)
+        if grades:
+            scores += rollouts.model_copy(update={"low": 0 if self._done else len(self._data.val)})
+        if own.annotate:
+            dealt = sum(len(batch) for step in self._plan_steps() for batch in step)
+            scores += EstimateRange(expected=0 if grades else dealt / 2, high=dealt)
+        tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.critic.reasks)
+        return scores * tries * exact_range(own.n_samples)
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
+        length = self._length(role, purpose)
+        return EstimateRow(
+            role=role,
+            purpose=purpose,
+            calls=calls,
+            input_tokens=calls * length.input_tokens,
+            output_tokens=calls * length.output_tokens,
+        )
+
+    def _length(self, role: str, purpose: str) -> CallTokens:
+        return CallTokens.estimate(
+            self._bytes(role, purpose),
+            cap=getattr(self._config.models, role).max_tokens,
+            usage=self._spent.get((role, purpose)),
+        )
+
+    def _bytes(self, role: str, purpose: str) -> float:
+        """Bytes of a call's texts."""
+        item = _mean([_size(item) for item in (*self._data.train, *self._data.val, *self._data.test)])
+        if role == "target":
+            return self._skill + item
+        if role == "critic":
+            examples = 0 if self._config.critic.memory is None else self._config.critic.example_tokens
+            return self._prompts["critic"] + 3 * item + examples * BYTES_PER_TOKEN
+        own = self._prompts.get(purpose, max(self._prompts.values(), default=0))
+        if purpose.startswith(("analyst", "lapse")):
+            shown = _mean([_size(item) for item in self._data.train]) * self._config.reflect.minibatch_size
+        else:
+            shown = 2000.0
+        return own + self._skill + min(shown, 3 * self._config.reflect.trajectory_tokens)
+
+
+def _sum(pairs: Iterable[tuple[EstimateRange, EstimateRange]]) -> tuple[EstimateRange, EstimateRange]:
+    first, second = EstimateRange(), EstimateRange()
+    for one, other in pairs:
+        first, second = first + one, second + other
+    return first, second
+
+
+def _count_merges(patches: float, size: int) -> float:
+    """Merges of a tree over so many patches; a patch that is alone in its group passes."""
+    nodes, merges = math.ceil(patches), 0
+    while nodes > 1:
+        groups = [min(size, nodes - start) for start in range(0, nodes, size)]
+        merges += sum(group > 1 for group in groups)
+        nodes = len(groups)
+    return float(merges)
+
+
+def _size(item: Item) -> int:
+    return len((item.input if isinstance(item.input, str) else canonical_json(item.input)).encode())
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

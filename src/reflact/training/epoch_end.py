@@ -1,0 +1,239 @@
+"""The end of an epoch: comparison, slow update and the optimizer's memory, in the plan's order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reflact.errors import Unmeasured
+from reflact.protocols import LLM, DecisionLog, RunStore
+from reflact.records import EpochRecord, OpenComparison, RunState, SkillVersion, SlowUpdate
+from reflact.skills.regions import read_guidance, replace_guidance, reserve_guidance_region
+from reflact.stages.meta_skill import update_meta_skill
+from reflact.stages.prompt_sections import show_buffer
+from reflact.stages.reply_models import NoReply
+from reflact.stages.rollout import log_unmeasured
+from reflact.stages.slow_update import ComparedItem, compare_skills, show_comparison, slow_update
+from reflact.training.gating import GateKeeper
+from reflact.training.rollouts import RolloutScheduler
+from reflact.training.setup import RunPlan
+from reflact.training.state import inherit_version, is_better
+from reflact.training.timing import StageTimer
+from reflact.types import Fallback, FrozenModel, Item, Rollout, Skill
+
+
+class EpochOutcome(FrozenModel):
+    """An epoch's end, the documents that it made or tried, and its comparison where that stayed open."""
+
+    record: EpochRecord
+    skills: tuple[Skill, ...] = ()
+    undecided: OpenComparison | None = None
+
+
+class EpochFinalizer:
+    """Closes epochs, for one start of a run.
+
+    Args:
+        plan: The run's plan.
+        store: Where skills are.
+        journal: Where refusals are noted.
+        llm: The optimizer.
+        rolls: Rolls skills out.
+        judge: Decides on gated guidance.
+        clock: Tells of stages.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        *,
+        store: RunStore,
+        decision_log: DecisionLog,
+        llm: LLM,
+        scheduler: RolloutScheduler,
+        gate_keeper: GateKeeper,
+        timer: StageTimer,
+    ) -> None:
+        self._plan = plan
+        self._config = plan.config
+        self._store = store
+        self._decision_log = decision_log
+        self._llm = llm
+        self._scheduler = scheduler
+        self._gate_keeper = gate_keeper
+        self._timer = timer
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything happens at an epoch's end."""
+        return self._config.slow_update.enabled or self._config.meta_skill.enabled
+
+    async def finalize(self, state: RunState, *, epoch: int) -> EpochOutcome:
+        """Return what the end of an epoch makes of the state at its last step.
+
+        The first epoch has nothing to compare with; where guidance is not gated it reserves the region.
+        (Gated guidance brings its region along when it is accepted: an empty one put in beforehand would
+        leave a current skill that nobody measured.) Later epochs compare the skill with the one at the
+        last step of the epoch before, both as they stood before any slow update.
+
+        Raises:
+            RunFailed: No train item could be measured under both skills.
+            Unmeasured: Too little could be measured to decide on the guidance.
+        """
+        current = await self._store.skill(state.current.skill_hash)
+        record = EpochRecord(
+            epoch=epoch, step=state.step, last_hash=current.hash, current=state.current, best=state.best
+        )
+        if epoch == 1 or state.last_hash is None:
+            return self._reserve_guidance_region(record, current, state)
+        earlier = await self._store.skill(state.last_hash)
+        pairs, used = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
+        record = record.model_copy(update={"comparisons": tuple(pair.comparison for pair in pairs)})
+        if not pairs:
+            nothing = Fallback(
+                label="comparison",
+                reason="no item has the outcome that is shown",
+                replacement="all stays as it was",
+            )
+            slow = SlowUpdate(action="kept") if self._config.slow_update.enabled else None
+            return EpochOutcome(
+                record=record.model_copy(update={"slow_update": slow, "fallbacks": (nothing,)})
+            )
+        shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
+        if self._config.meta_skill.enabled:
+            async with self._timer.announce_stage("meta_skill", step=state.step):
+                record = await self._update_meta_skill(record, earlier, current, shown, state)
+            await log_unmeasured(used, decision_log=self._decision_log, step=state.step)
+        if not self._config.slow_update.enabled:
+            return EpochOutcome(record=record)
+        return await self._update_guidance(record, earlier, current, shown, state, used=used)
+
+    def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> EpochOutcome:
+        if not self._config.slow_update.enabled or self._config.slow_update.gated:
+            return EpochOutcome(record=record)
+        skill = reserve_guidance_region(current)
+        slow = SlowUpdate(action="reserved", candidate_hash=skill.hash)
+        return self._create_version(record, slow, skill, state)
+
+    async def _compare_skills(
+        self, earlier: Skill, current: Skill, *, epoch: int, step: int
+    ) -> tuple[tuple[ComparedItem, ...], Sequence[Rollout]]:
+        """Return the pairs and the rollouts that they come from.
+
+        Absences among these are noted when a model has answered to the pairs, not before: what the same
+        outage cut off as the answer is then tried again.
+        """
+        slow = self._config.slow_update
+        used: list[Rollout] = []
+
+        async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
+            rolled = await self._scheduler.roll_out_train_items(
+                items, skill, step=step, phase=f"epoch/{epoch}"
+            )
+            used.extend(rolled)
+            return rolled
+
+        pairs = await compare_skills(
+            self._plan.data.train,
+            earlier,
+            current,
+            roll=roll,
+            policy=slow.pair_policy,
+            samples=slow.samples,
+            threshold=self._config.train.success_threshold,
+            seed=self._config.seed,
+            epoch=epoch,
+        )
+        return pairs, used
+
+    async def _update_meta_skill(
+        self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
+    ) -> EpochRecord:
+        reply = await update_meta_skill(
+            earlier,
+            current,
+            comparison=shown,
+            attempts=show_buffer(state.step_buffer),
+            memory=state.meta_skill,
+            llm=self._llm,
+            prompts=self._plan.prompts,
+            decision_log=self._decision_log,
+            step=record.step,
+            epoch=record.epoch,
+        )
+        if isinstance(reply, NoReply):
+            return _with_fallback(record, "meta_skill", reply, "the memory stays as it was")
+        return record.model_copy(update={"meta_skill": reply.memory})
+
+    async def _update_guidance(
+        self,
+        record: EpochRecord,
+        earlier: Skill,
+        current: Skill,
+        shown: str,
+        state: RunState,
+        *,
+        used: Sequence[Rollout],
+    ) -> EpochOutcome:
+        reply = await slow_update(
+            earlier,
+            current,
+            comparison=shown,
+            guidance=read_guidance(current.text),
+            llm=self._llm,
+            prompts=self._plan.prompts,
+            decision_log=self._decision_log,
+            step=record.step,
+            epoch=record.epoch,
+        )
+        await log_unmeasured(used, decision_log=self._decision_log, step=record.step)
+        if isinstance(reply, NoReply):
+            record = _with_fallback(record, "slow_update", reply, "the guidance stays as it was")
+            return EpochOutcome(
+                record=record.model_copy(update={"slow_update": SlowUpdate(action="refused")})
+            )
+        skill = replace_guidance(current, reply.guidance)
+        slow = SlowUpdate(
+            action="kept",
+            helped=reply.helped,
+            reasoning=reply.reasoning,
+            guidance=reply.guidance,
+            candidate_hash=skill.hash,
+        )
+        gated = self._config.slow_update.gated
+        if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
+            return EpochOutcome(record=record.model_copy(update={"slow_update": slow}))
+        if not gated:
+            return self._create_version(record, slow.model_copy(update={"action": "forced"}), skill, state)
+        evaluated, undecided = await self._gate_keeper.judge(
+            skill, state, step=record.step, part="slow update"
+        )
+        verdict = evaluated.verdict
+        if verdict.action == "unmeasured":
+            raise Unmeasured(f"the slow update of epoch {record.epoch}: {verdict.reason}")
+        slow = slow.model_copy(update={"verdict": verdict})
+        if not verdict.accepted:
+            record = record.model_copy(update={"slow_update": slow})
+            return EpochOutcome(record=record, skills=(skill,), undecided=undecided)
+        return self._create_version(record, slow.model_copy(update={"action": "accepted"}), skill, state)
+
+    def _create_version(
+        self, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState
+    ) -> EpochOutcome:
+        record = record.model_copy(update={"slow_update": slow})
+        if skill.hash == state.current.skill_hash:
+            return EpochOutcome(record=record)
+        number, origin = state.latest_version + 1, f"slow update {record.epoch}"
+        best = state.best
+        if slow.verdict is None:
+            version = inherit_version(state.current, number=number, skill=skill, origin=origin)
+        else:
+            mark = slow.verdict.candidate_score
+            version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=mark)
+            best = version if is_better(slow.verdict, best) else best
+        record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
+        return EpochOutcome(record=record, skills=(skill,))
+
+
+def _with_fallback(record: EpochRecord, label: str, refusal: NoReply, instead: str) -> EpochRecord:
+    fallback = Fallback(label=label, reason=refusal.reason, replacement=instead)
+    return record.model_copy(update={"fallbacks": (*record.fallbacks, fallback)})

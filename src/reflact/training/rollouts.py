@@ -1,0 +1,152 @@
+"""How a run rolls skills out: the rollout stages bound to the run's collaborators."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from reflact import events
+from reflact.gate.decision import TrialRequest
+from reflact.protocols import EventCallback
+from reflact.stages.evaluate import PairRunner, RolloutPairs, StopCondition
+from reflact.stages.rollout import rollout, rollout_pairs
+from reflact.training.setup import Runtime
+from reflact.types import Item, Rollout, Skill, Split
+
+FIRST_REPORT_TRIAL = 1_000_000_000
+"""Number of the first trial that reported scores come from; no gate reads it or a later one."""
+
+TRIALS_PER_DECISION = 1_000
+"""Trials that each decision has to itself where both sides are rolled out anew for it."""
+
+
+class RolloutScheduler:
+    """Rolls skills out for one start of a run.
+
+    Args:
+        house: The run's collaborators.
+        emit: Told of progress and of what the gate asks for, which is not stored.
+
+    Attributes:
+        surplus: Rollouts that had finished when a decision was clear without them.
+    """
+
+    def __init__(self, runtime: Runtime, *, on_event: EventCallback) -> None:
+        self._runtime = runtime
+        self._plan = runtime.plan
+        self._config = runtime.plan.config
+        self._on_event = on_event
+        self._decision_log = runtime.store.decision_log(runtime.plan.run_id)
+        self._validation = {item.id: item for item in runtime.plan.data.val}
+        self.surplus = 0
+
+    def phase_key(self, name: str) -> str | None:
+        """Return what keeps a phase's rollouts apart, None where they are reused everywhere."""
+        return None if self._config.train.reuse_rollouts else name
+
+    async def roll_out_split(
+        self, split: Split, skill: Skill, *, step: int, phase: str, trial: int = 0
+    ) -> tuple[Rollout, ...]:
+        """Roll a skill out on a whole split, without feedback.
+
+        Raises:
+            RunFailed: Too few items could be measured.
+        """
+        items, coverage = self._plan.data.items(split), self._config.gate.coverage
+        stage: events.Stage = "final_test" if split is Split.test else "evaluate"
+        return await self._roll_out(
+            items, skill, step=step, stage=stage, trial=trial, phase=phase, coverage=coverage
+        )
+
+    async def roll_out_train_items(
+        self, items: Sequence[Item], skill: Skill, *, step: int, phase: str
+    ) -> tuple[Rollout, ...]:
+        """Roll a skill out on train items, with feedback; noting unmeasured ones is left to the caller."""
+        return await self._roll_out(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
+
+    def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
+        """Return the function that rolls two skills out for one decision of the gate.
+
+        Args:
+            step: The step whose decision it is.
+            part: Which of the step's decisions.
+            number: The decision's number in the step, from 0.
+        """
+        offset = TRIALS_PER_DECISION * (10 * step + number) if self._config.gate.interleave else 0
+
+        async def roll(
+            candidate: Skill, current: Skill, ask: TrialRequest, until: StopCondition | None
+        ) -> RolloutPairs:
+            size, finished = len(ask.item_ids), 0
+            count = self.make_progress_counter("evaluate", step, 2 * size, note=f"trial {ask.trial}")
+
+            async def one_more(rollout: Rollout) -> None:
+                nonlocal finished
+                finished += 1
+                await count(rollout)
+
+            await self._on_event(
+                events.TrialRequested(run_id=self._plan.run_id, step=step, part=part, trial=ask.trial, n=size)
+            )
+            pairs = await rollout_pairs(
+                [self._validation[item_id] for item_id in ask.item_ids],
+                candidate,
+                current,
+                target=self._runtime.target,
+                environment=self._plan.environment,
+                store=self._runtime.store,
+                decision_log=self._decision_log,
+                step=step,
+                trial=offset + ask.trial,
+                limit=self._config.train.rollout_concurrency,
+                phase=self.phase_key(f"{part}/{step}"),
+                stop_when=until,
+                on_rollout=one_more,
+            )
+            self.surplus += finished - 2 * len(pairs)
+            return pairs
+
+        return roll
+
+    def make_progress_counter(
+        self, stage: events.Stage, step: int, total: int, *, note: str = ""
+    ) -> Callable[[object], Awaitable[None]]:
+        """Return a function that reports one more part of a stage as done."""
+        said = partial(
+            events.StageProgressed, run_id=self._plan.run_id, step=step, stage=stage, total=total, note=note
+        )
+        done = 0
+
+        async def count(_: object) -> None:
+            nonlocal done
+            done += 1
+            await self._on_event(said(done=done))
+
+        return count
+
+    async def _roll_out(
+        self,
+        items: Sequence[Item],
+        skill: Skill,
+        *,
+        step: int,
+        stage: events.Stage,
+        phase: str,
+        coverage: float | None,
+        trial: int = 0,
+    ) -> tuple[Rollout, ...]:
+        return await rollout(
+            items,
+            skill,
+            target=self._runtime.target,
+            environment=self._plan.environment,
+            store=self._runtime.store,
+            decision_log=self._decision_log,
+            step=step,
+            feedback=stage == "slow_update",
+            coverage=coverage,
+            limit=self._config.train.rollout_concurrency,
+            trial=trial,
+            phase=self.phase_key(phase),
+            on_rollout=self.make_progress_counter(stage, step, len(items)),
+        )

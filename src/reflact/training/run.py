@@ -1,0 +1,375 @@
+"""The corridor: calls the doors in order, folds the state, commits, tells what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import metadata
+
+import anyio
+from pydantic import TypeAdapter
+
+from reflact import events
+from reflact.concurrency import finish_if_cancelled, run_beside
+from reflact.data import count_steps_per_epoch
+from reflact.errors import RunFailed, Unmeasured
+from reflact.gate.scores import build_measurement
+from reflact.protocols import Approver, CommitRecord, EventCallback
+from reflact.records import (
+    CriticDescription,
+    EpochRecord,
+    PromotionRecord,
+    RunState,
+    RunStatus,
+    RunSummary,
+    StepRecord,
+    summarize_history,
+)
+from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
+from reflact.store import artifacts as exports
+from reflact.training.epoch_end import EpochFinalizer
+from reflact.training.final_evaluation import FinalEvaluator, FinalMeasurements
+from reflact.training.gating import GateKeeper
+from reflact.training.rollouts import RolloutScheduler
+from reflact.training.setup import Runtime
+from reflact.training.shutdown import GracefulStop
+from reflact.training.state import (
+    apply_epoch,
+    apply_promotion,
+    apply_step,
+    build_epoch_events,
+    build_first_state,
+    build_step_events,
+    version_hashes,
+)
+from reflact.training.step import StepRunner
+from reflact.training.timing import StageTimer
+from reflact.types import Skill, Split
+
+TIME_RECORD_SECONDS = 1.0
+"""How far ahead active time is booked: the most by which a kill makes it too long."""
+
+REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
+
+
+class Run:
+    """One start of a run: its state, and the parts of the corridor bound to its collaborators.
+
+    Args:
+        house: The collaborators.
+        emit: Told of everything that happens.
+        approve: Asked about each candidate that the gate would accept.
+        brake: Halts the run after a commit, once it is pulled.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        on_event: EventCallback,
+        approve: Approver | None = None,
+        graceful_stop: GracefulStop | None = None,
+    ) -> None:
+        plan, store = runtime.plan, runtime.store
+        self._runtime = runtime
+        self._plan = plan
+        self._config = plan.config
+        self._on_event = on_event
+        self._graceful_stop = graceful_stop
+        self._store = store
+        self._decision_log = store.decision_log(plan.run_id)
+        self._timer = StageTimer(plan.run_id, on_event, runtime.tracing)
+        self._measured = FinalMeasurements()
+        self.id = plan.run_id
+        self.state: RunState | None = None
+        self._critic: CriticDescription | None = None
+        train = self._config.train
+        self._per_epoch = count_steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
+        self._total = self._per_epoch * train.num_epochs
+        self.scheduler = RolloutScheduler(runtime, on_event=on_event)
+        self._gate_keeper = GateKeeper(
+            plan,
+            store=store,
+            decision_log=self._decision_log,
+            scheduler=self.scheduler,
+            approve=approve,
+            total=self._total,
+            per_epoch=self._per_epoch,
+        )
+        self._epoch_end = EpochFinalizer(
+            plan,
+            store=store,
+            decision_log=self._decision_log,
+            llm=runtime.optimizer,
+            scheduler=self.scheduler,
+            gate_keeper=self._gate_keeper,
+            timer=self._timer,
+        )
+        self.final_evaluator = FinalEvaluator(
+            plan,
+            store=store,
+            decision_log=self._decision_log,
+            scheduler=self.scheduler,
+            gate_keeper=self._gate_keeper,
+            on_event=self._emit,
+        )
+
+    async def open(self, *, resume: bool = True) -> None:
+        """Start the run in its store, or find the state that it last committed."""
+        plain = self._config.model_dump(mode="json")
+        self.state = await self._store.open_run(self.id, self._plan.identity, plain, resume=resume)
+        seconds = await self._store.add_seconds(self.id, 0.0)
+        self._runtime.budget.begin(await self._store.spend(self.id), seconds)
+
+    async def complete(self) -> RunSummary:
+        """Measure the baseline, take all steps that are left, measure the end, and sum up.
+
+        Raises:
+            BudgetSpent: The budget has no room for a call, or its time is over.
+        """
+        with anyio.CancelScope(deadline=self._runtime.budget.deadline) as time:
+            await run_beside(self._advance, self._record_time)
+        if time.cancelled_caught:
+            raise self._runtime.budget.out_of_time()
+        return await self.finish("completed", None)
+
+    async def _record_time(self) -> None:
+        while True:
+            await self._store.add_seconds(self.id, *self._timer.read(ahead=TIME_RECORD_SECONDS))
+            await anyio.sleep(TIME_RECORD_SECONDS)
+
+    async def _advance(self) -> None:
+        await self._emit_start()
+        await self._measure_critic()
+        state = self.state or await self._measure_baseline()
+        records = list(await self._store.records(self.id))
+        await self._emit_last_commit(state, records)
+        steps = StepRunner(
+            self._runtime,
+            scheduler=self.scheduler,
+            gate_keeper=self._gate_keeper,
+            timer=self._timer,
+            pinned_edits=await self._load_pinned_edits(),
+            total=self._total,
+            per_epoch=self._per_epoch,
+        )
+        while state.step < self._total:
+            state = await self._retry_once(self._finalize_epoch, state, state.step)
+            state = await self._retry_once(
+                lambda now: self._run_step(steps, now, records), state, state.step + 1
+            )
+        state = await self._retry_once(self._finalize_epoch, state, state.step)
+        state = await self._retry_once(self._judge_promotion, state, state.step)
+        async with self._timer.stage("final_test", step=state.step, name="final test"):
+            self._measured = await self.final_evaluator.measure(state)
+
+    async def finish(self, status: RunStatus, reason: str | None) -> RunSummary:
+        """Store and return the summary of this start of the run."""
+        seconds = await self._store.add_seconds(self.id, *self._timer.read())
+        summary = RunSummary(
+            version=metadata.version("reflact"),
+            run_id=self.id,
+            status=status,
+            reason=reason,
+            scores=self._measured.scores,
+            improvements=self._measured.improvements,
+            missing=self._measured.missing,
+            spend=await self._store.spend(self.id),
+            stages=await self._store.stage_times(self.id),
+            faults=await self._store.faults(self.id),
+            reuse=self._store.reuse,
+            surplus=self.scheduler.surplus,
+            test_openings=self.final_evaluator.openings,
+            seconds=seconds,
+            config=self._config.model_dump(mode="json"),
+            critic=self._describe_critic(self._plan.critic),
+            noted_by=self._describe_critic(self._plan.notes_critic),
+        )
+        summary = summarize_history(
+            summary, await self._store.records(self.id), await self._store.epochs(self.id), self.state
+        )
+        await self._store.finish(self.id, status, reason, summary.model_dump_json())
+        exports.export_summary(self._config.out_dir, summary)
+        return summary
+
+    async def _emit_start(self) -> None:
+        sizes = {split: len(self._plan.data.items(split)) for split in Split}
+        await self._emit(
+            events.RunStarted(
+                run_id=self.id,
+                steps_per_epoch=self._per_epoch,
+                n_train=sizes[Split.train],
+                n_val=sizes[Split.val],
+                n_test=sizes[Split.test],
+            )
+        )
+        await self._emit(
+            events.GatePowerEstimated(
+                run_id=self.id, **self._gate_keeper.estimate_power(self.state).model_dump()
+            )
+        )
+
+    async def _measure_critic(self) -> None:
+        """Learn what the scores of the run's own critic are worth, where it has one."""
+        if self._runtime.critic is not None:
+            step = 0 if self.state is None else self.state.step
+            async with self._timer.stage("evaluate", step=step, name="critic"):
+                self._critic = await self._runtime.critic.measure_accuracy()
+
+    def _describe_critic(self, used: CriticDescription | None) -> CriticDescription | None:
+        own = self._critic
+        return own if own is not None and used is not None and used.identity == own.identity else used
+
+    async def _measure_baseline(self) -> RunState:
+        """Measure the initial skill, twice where the gate has to find out whether repeats agree."""
+        initial = self._plan.initial_skill
+        async with self._timer.stage("evaluate", step=0, name="baseline"):
+            first = await self.scheduler.roll_out_split(Split.val, initial, step=0, phase="baseline")
+            deterministic = self._gate_keeper.presumes_deterministic
+            if self._gate_keeper.must_test_determinism:
+                second = await self.scheduler.roll_out_split(
+                    Split.val, initial, step=0, phase="baseline", trial=1
+                )
+                deterministic = self._gate_keeper.scores_agree(first, second)
+        measured = build_measurement(initial.hash, Split.val, first)
+        mark = self._gate_keeper.metric.score_measurement(measured)
+        if mark is None:
+            raise RunFailed("the initial skill has no score on the validation split")
+        await self._emit(events.BaselineMeasured(run_id=self.id, score=mark, n=measured.n))
+        return await self._commit(
+            None, build_first_state(initial, mark, deterministic=deterministic), [initial]
+        )
+
+    async def _run_step(self, steps: StepRunner, state: RunState, records: list[StepRecord]) -> RunState:
+        step = state.step + 1
+        epoch, _ = steps.locate_step(step)
+        ids = tuple(item.id for batch in steps.list_batches(step) for item in batch)
+        with self._runtime.tracing.step(step, epoch=epoch):
+            await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
+            stepped = await steps.run(step, state, records)
+            new = apply_step(
+                state, stepped.record, self._gate_keeper.find_alpha(state, step=step), stepped.undecided
+            )
+            await self._commit(stepped.record, new, stepped.skills)
+        records.append(stepped.record)
+        return new
+
+    async def _finalize_epoch(self, state: RunState) -> RunState:
+        """Close the epoch that the last step ended; the first one only when another follows."""
+        epoch, rest = divmod(state.step, self._per_epoch)
+        is_last = state.step >= self._total
+        if (
+            rest
+            or epoch <= state.last_committed_epoch
+            or not self._epoch_end.is_needed
+            or (epoch == 1 and is_last)
+        ):
+            return state
+        async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
+            closed = await self._epoch_end.finalize(state, epoch=epoch)
+        alpha = self._gate_keeper.find_alpha(state, step=state.step)
+        new = apply_epoch(state, closed.record, alpha, closed.undecided)
+        return await self._commit(closed.record, new, closed.skills)
+
+    async def _judge_promotion(self, state: RunState) -> RunState:
+        """Let the last skill take the place of the best where it wins, once for each end of the run."""
+        done = await self._store.promotions(self.id)
+        if done and done[-1].step == state.step:
+            return state
+        async with self._timer.stage("evaluate", step=state.step, name="promotion"):
+            promoted = await self.final_evaluator.judge_promotion(state)
+        if promoted is None:
+            return state
+        promotion, undecided = promoted
+        alpha = self._gate_keeper.find_alpha(state, step=state.step)
+        return await self._commit(promotion, apply_promotion(state, promotion, alpha, undecided), [])
+
+    async def _retry_once(
+        self, work: Callable[[RunState], Awaitable[RunState]], state: RunState, step: int
+    ) -> RunState:
+        """Do what changes the state; once more where too little of it could be measured in a step."""
+        try:
+            return await work(state)
+        except Unmeasured as error:
+            await self._on_event(events.StepRetried(run_id=self.id, step=step, reason=str(error)))
+        return await work(state)
+
+    async def _commit(
+        self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
+    ) -> RunState:
+        await finish_if_cancelled(lambda: self._save(record, state, skills))
+        await self._emit_commit(record, state)
+        if self._graceful_stop is not None:
+            await self._graceful_stop.stop_after_commit()
+        return state
+
+    async def _save(self, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]) -> None:
+        await self._store.commit(self.id, record, state, skills)
+        self.state = state
+        if record is not None:
+            await self._export(record, skills)
+
+    async def _export(self, record: CommitRecord, skills: Sequence[Skill]) -> None:
+        texts = {skill.hash: skill for skill in skills}
+        made = () if isinstance(record, PromotionRecord) else record.created_versions
+        for version in made:
+            exports.export_version(self._config.out_dir, version.number, texts[version.skill_hash])
+        exports.export_best(self._config.out_dir, await self._store.skill(record.best.skill_hash))
+
+    async def _emit_last_commit(self, state: RunState, records: Sequence[StepRecord]) -> None:
+        """Export and tell what an earlier start committed and may not have told."""
+        epochs = await self._store.epochs(self.id)
+        numbered = version_hashes(self._plan.initial_skill, records, epochs)
+        exports.remove_versions(self._config.out_dir, beyond=numbered)
+        for number, skill_hash in numbered.items():
+            exports.export_version(self._config.out_dir, number, await self._store.skill(skill_hash))
+        exports.export_best(self._config.out_dir, await self._store.skill(state.best.skill_hash))
+        last: list[CommitRecord | None] = [*records[-1:]] or [None]
+        last += [e for e in epochs[-1:] if e.step == state.step]
+        last += [p for p in (await self._store.promotions(self.id))[-1:] if p.step == state.step]
+        for record in last:
+            await self._emit_commit(record, state)
+
+    async def _load_pinned_edits(self) -> tuple[RejectedEdit, ...]:
+        """Return other runs' rejected edits, as they were when this run first started."""
+        if self._config.reflect.memory != "environment":
+            return ()
+        noted = await self._decision_log.get(0, "pinned_cards")
+        if noted is None:
+            others = await self._store.records_of_other_runs(
+                str(self._plan.identity["environment"]), exclude=self.id
+            )
+            cards = [
+                card
+                for run_id, steps in others.items()
+                for card in collect_rejected_edits(steps, run_id=run_id)
+            ]
+            noted = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(cards), mode="json")
+            await self._decision_log.put(0, "pinned_cards", noted)
+        return REJECTED_EDITS_ADAPTER.validate_python(noted)
+
+    async def _emit_commit(self, record: CommitRecord | None, state: RunState) -> None:
+        """Tell what a commit did; without a record it is the first, and the state is the one after it."""
+        for event in build_commit_events(self.id, record, state):
+            await self._emit(event)
+
+    async def _emit(self, event: events.Event) -> None:
+        if await self._store.append_event(event):
+            await self._on_event(event)
+
+
+def build_commit_events(
+    run_id: str, record: CommitRecord | None, state: RunState
+) -> tuple[events.Event, ...]:
+    """Return the durable events of a commit; without a record, of the one that began with ``state``."""
+    match record:
+        case None:
+            return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
+        case StepRecord():
+            return build_step_events(run_id, record)
+        case EpochRecord():
+            return build_epoch_events(run_id, record)
+        case PromotionRecord():
+            return (
+                events.PromotionJudged(
+                    run_id=run_id, step=record.step, verdict=record.verdict, best=record.best
+                ),
+            )

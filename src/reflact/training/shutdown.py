@@ -1,0 +1,187 @@
+"""How a run comes to a halt in order: nothing new is begun, what is under way may finish."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
+from reflact.protocols import LLM, Annotator, Approver, CriticBacked, Environment, Session
+from reflact.records import CandidateReview, CriticDescription
+from reflact.training.setup import Runtime
+from reflact.types import Grade, Item, Rollout, Split
+
+R = TypeVar("R", bound=ReplyModel)
+
+SETTLE_SECONDS = 0.2
+"""Time in which what the last results settle may still be decided and committed."""
+
+
+class GracefulStop:
+    """Halts one start of a run once it is pulled.
+
+    From then on rollouts and calls of the optimizer that would begin are held back. The run is cancelled
+    when it has committed, when all that is under way has finished and something is held back or waits for a
+    person, or when the grace is over, whichever comes first. Cancelling cannot be mistaken for a failure of
+    what it ends.
+
+    Args:
+        grace: Seconds that what is under way may take.
+
+    Attributes:
+        reason: Why the run halts; None while it goes on.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self.reason: str | None = None
+        self._grace = grace
+        self._scope: anyio.CancelScope | None = None
+        self._in_progress = 0
+        self._is_blocked = False
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the run was cancelled before its end."""
+        return self._scope is not None and self._scope.cancelled_caught
+
+    def request(self, reason: str) -> None:
+        """Let the run halt; pulling again changes nothing. Call it in the event loop's thread."""
+        if self.reason is None:
+            self.reason = reason
+            self._end_within(self._grace)
+            self._end_if_idle()
+
+    @contextmanager
+    def cancel_scope(self) -> Iterator[None]:
+        """The block that is cancelled; enter it once."""
+        with anyio.CancelScope() as self._scope:
+            if self.reason is not None:
+                self._end_within(self._grace)
+            yield
+
+    @asynccontextmanager
+    async def track_work(self) -> AsyncIterator[None]:
+        """Hold a piece of work back where the brake is pulled, else count it as under way."""
+        if self.reason is not None:
+            self._is_blocked = True
+            self._end_if_idle()
+            await anyio.sleep_forever()
+        self._in_progress += 1
+        try:
+            yield
+        finally:
+            self._in_progress -= 1
+            self._end_if_idle()
+
+    @contextmanager
+    def wait_for_person(self) -> Iterator[None]:
+        """A block that waits for a person: the run does not go on by itself, and gets no grace for it."""
+        self._is_blocked = True
+        try:
+            yield
+        finally:
+            self._is_blocked = self.reason is not None
+
+    async def stop_after_commit(self) -> None:
+        """Halt here where the brake is pulled."""
+        if self.reason is not None:
+            self._end_within(0.0)
+            await checkpoint()
+
+    def _end_if_idle(self) -> None:
+        if self.reason is not None and self._is_blocked and not self._in_progress:
+            self._end_within(SETTLE_SECONDS)
+
+    def _end_within(self, seconds: float) -> None:
+        if self._scope is not None:
+            self._scope.deadline = min(self._scope.deadline, anyio.current_time() + seconds)
+
+
+def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> Approver:
+    """Return an approver that is not waited for once the brake is pulled."""
+
+    async def ask(review: CandidateReview) -> bool | str:
+        with graceful_stop.wait_for_person():
+            return await approve(review)
+
+    return ask
+
+
+def make_runtime_stoppable(runtime: Runtime, graceful_stop: GracefulStop) -> Runtime:
+    """Return a house in which rollouts, notes and calls of the optimizer stop at the brake."""
+    notes = runtime.plan.annotator
+    plan = replace(
+        runtime.plan,
+        environment=_StoppableEnvironment(runtime.plan.environment, graceful_stop),
+        annotator=None if notes is None else _StoppableAnnotator(notes, graceful_stop),
+    )
+    return replace(runtime, plan=plan, optimizer=StoppableLLM(runtime.optimizer, graceful_stop))
+
+
+class _StoppableEnvironment:
+    """An environment whose rollouts are pieces of work."""
+
+    def __init__(self, inner: Environment, graceful_stop: GracefulStop) -> None:
+        self._inner = inner
+        self._graceful_stop = graceful_stop
+
+    @property
+    def identity(self) -> str:
+        return self._inner.identity
+
+    def items(self, split: Split) -> Sequence[Item]:
+        return self._inner.items(split)
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        async with self._graceful_stop.track_work():
+            return await self._inner.run(item, session, seed=seed)
+
+
+class _StoppableAnnotator:
+    """An annotator whose notes on a rollout are a piece of work."""
+
+    def __init__(self, inner: Annotator, graceful_stop: GracefulStop) -> None:
+        self._inner = inner
+        self._graceful_stop = graceful_stop
+
+    @property
+    def identity(self) -> str:
+        return self._inner.identity
+
+    @property
+    def scored_by(self) -> CriticDescription | None:
+        return self._inner.scored_by if isinstance(self._inner, CriticBacked) else None
+
+    async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
+        async with self._graceful_stop.track_work():
+            return await self._inner.annotate(item, rollout)
+
+
+class StoppableLLM:
+    """A model whose calls, with all their attempts, are pieces of work."""
+
+    def __init__(self, inner: LLM, graceful_stop: GracefulStop) -> None:
+        self._inner = inner
+        self._graceful_stop = graceful_stop
+
+    @property
+    def identity(self) -> str:
+        """That of the model."""
+        return self._inner.identity
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the model; see ``ports.LLM.ask``."""
+        async with self._graceful_stop.track_work():
+            return await self._inner.ask(prompt, reply_type, call_id=call_id, check=check)

@@ -1,0 +1,318 @@
+"""One step of the corridor: six doors in a row, and what they need from the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from reflact.config.training import TrainerConfig
+from reflact.data import plan_epoch
+from reflact.errors import Unmeasured
+from reflact.protocols import DecisionLog
+from reflact.records import OpenComparison, RunState, StepRecord
+from reflact.skills.rejected_edits import (
+    RejectedEdit,
+    collect_rejected_edits,
+    deduplicate_edits,
+    select_relevant_edits,
+)
+from reflact.stages.aggregate import aggregate
+from reflact.stages.evaluate import EvaluationResult, decide_without_evaluation
+from reflact.stages.execution_notes import LapseTriage, update_appendix
+from reflact.stages.overlap import roll_out_and_reflect
+from reflact.stages.prompt_sections import show_buffer, show_cases, show_memory, show_meta
+from reflact.stages.reflect import Analyst, AnnotatingAnalyst, Minibatch, choose_analysis, list_edit_kinds
+from reflact.stages.select import choose_step_size, edit_budget, select
+from reflact.stages.update import update
+from reflact.training.gating import GateKeeper
+from reflact.training.rollouts import RolloutScheduler
+from reflact.training.setup import Runtime
+from reflact.training.state import build_step_record
+from reflact.training.timing import StageTimer
+from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    AppendixResult,
+    Candidate,
+    Fallback,
+    FrozenModel,
+    Item,
+    Rollout,
+    SelectResult,
+    Skill,
+    is_failure,
+)
+
+
+class StepOutcome(FrozenModel):
+    """A step's record, the documents it made or tried, and its comparison where that stayed open."""
+
+    record: StepRecord
+    skills: tuple[Skill, ...]
+    undecided: OpenComparison | None = None
+
+
+class StepRunner:
+    """Takes steps, for one start of a run.
+
+    Args:
+        house: The run's collaborators.
+        rolls: Rolls skills out.
+        judge: Decides on candidates.
+        clock: Counts the time of stages and tells of them.
+        pinned: Rejected edits of other runs that this one may see.
+        total: The run's steps.
+        per_epoch: Those of an epoch.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        scheduler: RolloutScheduler,
+        gate_keeper: GateKeeper,
+        timer: StageTimer,
+        pinned_edits: Sequence[RejectedEdit],
+        total: int,
+        per_epoch: int,
+    ) -> None:
+        self._runtime = runtime
+        self._plan = runtime.plan
+        self._config: TrainerConfig = runtime.plan.config
+        self._decision_log: DecisionLog = runtime.store.decision_log(runtime.plan.run_id)
+        self._scheduler = scheduler
+        self._gate_keeper = gate_keeper
+        self._timer = timer
+        self._pinned_edits = tuple(pinned_edits)
+        self._total = total
+        self._per_epoch = per_epoch
+        self._items = {item.id: item for item in runtime.plan.data.train}
+
+    def list_batches(self, step: int) -> tuple[tuple[Item, ...], ...]:
+        """Return the batches of a step."""
+        epoch, place = self.locate_step(step)
+        train = self._config.train
+        plan = plan_epoch(
+            self._items,
+            epoch=epoch,
+            seed=self._config.seed,
+            batch_size=train.batch_size,
+            accumulation=train.accumulation,
+        )
+        return tuple(tuple(self._items[i] for i in batch) for batch in plan[place])
+
+    def locate_step(self, step: int) -> tuple[int, int]:
+        """Return a step's epoch, from 1, and its place in it, from 0."""
+        return (step - 1) // self._per_epoch + 1, (step - 1) % self._per_epoch
+
+    async def run(self, step: int, state: RunState, earlier: Sequence[StepRecord]) -> StepOutcome:
+        """Return what a step makes of a state; ``earlier`` are the steps before it.
+
+        Raises:
+            Unmeasured: Too little could be measured to decide on the candidate.
+        """
+        epoch, place = self.locate_step(step)
+        skill = await self._runtime.store.skill(state.current.skill_hash)
+        async with self._timer.stage("rollout", "reflect", step=step):
+            rollouts, reports = await self._roll_out_and_reflect(step, skill, state, earlier)
+        notes = show_meta(state.meta_skill)
+        async with self._timer.stage("aggregate", step=step):
+            merged = await aggregate(
+                reports,
+                skill,
+                llm=self._runtime.optimizer,
+                prompts=self._plan.prompts,
+                config=self._config.aggregate,
+                operations=list_edit_kinds(self._config.update),
+                notes=notes,
+                decision_log=self._decision_log,
+                step=step,
+            )
+        async with self._timer.stage("select", step=step):
+            chosen = await self._select(step, merged, skill, state, notes)
+        async with self._timer.stage("update", step=step):
+            candidate = await self._update(step, skill, chosen)
+        async with self._timer.stage("evaluate", step=step):
+            evaluated, undecided = await self._evaluate(step, candidate, skill, merged, state)
+        noted = await self._update_appendix(
+            step, candidate.skill if evaluated.verdict.accepted else skill, reports
+        )
+        record = build_step_record(
+            state,
+            step=step,
+            epoch=epoch,
+            step_in_epoch=place + 1,
+            rollouts=rollouts,
+            n_failures=sum(is_failure(r, self._config.train.success_threshold) for r in rollouts),
+            reports=reports,
+            merged=merged,
+            chosen=chosen,
+            candidate=candidate,
+            verdict=evaluated.verdict,
+            appendix=noted,
+        )
+        return StepOutcome(record=record, skills=(candidate.skill, noted.skill), undecided=undecided)
+
+    async def _roll_out_and_reflect(
+        self, step: int, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
+    ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
+        config, batches = self._config, self.list_batches(step)
+        most = self._edit_budget(step)
+        analyst = Analyst(
+            llm=self._runtime.optimizer,
+            prompts=self._plan.prompts,
+            decision_log=self._decision_log,
+            step=step,
+            tokens=config.reflect.trajectory_tokens,
+            analysis=choose_analysis(
+                config.update, skill, max_edits=config.select.max_edits if most is None else most
+            ),
+            notes=self._make_notes(step, state, earlier),
+        )
+        analyse = analyst.report
+        if config.appendix.enabled:
+            analyse = LapseTriage(
+                skill,
+                analyse,
+                successes=config.appendix.source == "both",
+                llm=self._runtime.optimizer,
+                prompts=self._plan.prompts,
+                decision_log=self._decision_log,
+                step=step,
+                tokens=config.reflect.trajectory_tokens,
+            ).report
+        if self._plan.annotator is not None:
+            analyse = AnnotatingAnalyst(
+                analyse, self._plan.annotator, decision_log=self._decision_log, step=step
+            ).report
+        return await roll_out_and_reflect(
+            batches,
+            skill,
+            target=self._runtime.target,
+            environment=self._plan.environment,
+            store=self._runtime.store,
+            decision_log=self._decision_log,
+            step=step,
+            seed=config.seed,
+            config=config.reflect,
+            threshold=config.train.success_threshold,
+            limit=config.train.rollout_concurrency,
+            analyse=analyse,
+            phase=self._scheduler.phase_key(f"step/{step}"),
+            on_rollout=self._scheduler.make_progress_counter(
+                "rollout", step, sum(len(batch) for batch in batches)
+            ),
+        )
+
+    def _make_notes(
+        self, step: int, state: RunState, earlier: Sequence[StepRecord]
+    ) -> Callable[[Minibatch], str]:
+        """What analysts are told beside their cases: this epoch's attempts, older ones, the memory."""
+        epoch, _ = self.locate_step(step)
+        config = self._config.reflect
+        own = [r for r in earlier if r.epoch < epoch]
+        cards = (
+            deduplicate_edits((*self._pinned_edits, *collect_rejected_edits(own)))
+            if config.memory != "off"
+            else ()
+        )
+        fixed = (self._show_attempts(step, state), show_meta(state.meta_skill))
+
+        def notes(batch: Minibatch) -> str:
+            text = show_cases(
+                batch.rollouts,
+                batch.items,
+                failed=batch.source == "failure",
+                tokens=config.trajectory_tokens,
+            )
+            parts = (fixed[0], show_memory(select_relevant_edits(cards, text)) if cards else "", fixed[1])
+            return "\n\n".join(part for part in parts if part)
+
+        return notes
+
+    def _show_attempts(self, step: int, state: RunState) -> str:
+        """Return what the epoch's earlier steps tried, as it is shown."""
+        epoch, _ = self.locate_step(step)
+        return show_buffer(
+            state.step_buffer if self._config.reflect.step_buffer and state.epoch == epoch else ()
+        )
+
+    async def _select(
+        self, step: int, merged: AggregateResult, skill: Skill, state: RunState, notes: str
+    ) -> SelectResult:
+        most, decision = self._edit_budget(step), None
+        fallbacks: tuple[Fallback, ...] = ()
+        if self._config.update.mode == "full_rewrite":
+            return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
+        if self._config.select.lr_control == "autonomous" and merged.patch.edits:
+            assert most is not None
+            parts = (self._show_attempts(step, state), notes)
+            size = await choose_step_size(
+                merged,
+                skill,
+                notes="\n\n".join(part for part in parts if part),
+                llm=self._runtime.optimizer,
+                prompts=self._plan.prompts,
+                decision_log=self._decision_log,
+                step=step,
+                default=most,
+            )
+            if isinstance(size, Fallback):
+                fallbacks = (size,)
+            else:
+                most, decision = size.count, size
+        chosen = await select(
+            merged,
+            skill,
+            budget=most,
+            notes=notes,
+            llm=self._runtime.optimizer,
+            prompts=self._plan.prompts,
+            decision_log=self._decision_log,
+            step=step,
+        )
+        return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+
+    async def _update(self, step: int, skill: Skill, chosen: SelectResult) -> Candidate:
+        return await update(
+            skill,
+            chosen,
+            llm=self._runtime.optimizer,
+            prompts=self._plan.prompts,
+            decision_log=self._decision_log,
+            step=step,
+        )
+
+    async def _evaluate(
+        self, step: int, candidate: Candidate, skill: Skill, merged: AggregateResult, state: RunState
+    ) -> tuple[EvaluationResult, OpenComparison | None]:
+        verdict = decide_without_evaluation(candidate, skill, merged=merged, known=state.seen_hashes)
+        if verdict is not None:
+            return EvaluationResult(verdict=verdict), None
+        evaluated, undecided = await self._gate_keeper.judge(candidate.skill, state, step=step, part="step")
+        if evaluated.verdict.action == "unmeasured":
+            raise Unmeasured(f"step {step} is unmeasured: {evaluated.verdict.reason}")
+        return evaluated, undecided
+
+    async def _update_appendix(
+        self, step: int, skill: Skill, reports: Sequence[AnalystReport]
+    ) -> AppendixResult:
+        if not self._config.appendix.enabled:
+            return AppendixResult(skill=skill)
+        async with self._timer.stage("appendix", step=step):
+            return await update_appendix(
+                skill,
+                reports,
+                threshold=self._config.appendix.consolidate_threshold,
+                llm=self._runtime.optimizer,
+                prompts=self._plan.prompts,
+                decision_log=self._decision_log,
+                step=step,
+            )
+
+    def _edit_budget(self, step: int) -> int | None:
+        sizes = self._config.select
+        if sizes.lr_control == "none":
+            return None
+        return edit_budget(
+            step, self._total, scheduler=sizes.scheduler, max_edits=sizes.max_edits, floor=sizes.floor
+        )
