@@ -15,19 +15,11 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from reflact import (
-    Calibrator,
-    CalibratorSettings,
-    CallId,
-    Critic,
-    Label,
-    MemoryStore,
-    RenderedPrompt,
-    ReplyModel,
-    Trace,
-    Transition,
-)
+from reflact import Calibrator, Critic, MemoryStore, Trace
+from reflact.calibration import CalibratorSettings
 from reflact.integrations.pydantic_ai import record_tools
+from reflact.llm import CallId, RenderedPrompt, ReplyModel
+from reflact.memory import Label, Transition
 from reflact.testing import ScriptedLLM
 
 PURPOSE, LETTERS, RUNS = "File all ten letters.", 10, 90

@@ -4,7 +4,8 @@ import asyncio
 
 from pydantic import JsonValue
 
-from reflact import CallId, Grade, Item, RenderedPrompt, ReplyModel, Score, Session, Split, Trainer
+from reflact import Grade, Item, Score, Session, Split, Trainer
+from reflact.llm import CallId, RenderedPrompt, ReplyModel
 from reflact.targets.chat import ChatTarget
 from reflact.testing import ScriptedLLM, append_reply
 

@@ -6,9 +6,10 @@ from difflib import SequenceMatcher
 import anyio
 from pydantic import JsonValue
 
-from reflact import CallId, Grade, Item, RenderedPrompt, ReplyModel, Score, Trainer
+from reflact import Grade, Item, Score, Trainer
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
+from reflact.llm import CallId, RenderedPrompt, ReplyModel
 from reflact.targets.chat import ChatTarget
 from reflact.testing import ScriptedLLM, append_reply
 

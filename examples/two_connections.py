@@ -13,20 +13,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-from reflact import (
-    Action,
-    BudgetConfig,
-    Calibrator,
-    CalibratorSettings,
-    Critic,
-    Label,
-    MemoryStore,
-    ModelConfig,
-    Trace,
-    Transition,
-    connect,
-)
+from reflact import Calibrator, Critic, MemoryStore, Trace
+from reflact.calibration import CalibratorSettings, connect
 from reflact.calibration.events import CalibrationEvent, CalibratorStopped, PairBatchTested
+from reflact.llm import BudgetConfig, ModelConfig
+from reflact.memory import Action, Label, Transition
 
 PURPOSE, CLAIM = "Sort all ten letters.", "All letters are sorted!"
 RUNS, CALLS = 80, 1200

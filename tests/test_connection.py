@@ -11,9 +11,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from reflact import BudgetConfig, Critic, ModelConfig, Transition, connect
+from reflact import Critic
+from reflact.calibration import connect
 from reflact.config.training import ReplayConfig
 from reflact.errors import BudgetSpent, ConfigError
+from reflact.llm import BudgetConfig, ModelConfig
+from reflact.memory import Transition
 from reflact.memory.models import Action
 from served import serving
 

@@ -13,9 +13,11 @@ from pydantic import JsonValue
 from typer.testing import CliRunner
 
 from memory_pairs import make_pair
-from reflact import Calibrator, Critic, ModelConfig, Trace, connect
+from reflact import Calibrator, Critic, Trace
+from reflact.calibration import connect
 from reflact.cli.app import app
 from reflact.errors import ConfigError, DataError
+from reflact.llm import ModelConfig
 from reflact.memory.models import Action, Evaluation, Label, Transition
 from reflact.memory.store import MemoryStore
 from reflact.testing import ScriptedLLM

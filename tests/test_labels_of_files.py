@@ -6,8 +6,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from reflact import Action, Trace, Transition
+from reflact import Trace
 from reflact.cli.app import app
+from reflact.memory import Action, Transition
 from test_calibrate_cli import configured, one_line, reflact
 
 

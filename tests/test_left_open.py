@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from flattered_world import PURPOSE, answer, steps
-from reflact import Calibrator, Evaluation, MemoryStore, Trace
+from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.report import CalibrationReport
+from reflact.memory import Evaluation
 from reflact.memory.models import PromotionEvidence
 from reflact.testing import ScriptedLLM
 

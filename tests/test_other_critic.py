@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from flattered_world import PURPOSE, answer, steps
-from reflact import Calibrator, Evaluation, MemoryStore, Trace
+from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.report import CalibrationReport
+from reflact.memory import Evaluation
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio

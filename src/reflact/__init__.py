@@ -7,8 +7,9 @@ and may change with any release.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
     from reflact.calibration.calibrator import Calibrator
@@ -52,20 +53,23 @@ __all__ = [
     "read_run",
 ]
 
-_MODULES = {
-    "calibration.calibrator": ("Calibrator",),
-    "calibration.critic": ("Critic",),
-    "calibration.trace": ("Trace",),
-    "config.training": ("TrainerConfig",),
-    "errors": ("ReflactError",),
-    "events": ("Event",),
-    "memory.store": ("MemoryStore",),
-    "protocols": ("LLM", "Environment", "Session", "Target"),
-    "records": ("RunSummary",),
-    "trainer": ("Trainer", "evaluate_skill"),
-    "training.history": ("RunHistory", "read_run"),
-    "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
-}
+_load = load_exports(
+    __name__,
+    {
+        "calibration.calibrator": ("Calibrator",),
+        "calibration.critic": ("Critic",),
+        "calibration.trace": ("Trace",),
+        "config.training": ("TrainerConfig",),
+        "errors": ("ReflactError",),
+        "events": ("Event",),
+        "memory.store": ("MemoryStore",),
+        "protocols": ("LLM", "Environment", "Session", "Target"),
+        "records": ("RunSummary",),
+        "trainer": ("Trainer", "evaluate_skill"),
+        "training.history": ("RunHistory", "read_run"),
+        "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -73,10 +77,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("reflact")
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"reflact.{module}"), name)
-    raise AttributeError(f"module 'reflact' has no attribute {name!r}")
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -29,7 +29,7 @@ def require_type(value: object, *kinds: type, subject: str) -> None:
     Args:
         value: What was given.
         kinds: What it may be; the first is one of ``FORMS``.
-        what: What it stands for, at the beginning of a sentence.
+        subject: What it stands for, at the beginning of a sentence.
 
     Raises:
         DataError: It is of another kind.

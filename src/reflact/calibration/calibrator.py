@@ -225,8 +225,8 @@ class Calibrator:
         Args:
             traces: What is learned from, and held out where ``heldout`` is None.
             heldout: What tests and measures instead; those among them that were learned from are left out.
-            anyway: Make pairs also where nothing can come to a test, such as for a later one.
-            again: Make further pairs of the same traces where nothing has changed; that opens another test,
+            allow_untested: Make pairs also where nothing can come to a test, such as for a later one.
+            ignore_finished: Make further pairs of the same traces where nothing has changed; that opens another test,
                 and all tests on the same held-out traces share one error probability.
 
         Raises:

@@ -155,7 +155,7 @@ class CalibrationState:
         """Return how the test of a round ended before the calibration was stopped; None if it did not.
 
         Args:
-            pair_ids: The pairs of the round.
+            round_pair_ids: The pairs of the round.
         """
         first, self.finished_tests = self.finished_tests[:1], self.finished_tests[1:]
         for test in first:
@@ -176,10 +176,10 @@ async def open_calibration(
     """Return the course of a calibration: a new one, or that of the last one that was given the same.
 
     Args:
-        given: What it is given.
+        inputs: What it is given.
         identity: What it is known by; see ``Given.identity``.
-        last: The last calibration that was given the same.
-        standing: What is in the memory now.
+        last_calibration: The last calibration that was given the same.
+        snapshot: What is in the memory now.
         store: Where pairs are.
     """
     if last_calibration is not None and last_calibration.result is None:

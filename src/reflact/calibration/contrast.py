@@ -66,17 +66,17 @@ async def generate_contrast_pairs(
         events: The scored steps of the trace.
         purpose: What the agent was to achieve.
         trace_id: The trace, for where pairs come from.
-        plan: Which mistakes are asked for, and how near to right; see ``curriculum.next_round``.
+        round_plan: Which mistakes are asked for, and how near to right; see ``curriculum.next_round``.
         llm: Writes mistaken evaluations and other purposes.
         judge: Compares blindly; needed where ``settings.judges`` is above 0.
         critic: Gives the samples that have to agree; None: gold alone says what is right.
         settings: How pairs are made.
         prompts: Where the prompts are; None: the newest versions that are packaged.
-        known: Ids of pairs that are not to be made again: those that were there before the round. A round
+        known_pair_ids: Ids of pairs that are not to be made again: those that were there before the round. A round
             that is made again needs those of its first time; with its own pairs among them it goes past
             these to others.
-        others: The purposes of other traces.
-        report: Is told of each pair and each drop as it comes about.
+        other_purposes: The purposes of other traces.
+        on_result: Is told of each pair and each drop as it comes about.
 
     Raises:
         ConfigError: The round asks for a kind that nobody described, or there is no judge.

@@ -67,12 +67,12 @@ def estimate_cost(
     """Return what a calibration takes.
 
     Args:
-        course: The calibration as it begins, or as it began if it was stopped.
+        calibration: The calibration as it begins, or as it began if it was stopped.
         missing: Why nothing would come to a test.
         anchors: Gold pairs that are measured.
         settings: How pairs are made and tested.
-        samples: Samples of each of the critic's scores.
-        reasks: How often an invalid reply is sent back at most.
+        n_samples: Samples of each of the critic's scores.
+        max_reasks: How often an invalid reply is sent back at most.
     """
     contrast = settings.contrast
     steps, anchored = list_labeled_steps(calibration.split.held_out), list_pair_steps(anchors)

@@ -200,7 +200,7 @@ class Critic:
             pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their status
                 and scope; ``()`` is none. Either way they are ranked and shown as far as the budget goes.
             trial: Equal questions of another trial are independent samples.
-            phi_before: What the state before is worth by definition, whatever the model says, such as 0
+            progress_before: What the state before is worth by definition, whatever the model says, such as 0
                 where nothing is done yet; guards take credit away down to it. None: the model says.
 
         Raises:

@@ -172,8 +172,8 @@ def apportion(shares: Sequence[MistakeShare], n_places: int, *, offset: float) -
 
     Args:
         shares: The kinds and their parts.
-        places: How many there are.
-        at: Where the first mark lies, from 0 to below 1; drawn evenly, each kind gets its part on average.
+        n_places: How many there are.
+        offset: Where the first mark lies, from 0 to below 1; drawn evenly, each kind gets its part on average.
     """
     total, end, first = sum(Fraction(kind.share) for kind in shares), Fraction(0), Fraction(offset)
     counts = {}

@@ -200,7 +200,7 @@ async def measure_critic(
     Args:
         critic: The critic as it is.
         traces: Steps with gold in them count.
-        limit: Steps that are scored at a time.
+        max_concurrent: Steps that are scored at a time.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.

@@ -57,9 +57,9 @@ def decide_outcome(
     difficulty.
 
     Args:
-        plan: For each comparison, whether the right side stands first.
-        found: Whether the first of them found the right side; one for each that was made.
-        agreement: The least share.
+        right_first: For each comparison, whether the right side stands first.
+        found_right: Whether the first of them found the right side; one for each that was made.
+        min_agreement: The least share.
     """
     for made in range(1, len(found_right) + 1):
         left = len(right_first) - made
@@ -88,10 +88,10 @@ def keep_probability(
     """Return how probable it is that a pair is kept.
 
     Args:
-        judges: Comparisons, at least 2.
-        agreement: The least share that has to find the right side.
-        first: How probable it is that one finds it where it stands first.
-        second: The same where it stands second; None: as probable.
+        n_judges: Comparisons, at least 2.
+        min_agreement: The least share that has to find the right side.
+        first_rate: How probable it is that one finds it where it stands first.
+        second_rate: The same where it stands second; None: as probable.
     """
     total = 0.0
     for a, b in ((n_judges // 2, n_judges - n_judges // 2), (n_judges - n_judges // 2, n_judges // 2)):

@@ -181,7 +181,7 @@ def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_n
         values: One for each trace.
         low: The least that such a mean can be; with ``high``, the interval of a single value.
         high: The most.
-        label: Names the resamples; equal labels draw equally.
+        stream_name: Names the resamples; equal labels draw equally.
     """
     mean = math.fsum(values) / len(values)
     if len(values) == 1:

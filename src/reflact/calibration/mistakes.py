@@ -350,10 +350,10 @@ def choose_candidates(
     """Return for each kind of mistake in a hand how to make it: each way at most once, the best first.
 
     Args:
-        hand: The kinds that an event was dealt.
-        label: What is right.
-        ready: Pairs that need no model and are not known yet, the best first.
-        elsewhere: Another purpose to look at the step under, if there is one.
+        mistake_names: The kinds that an event was dealt.
+        reference: What is right.
+        ready_candidates: Pairs that need no model and are not known yet, the best first.
+        other_purpose: Another purpose to look at the step under, if there is one.
         band: How far wrong scores may lie from it.
         mistakes: All kinds, by name.
     """

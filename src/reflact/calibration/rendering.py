@@ -85,8 +85,8 @@ def show_transition(
     Args:
         purpose: What the agent is to achieve.
         transition: What it did.
-        room: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
-        count: Counts tokens.
+        max_tokens: Tokens for each of the five, the tags around it aside; what is longer is cut with a mark.
+        count_tokens: Counts tokens.
     """
     texts = view_transition(transition)
     parts = {
@@ -151,10 +151,10 @@ def show_examples(
 
     Args:
         pairs: The candidates, the best first; no more are taken than are looked at.
-        room: Tokens for all of the text, the line above it and all tags included. Never exceeded.
-        most: Pairs at most.
-        each: Tokens for each part of a transition; what is longer is cut with a mark.
-        count: Counts tokens.
+        max_tokens: Tokens for all of the text, the line above it and all tags included. Never exceeded.
+        max_pairs: Pairs at most.
+        tokens_per_field: Tokens for each part of a transition; what is longer is cut with a mark.
+        count_tokens: Counts tokens.
         render: Renders an example, as a ``Renderer`` for so many tokens each does; None: one of its own.
     """
     shown, render, passed = (

@@ -231,9 +231,9 @@ class RoundRunner:
         """Calibrate, round by round, and measure before and after.
 
         Args:
-            course: The calibration, see ``open``.
+            calibration: The calibration, see ``open``.
             anchors: Gold pairs that are measured.
-            again: Make another one where it is over and nothing has changed since; else its report is
+            ignore_finished: Make another one where it is over and nothing has changed since; else its report is
                 returned as it is.
         """
         if calibration.report is not None and not ignore_finished:

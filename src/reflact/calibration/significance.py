@@ -175,9 +175,9 @@ def decide_replay_test(
     Args:
         without: Scores without the batch.
         with_: Scores of the same steps, in the same order, with it.
-        before: Tests that were made on these traces earlier.
+        n_earlier_tests: Tests that were made on these traces earlier.
         use: To promote a candidate, error must have fallen; to demote what was promoted, it must have risen.
-        silent: Steps without a valid score on a side.
+        unscored: Steps without a valid score on a side.
 
     Raises:
         ValueError: The two sides are not the same steps.
@@ -253,8 +253,8 @@ def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0, alpha:
     About ``13 / ratio ** 2`` at a level of 2.5%, an eighth more for the first batch and more for later ones.
 
     Args:
-        ratio: The effect over its standard deviation between traces, above 0.
-        before: Tests made earlier on the same traces.
+        effect_ratio: The effect over its standard deviation between traces, above 0.
+        n_earlier_tests: Tests made earlier on the same traces.
         alpha: The level, where it is not the one that follows from ``before``.
     """
     quantile = NormalDist().inv_cdf

@@ -124,7 +124,7 @@ def choose_test_traces(
     Args:
         usable: Traces that may test, those that come first first.
         tests: All tests that were made.
-        most: At most so many.
+        limit: At most so many.
     """
     chosen = tuple(usable[:limit])
     if is_level_used_up(len(chosen), count_tests(tests, (trace.recording for trace in chosen))):

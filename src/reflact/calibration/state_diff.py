@@ -60,7 +60,7 @@ def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -
     Args:
         before: The state before.
         after: The state after.
-        brief: Leave out, marked, what long texts have in common at their beginnings and ends.
+        shorten: Leave out, marked, what long texts have in common at their beginnings and ends.
     """
     if isinstance(before, str) and isinstance(after, str) and not shorten:
         return _diff_texts(show_state(before), show_state(after)) or NO_CHANGE_TEXT

@@ -248,7 +248,7 @@ class Trace:
             transition: What the agent did; states are kept whole.
             score: How it was judged; of a critic's score what counts after the guards. None where no critic
                 saw it, as in logs.
-            gold: What is right, where that is known. Where it says nothing of the state before, that is taken
+            label: What is right, where that is known. Where it says nothing of the state before, that is taken
                 from the step before if it ended in this very state, and from the state after if nothing
                 changed, since equal states are worth the same. With neither gold nor score, what samples of
                 a critic agree on can say what is right, but the step tests and measures nothing.

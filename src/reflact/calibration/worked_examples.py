@@ -92,8 +92,8 @@ def rank_pairs(
         pairs: The candidates.
         transition: What is to be scored.
         purpose: Under which purpose.
-        show_same: Keep pairs of the same transition under the same purpose, which give the answer away.
-        read: Reads pairs; a ``Reader`` where the same ones come again.
+        include_same: Keep pairs of the same transition under the same purpose, which give the answer away.
+        index: Reads pairs; a ``Reader`` where the same ones come again.
     """
     texts = view_transition(transition)
     asked, own = _word_set(purpose, texts), texts.subject_hash(purpose)

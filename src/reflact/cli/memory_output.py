@@ -61,7 +61,7 @@ def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
     Args:
         name: What was asked for.
         ids: Ids that begin so.
-        what: What the ids name, in the singular.
+        noun: What the ids name, in the singular.
         store: Where they were looked for.
 
     Raises:
@@ -103,7 +103,7 @@ def format_table(
     Args:
         names: The columns.
         rows: A text for each column.
-        right: Numbers of columns that stand at their right edge.
+        right_aligned: Numbers of columns that stand at their right edge.
     """
     import shutil
     import sys

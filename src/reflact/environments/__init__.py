@@ -1,3 +1,86 @@
-"""Where tasks come from and how they are judged."""
+"""Where tasks come from and how answers are graded."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reflact.lazy import load_exports
+
+if TYPE_CHECKING:
+    from reflact.data import DataSet
+    from reflact.environments.dataset import DatasetEnvironment
+    from reflact.environments.graders import (
+        CheckedGrader,
+        ExactGrader,
+        Grader,
+        JsonFieldsGrader,
+        NormalizedGrader,
+        NumericGrader,
+        ReferenceGrader,
+        RegexGrader,
+        TokenF1Grader,
+    )
+    from reflact.environments.python_grader import PythonGrader
+    from reflact.environments.simulator import SimulatorEnvironment
+    from reflact.environments.sql_grader import SQLGrader, read_tables
+    from reflact.protocols import Environment, Session
+    from reflact.types import Grade, Item, Score, Split
+
+__all__ = [
+    "CheckedGrader",
+    "DataSet",
+    "DatasetEnvironment",
+    "Environment",
+    "ExactGrader",
+    "Grade",
+    "Grader",
+    "Item",
+    "JsonFieldsGrader",
+    "NormalizedGrader",
+    "NumericGrader",
+    "PythonGrader",
+    "ReferenceGrader",
+    "RegexGrader",
+    "SQLGrader",
+    "Score",
+    "Session",
+    "SimulatorEnvironment",
+    "Split",
+    "TokenF1Grader",
+    "read_tables",
+]
+
+__getattr__ = load_exports(
+    __name__,
+    {
+        "data": ("DataSet",),
+        "environments.dataset": ("DatasetEnvironment",),
+        "environments.graders": (
+            "CheckedGrader",
+            "ExactGrader",
+            "Grader",
+            "JsonFieldsGrader",
+            "NormalizedGrader",
+            "NumericGrader",
+            "ReferenceGrader",
+            "RegexGrader",
+            "TokenF1Grader",
+        ),
+        "environments.python_grader": ("PythonGrader",),
+        "environments.simulator": ("SimulatorEnvironment",),
+        "environments.sql_grader": (
+            "SQLGrader",
+            "read_tables",
+        ),
+        "protocols": (
+            "Environment",
+            "Session",
+        ),
+        "types": (
+            "Grade",
+            "Item",
+            "Score",
+            "Split",
+        ),
+    },
+)

@@ -86,12 +86,12 @@ async def report_to_mlflow(
     """Give an emitter that hands events on and lets MLflow know of them.
 
     Args:
-        emit: Where events are handed on to, a warning among them.
+        on_event: Where events are handed on to, a warning among them.
         connect: Reaches the place where the run is recorded; may block.
         run_id: The run.
         identity: What makes the run what it is; never changes.
         out_dir: Where its documents are.
-        patience: Seconds that one event may take there.
+        timeout_seconds: Seconds that one event may take there.
     """
     record, usage = _RunReporter(connect, run_id, identity, out_dir), Usage()
     over, failed, last = anyio.Event(), False, math.inf

@@ -93,7 +93,7 @@ def record_tools(
 
     Args:
         state: Renders the agent's state, from the run's ``deps``, as text or JSON. It is copied.
-        step: Is told of each transition as it happens; the agent waits for it, so it hands over and returns.
+        on_transition: Is told of each transition as it happens; the agent waits for it, so it hands over and returns.
 
     Raises:
         DataError: In the run: what was rendered is neither text nor JSON.

@@ -1,1 +1,47 @@
-"""The one door to models, and the transports below it."""
+"""Models: how they are configured, asked and answered for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reflact.lazy import load_exports
+
+if TYPE_CHECKING:
+    from reflact.config.models import ModelConfig
+    from reflact.config.training import BudgetConfig
+    from reflact.messages import CallId, Draft, Message, RenderedPrompt, Reply, ReplyModel, Text
+    from reflact.protocols import LLM
+    from reflact.records import Usage
+
+__all__ = [
+    "LLM",
+    "BudgetConfig",
+    "CallId",
+    "Draft",
+    "Message",
+    "ModelConfig",
+    "RenderedPrompt",
+    "Reply",
+    "ReplyModel",
+    "Text",
+    "Usage",
+]
+
+__getattr__ = load_exports(
+    __name__,
+    {
+        "config.models": ("ModelConfig",),
+        "config.training": ("BudgetConfig",),
+        "messages": (
+            "CallId",
+            "Draft",
+            "Message",
+            "RenderedPrompt",
+            "Reply",
+            "ReplyModel",
+            "Text",
+        ),
+        "protocols": ("LLM",),
+        "records": ("Usage",),
+    },
+)

@@ -215,9 +215,9 @@ class SQLiteCardStore:
 
         Args:
             unit_ids: The batch.
-            held_out: What the held-out traces are called.
+            holdout_id: What the held-out traces are called.
             traces: These, by whose content tests are counted.
-            use: To promote the batch, or to measure it again.
+            kind: To promote the batch, or to measure it again.
 
         Raises:
             DataError: A unit is not quarantined, or held (to promote), or not promoted (to demote), or was

@@ -84,7 +84,7 @@ class SQLiteTraceStore:
         Args:
             trace_id: The trace.
             step: Its step.
-            gold: What is right.
+            label: What is right.
             replace: Whether what a person or a program said before is replaced; what samples agreed on is.
 
         Raises:
@@ -123,7 +123,7 @@ class SQLiteTraceStore:
 
         Args:
             before: Only those that came before the trace of this number; None: from the newest on.
-            most: At most so many.
+            limit: At most so many.
         """
         rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
         unknown = [trace for _, trace, _, content, _ in rows if content is None]

@@ -103,9 +103,9 @@ def draw_rounds(
         name: Begins the ids of its parts.
         title: What the figure is.
         values: The figure with its interval, the first one before any round; None where there was none.
-        most: The upper end of the scale, which begins at 0.
+        maximum: The upper end of the scale, which begins at 0.
         reference: A value to compare with.
-        known_as: What that value is.
+        reference_label: What that value is.
     """
     across = AxisScale(0, max(len(values) - 1, 1), 64, 312)
     up = AxisScale(0, maximum, 202, 30)
@@ -159,8 +159,8 @@ def draw_intervals(
         name: Begins the ids of its parts.
         title: What is estimated, and in which unit.
         rows: The estimates.
-        ends: The ends of the scale, with 0 at one or between them.
-        known_as: What the rows' references are.
+        limits: The ends of the scale, with 0 at one or between them.
+        reference_label: What the rows' references are.
     """
     low, high = limits
     across = AxisScale(low, high if high > low else low + 1, 8, CHART_WIDTH - 8)

@@ -1,0 +1,24 @@
+"""Public names that are imported when they are first used, so that a package loads no slow library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def load_exports(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package.
+
+    Args:
+        package: The package's name.
+        modules: Which names each module of ``reflact`` provides.
+    """
+    where = {name: module for module, names in modules.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"reflact.{where[name]}"), name)
+
+    return get
