@@ -71,7 +71,7 @@ async def through_the_door(calls: int, folder: Path) -> float:
             role="optimizer",
             run_id="r",
             effects=store,
-            journal=store.decision_log("r"),
+            decision_log=store.decision_log("r"),
             transport=httpx.MockTransport(answer),
         )
         async with client:

@@ -100,7 +100,7 @@ async def ours(pieces: list[bytes]) -> tuple[float, int]:
         role="optimizer",
         run_id="r",
         effects=store,
-        journal=store.decision_log("r"),
+        decision_log=store.decision_log("r"),
         transport=network(pieces),
         on_event=emit,
     )

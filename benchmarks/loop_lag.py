@@ -91,7 +91,9 @@ async def through_the_door(url: str, folder: Path, name: str) -> tuple[float, fl
         await store.open_run("r", {}, None)
         journal = store.decision_log("r")
         asked = 0
-        async with Client(config, role="optimizer", run_id="r", effects=store, journal=journal) as client:
+        async with Client(
+            config, role="optimizer", run_id="r", effects=store, decision_log=journal
+        ) as client:
 
             async def ask(number: int) -> object:
                 nonlocal asked

@@ -258,7 +258,7 @@ async def main(arguments: argparse.Namespace) -> None:
             role="critic",
             run_id="r",
             effects=effects,
-            journal=effects.decision_log("r"),
+            decision_log=effects.decision_log("r"),
             transport=transport,
         ) as llm,
     ):

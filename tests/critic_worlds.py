@@ -163,7 +163,13 @@ class World:
     async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[RenderedPrompt, StateScore]:
         """Return what the critic asks and what comes of it, with the store's pairs in an order."""
         llm = ScriptedLLM(
-            lambda *_: {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
+            lambda *_: {
+                "reasoning": "r",
+                "evidence": [],
+                "progress_before": 1,
+                "progress_after": 1,
+                "confidence": 1,
+            }
         )
         memory: Any = Shelf(self.stored if order is None else order)
         critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)

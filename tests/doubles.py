@@ -111,7 +111,7 @@ async def connected(
         role="optimizer",
         run_id=RUN,
         effects=effects or store,
-        journal=journal or store.decision_log(RUN),
+        decision_log=journal or store.decision_log(RUN),
         budget=budget,
         transport=transport,
         on_event=emit,

@@ -79,7 +79,7 @@ async def record() -> int:
             role="optimizer",
             run_id="r0",
             effects=store,
-            journal=store.decision_log("r0"),
+            decision_log=store.decision_log("r0"),
             transport=transport,
             on_event=ignore,
         )

@@ -59,7 +59,7 @@ MODEL = ModelConfig(
     api_key_env=None,
     mode="json_schema",
     temperature=0.5,
-    seed="per_sample",
+    seed="per_call",
     max_tokens=300,
     timeout=600,
     reasks=2,
@@ -204,7 +204,7 @@ async def examples() -> dict[str, Example]:
     another hole are rendered as the stages did then.
     """
     listener = Listener()
-    asked: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "journal": listener}
+    asked: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "decision_log": listener}
     await _reflect(asked)
     await _merge(asked, SKILL, "append", RULES)
     await _merge(asked, LIST, "rewrite", DRAFTS)
@@ -364,7 +364,7 @@ async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyMod
         role="optimizer",
         run_id="r",
         effects=store,
-        journal=store.decision_log("r"),
+        decision_log=store.decision_log("r"),
         transport=transport,
     )
     prompt = example.prompt

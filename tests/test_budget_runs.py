@@ -104,10 +104,10 @@ SMALL: dict[str, Any] = {
             "model": "pure",
             "base_url": f"{URL}/v1",
             "api_key_env": None,
-            "sample_header": "x-sample",
+            "call_id_header": "x-sample",
             "max_tokens": 50,
         },
-        "optimizer": {"sample_header": "x-sample", "max_tokens": 900},
+        "optimizer": {"call_id_header": "x-sample", "max_tokens": 900},
     },
 }
 
@@ -127,7 +127,7 @@ def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> 
     stopped = train("again", max_tokens=300_000, max_calls=20)
     assert stopped.status == "budget"
     assert stopped.reason == f"budget.max_calls is 20: 20 are taken, and the next call may take 1; {MORE}"
-    assert rows(tmp_path / "again", "SELECT * FROM journal WHERE label LIKE 'unmeasured%'") == ()
+    assert rows(tmp_path / "again", "SELECT * FROM decision_log WHERE label LIKE 'unmeasured%'") == ()
     assert train("again", max_tokens=3_000_000).status == "completed"
     assert differences(left_by(tmp_path / "again"), whole) == []
     assert len(set(network.samples)) == len(network.samples)

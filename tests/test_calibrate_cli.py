@@ -40,7 +40,7 @@ traces: learn
 heldout: held out
 models:
   critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
-           sample_header: x-sample}}
+           call_id_header: x-sample}}
 calibrator:
   contrast: {{judges: 0, per_event: 1}}
   curriculum: {{rounds: 1}}

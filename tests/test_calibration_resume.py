@@ -31,7 +31,7 @@ traces: learn
 heldout: held out
 models:
   critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
-           sample_header: x-sample}}
+           call_id_header: x-sample}}
 calibrator:
   concurrency: {places}
   contrast: {{judges: 0, per_event: 2}}

@@ -171,11 +171,11 @@ async def test_settings_are_sent_and_absent_ones_left_out() -> None:
 
 
 async def test_seeds_follow_the_place_in_the_plan() -> None:
-    """``per_sample`` gives each place its own seed, the same in every run."""
+    """``per_call`` gives each place its own seed, the same in every run."""
     seeds = []
     for _ in range(2):
         endpoint = Endpoint(GOOD)
-        async with connected(endpoint, config(seed="per_sample")) as client:
+        async with connected(endpoint, config(seed="per_call")) as client:
             for part in ("a", "b"):
                 await client.ask(PROMPT, Text, call_id=call_id(part))
         seeds.append([body["seed"] for body in endpoint.bodies])
@@ -192,7 +192,7 @@ async def test_the_identity_holds_what_influences_replies() -> None:
     store = await opened()
 
     def identity(**settings: Any) -> str:
-        arguments: dict[str, Any] = {"effects": store, "journal": store.decision_log(RUN)}
+        arguments: dict[str, Any] = {"effects": store, "decision_log": store.decision_log(RUN)}
         return Client(config(**settings), role="optimizer", run_id=RUN, **arguments).identity
 
     plain = identity()
@@ -200,7 +200,7 @@ async def test_the_identity_holds_what_influences_replies() -> None:
         {"model": "other"},
         {"base_url": "http://elsewhere.test/v1"},
         {"temperature": 0.5},
-        {"seed": "per_sample"},
+        {"seed": "per_call"},
         {"max_tokens": 5},
         {"extra_body": {"top_k": 1}},
         {"mode": "tools"},
@@ -527,7 +527,9 @@ async def test_one_exchange_on_the_wire() -> None:
 
     store = await opened()
     settings = config(key=key, temperature=0.5)
-    client = Client(settings, role="optimizer", run_id=RUN, effects=store, journal=store.decision_log(RUN))
+    client = Client(
+        settings, role="optimizer", run_id=RUN, effects=store, decision_log=store.decision_log(RUN)
+    )
     with respx.mock(assert_all_called=True) as router:
         route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
         async with client:
@@ -662,7 +664,7 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
             role="optimizer",
             run_id=RUN,
             effects=store,
-            journal=store.decision_log(RUN),
+            decision_log=store.decision_log(RUN),
             transport=endpoint,
         )
         async with client:

@@ -232,7 +232,7 @@ async def test_equal_replies_are_one_pair() -> None:
     """A model that writes the same twice gives one pair and one drop."""
 
     def same(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-        return {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
+        return {"mistake": "inflated_score", "reasoning": "Great.", "progress_after": 9, "why": "Not so."}
 
     result = await made(event(), plan=round_of("inflated_score"), write=same)
     assert (len(result.pairs), [d.reason for d in result.dropped]) == (1, ["duplicate"] * 3)

@@ -512,7 +512,7 @@ async def test_the_sample_can_be_forwarded_in_a_header() -> None:
     """A proxy may see the label of each call, where asked for; it is not part of the key."""
     endpoint = Endpoint(GOOD)
     store = await opened()
-    async with connected(endpoint, config(sample_header="X-Call"), store=store) as client:
+    async with connected(endpoint, config(call_id_header="X-Call"), store=store) as client:
         await client.ask(PROMPT, Word, call_id=call_id())
     assert endpoint.requests[0].headers["x-call"] == call_id().label
     async with connected(endpoint, store=store) as client:
@@ -523,7 +523,7 @@ async def test_the_sample_can_be_forwarded_in_a_header() -> None:
 async def test_each_attempt_has_its_own_label() -> None:
     """A reply that is sent back is a place of its own, counted on from the sample's attempt."""
     endpoint = Endpoint(completion("no"), GOOD)
-    async with connected(endpoint, config(sample_header="X-Call")) as client:
+    async with connected(endpoint, config(call_id_header="X-Call")) as client:
         await client.ask(PROMPT, Word, call_id=call_id(attempt=2))
     labels = [request.headers["x-call"] for request in endpoint.requests]
     assert labels == [call_id(attempt=2).label, call_id(attempt=3).label]

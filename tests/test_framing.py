@@ -153,7 +153,7 @@ async def test_streaming_is_no_part_of_an_identity() -> None:
     def identity(stream: bool) -> str:
         about: dict[str, Any] = {"role": "optimizer", "run_id": RUN}
         settings = config(stream=stream)
-        return Client(settings, effects=store, journal=store.decision_log(RUN), **about).identity
+        return Client(settings, effects=store, decision_log=store.decision_log(RUN), **about).identity
 
     assert identity(True) == identity(False)
     assert ModelConfig.model_fields["stream"].json_schema_extra == {"changeable": True}

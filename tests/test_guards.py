@@ -36,8 +36,8 @@ def step(before: JsonValue = BEFORE, after: JsonValue = AFTER) -> Transition:
 def said(**fields: object) -> Evaluation:
     """Return an evaluation that nothing is wrong with."""
     usual = {
-        "phi_before": 2,
-        "phi_after": 5,
+        "progress_before": 2,
+        "progress_after": 5,
         "reasoning": "r",
         "evidence": ("status: paid",),
         "confidence": 0.9,
@@ -63,8 +63,8 @@ def test_what_rests_on_evidence_stays_as_it_is() -> None:
 def test_no_change_gives_no_credit(after: float) -> None:
     """Where the states are equal, field order aside, phi after is phi before, up or down."""
     same = step({"a": 1, "b": [2]}, {"b": [2], "a": 1})
-    assert judged(said(phi_after=after, evidence=("a: 1",)), same) == (0, 0.9, ("no_change",))
-    assert judged(said(phi_after=2, evidence=()), same) == (0, 0.9, ())
+    assert judged(said(progress_after=after, evidence=("a: 1",)), same) == (0, 0.9, ("no_change",))
+    assert judged(said(progress_after=2, evidence=()), same) == (0, 0.9, ())
 
 
 def test_invented_evidence_gives_no_credit() -> None:
@@ -85,15 +85,15 @@ def test_evidence_that_was_there_before_gives_little_confidence(quote: str) -> N
     """Credit for which only what the action did not touch is quoted stays, with little confidence."""
     assert judged(said(evidence=(quote,))) == (3, 0.2, ("old_evidence",))
     assert judged(said(evidence=(quote, "desk"))) == (3, 0.9, ())
-    assert judged(said(phi_after=2, evidence=(quote,))) == (0, 0.9, ())
+    assert judged(said(progress_after=2, evidence=(quote,))) == (0, 0.9, ())
 
 
 def test_a_quote_of_what_vanished_is_about_the_change() -> None:
     """What the state before alone says bears a loss; what a changed field is called bears either."""
     gone = step("Door locked.\nLamp on.", "Lamp on.")
-    assert judged(said(phi_after=0, evidence=("Door locked.",)), gone) == (-2, 0.9, ())
+    assert judged(said(progress_after=0, evidence=("Door locked.",)), gone) == (-2, 0.9, ())
     assert judged(said(evidence=("order.status",))) == (3, 0.9, ())
-    assert judged(said(phi_after=0, evidence=("order.status",))) == (-2, 0.9, ())
+    assert judged(said(progress_after=0, evidence=("order.status",))) == (-2, 0.9, ())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_quote_of_what_vanished_is_about_the_change() -> None:
 def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
     """Removed lines and old values give no credit however they are quoted; a loss they bear."""
     case = GuardCase.from_transition(step(before, after), LIMITS)
-    gain, loss = said(evidence=(quote,)), said(phi_after=0, evidence=(quote,))
+    gain, loss = said(evidence=(quote,)), said(progress_after=0, evidence=(quote,))
     left, names = apply_guards(gain, case)
     assert (left.delta, left.confidence, names) == (0, 0.2, ("vanished_evidence",))
     assert "gone in the state after" in str(find_objection(gain, case))
@@ -151,12 +151,12 @@ def test_what_is_gone_stands_beside_other_evidence() -> None:
 )
 def test_a_jump_lowers_confidence(after: float, confidence: float, names: tuple[str, ...]) -> None:
     """A change beyond the limit keeps its numbers and loses confidence."""
-    assert judged(said(phi_after=after)) == (after - 2, confidence, names)
+    assert judged(said(progress_after=after)) == (after - 2, confidence, names)
 
 
 def test_low_confidence_is_never_raised() -> None:
     """Guards cap confidence; what is lower stays."""
-    assert judged(said(confidence=0.1, phi_after=10)) == (8, 0.1, ())
+    assert judged(said(confidence=0.1, progress_after=10)) == (8, 0.1, ())
     assert judged(said(confidence=0.1, evidence=())) == (0, 0.1, ("no_evidence",))
 
 
@@ -171,7 +171,7 @@ def test_guards_do_not_undo_each_other(
     before: float, after: float, confidence: float, evidence: list[str], changed: bool
 ) -> None:
     """In any order, and applied twice, they leave the same; they only take away."""
-    raw = said(phi_before=before, phi_after=after, confidence=confidence, evidence=tuple(evidence))
+    raw = said(progress_before=before, progress_after=after, confidence=confidence, evidence=tuple(evidence))
     case = GuardCase.from_transition(step() if changed else step(AFTER, AFTER), LIMITS)
     left, _ = apply_guards(raw, case)
     assert apply_guards(left, case) == (left, ())
@@ -206,7 +206,9 @@ def test_a_difference_without_evidence_is_objected_to(evidence: tuple[str, ...],
 
 def test_equal_numbers_need_no_evidence() -> None:
     """Without a change, or without a difference, there is nothing to object to."""
-    assert find_objection(said(phi_after=2, evidence=()), GuardCase.from_transition(step(), LIMITS)) is None
+    assert (
+        find_objection(said(progress_after=2, evidence=()), GuardCase.from_transition(step(), LIMITS)) is None
+    )
     assert find_objection(said(evidence=()), GuardCase.from_transition(step(AFTER, AFTER), LIMITS)) is None
     assert find_objection(said(), GuardCase.from_transition(step(), LIMITS)) is None
 

@@ -154,7 +154,7 @@ class Listener:
 async def asked(says: Says) -> list[RenderedPrompt]:
     """Return what all stages ask, with texts from ``says`` in every place that is not the house's own."""
     listener = Listener()
-    ours: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "journal": listener}
+    ours: dict[str, Any] = {"llm": listener, "prompts": load_prompts(), "decision_log": listener}
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
     await _reflect(ours, says, skill)
     await _merge(ours, says, skill, "append")

@@ -42,7 +42,7 @@ KEPT = {
     "rollouts": "SELECT key, rollout FROM rollouts",
     "skills": "SELECT hash, text FROM skills",
     "commits": "SELECT run_id, number, kind, record, state FROM commits",
-    "journal": "SELECT run_id, step, label, value FROM journal",
+    "journal": "SELECT run_id, step, label, value FROM decision_log",
     "events": "SELECT sequence, id, event FROM events",
     "settled": "SELECT id, sample, input_tokens, output_tokens FROM calls WHERE state = 'settled'",
 }

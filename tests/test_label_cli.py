@@ -28,7 +28,9 @@ def store(tmp_path: Path) -> Path:
             trace = Trace("Sort the mail.", id="monday")
             for source in (None, "agreement", "program"):
                 step = Transition(before="a", action=Action(name="sort"), after="b")
-                gold = source and Label.model_validate({"phi_before": 0, "phi_after": 1, "source": source})
+                gold = source and Label.model_validate(
+                    {"progress_before": 0, "progress_after": 1, "source": source}
+                )
                 trace.record(step, label=gold or None)
             await trace.save_to(memory)
 

@@ -49,7 +49,7 @@ LOAD = """
             await memory.submit(pair)
             acknowledge("pair", pair.id)
             transition = Transition(before=0, action=Action(name=name), after=n)
-            evaluation = Evaluation(phi_before=0, phi_after=1, reasoning="r" * 3000)
+            evaluation = Evaluation(progress_before=0, progress_after=1, reasoning="r" * 3000)
             await memory.append(trace, ScoreEvent(step=n, transition=transition, evaluation=evaluation))
             acknowledge("event", f"{trace}-{n}")
             test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)

@@ -277,7 +277,7 @@ def test_an_unmeasured_decision_stops_the_run(
     commits = rows(tmp_path, "SELECT number, kind, step, record, state FROM commits ORDER BY number")
     assert commits == clean.ended.commits[: len(commits)]
     assert clean.ended.commits[len(commits)][1:3] == decision.commit
-    assert not rows(tmp_path, "SELECT 1 FROM journal WHERE label LIKE 'unmeasured/%'")
+    assert not rows(tmp_path, "SELECT 1 FROM decision_log WHERE label LIKE 'unmeasured/%'")
 
     anyio.run(Trainer(impatient(world, tmp_path), transport=PureNetwork()).train)
     assert differences(left_by(tmp_path), clean.ended) == []

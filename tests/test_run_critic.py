@@ -92,8 +92,8 @@ def criticised(text: str) -> str:
         {
             "reasoning": "It is answered." if after != "unknown" else "It says that it does not know.",
             "evidence": re.findall(r"[\w:]+", after)[:1],
-            "phi_before": 0,
-            "phi_after": 0 if after == "unknown" else 9 - strict,
+            "progress_before": 0,
+            "progress_after": 0 if after == "unknown" else 9 - strict,
             "confidence": 0.9,
         }
     )
@@ -153,7 +153,7 @@ def configured(
         gate={"policy": "strict"},
         test={"placebo": False},
     )
-    plain["models"]["critic"] = {"model": "judge", "sample_header": "x-sample"}
+    plain["models"]["critic"] = {"model": "judge", "call_id_header": "x-sample"}
     plain["critic"] = {"memory": str(folder / "memory.db"), **(critic or {})}
     plain |= sections
     path = folder / f"{name}.yaml"

@@ -391,7 +391,7 @@ async def test_a_function_that_fails_is_not_quoted() -> None:
         {"api_key_env": KEY},
         {"api_key": KEY},
         {"key": KEY},
-        {"sample_header": f"Authorization: {KEY}"},
+        {"call_id_header": f"Authorization: {KEY}"},
         {"extra_body": {"api_key": KEY}},
         {"extra_body": {"options": [{"headers": {"X-Api-Key": KEY}}]}},
         {"extra_body": [KEY]},
@@ -433,7 +433,7 @@ def test_a_malformed_file_is_not_quoted(text: str, tmp_path: Path) -> None:
     ("field", "value"),
     [
         ("model", KEY),
-        ("sample_header", KEY),
+        ("call_id_header", KEY),
         ("reasoning_effort", KEY),
         ("base_url", f"http://endpoint.test/{KEY}/v1"),
         ("extra_body", {"user": [f"it is {KEY}"]}),
@@ -447,7 +447,7 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
         role="target",
         run_id=RUN,
         effects=store,
-        journal=store.decision_log(RUN),
+        decision_log=store.decision_log(RUN),
     )
     with pytest.raises(ConfigError, match=rf"the key itself stands in models\.target\.{field}") as failure:
         async with client:

@@ -35,8 +35,13 @@ pytestmark = pytest.mark.anyio
 STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
 ROLLOUT = "reflact.rollout > chat pure"
 PROMPT = RenderedPrompt(name="target", version=1, messages=(Message(role="user", content="how much is it?"),))
-MODEL = {"model": "pure", "base_url": "http://pure.test/v1", "api_key_env": None, "sample_header": "x-sample"}
-OPTIMIZER = {"sample_header": "x-sample"}
+MODEL = {
+    "model": "pure",
+    "base_url": "http://pure.test/v1",
+    "api_key_env": None,
+    "call_id_header": "x-sample",
+}
+OPTIMIZER = {"call_id_header": "x-sample"}
 SAMPLE = CallId(role="target", purpose="rollout", rollout="key")
 
 

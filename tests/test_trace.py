@@ -163,7 +163,7 @@ def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(tmp_path: Path) -> No
         "trace = Trace('p', id='t', path=Path(sys.argv[1]))\n"
         "for n in range(20):\n"
         "    now = Transition(before=n, action=Action(name='add'), after=n + 1)\n"
-        "    trace.record(now, Evaluation(phi_before=0, phi_after=1, reasoning='r'))\n"
+        "    trace.record(now, Evaluation(progress_before=0, progress_after=1, reasoning='r'))\n"
         "os.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], check=False, capture_output=True)
@@ -205,12 +205,15 @@ def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) ->
         ({"transition": "paid"}, '`transition`: expected a JSON object, got "paid"'),
         ({"step": "one"}, "`step`: input should be a valid integer"),
         ({"step": 7}, "`step`: it is 7, and the next step is 1"),
-        ({"gold": {"phi_before": 0, "phi_after": 12, "source": "human"}}, "less than or equal to 10, got 12"),
         (
-            {"gold": {"phi_before": 0, "phi_after": 1, "source": "me"}},
+            {"gold": {"progress_before": 0, "progress_after": 12, "source": "human"}},
+            "less than or equal to 10, got 12",
+        ),
+        (
+            {"gold": {"progress_before": 0, "progress_after": 1, "source": "me"}},
             "`gold.source`: input should be 'program'",
         ),
-        ({"evaluation": {"phi_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
+        ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
         ({"note": 1}, "`note`: no such field is known here"),
         ({"purpose": "Ship."}, "begins another trace"),
         ({"events": 3}, "no such field is known here"),

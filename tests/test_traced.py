@@ -125,7 +125,13 @@ async def test_a_recorded_run_becomes_a_trace() -> None:
     seen: list[Transition] = []
     with record_tools(Shop.state, step=seen.append) as recorder:
         await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
-    reply = {"reasoning": "r", "evidence": ["paid: true"], "phi_before": 0, "phi_after": 3, "confidence": 1}
+    reply = {
+        "reasoning": "r",
+        "evidence": ["paid: true"],
+        "progress_before": 0,
+        "progress_after": 3,
+        "confidence": 1,
+    }
     critic, trace = Critic(ScriptedLLM(lambda *_: reply)), Trace(purpose="Pay and ship.")
     for transition in seen:
         trace.record(transition, await critic.score(transition, purpose=trace.purpose))

@@ -70,13 +70,13 @@ def configuration(folder: Path, name: str) -> dict[str, Any]:
         await checkpoint()
         return f"{name}-key"
 
-    model = {"model": name, "base_url": f"http://{name}.test/v1", "key": key, "sample_header": "x-sample"}
+    model = {"model": name, "base_url": f"http://{name}.test/v1", "key": key, "call_id_header": "x-sample"}
     return {
         "seed": len(name),
         "out_dir": folder / f"run-{name}",
         "data": {"path": data},
         "environment": {"grader": "exact"},
-        "models": {"target": model, "optimizer": {"sample_header": "x-sample"}},
+        "models": {"target": model, "optimizer": {"call_id_header": "x-sample"}},
         "train": {"num_epochs": 2, "batch_size": 4},
         "reflect": {"minibatch_size": 2},
         "select": {"max_edits": 1, "min_edits": 1},

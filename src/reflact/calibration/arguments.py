@@ -17,7 +17,7 @@ TYPE_DESCRIPTIONS = {
     "str": "text",
     "Transition": "a Transition(before=..., action=Action(name=...), after=...)",
     "Evaluation": "what critic.score returns, or an Evaluation; gold has a name, record(step, gold=...)",
-    "Gold": 'a Gold(phi_after=..., source="program")',
+    "Label": 'a Label(progress_after=..., source="program")',
     "Trace": "a Trace(purpose), or Trace.load(path) for a file of one",
 }
 """What to give where something else was given."""

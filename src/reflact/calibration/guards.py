@@ -208,7 +208,7 @@ class GuardCase(NamedTuple):
         changed: Whether its states differ.
         grounds: What evidence may quote.
         limits: What the guards go by.
-        phi_before: What the state before is worth whatever an evaluation says; None: that is its to say.
+        progress_before: What the state before is worth whatever an evaluation says; None: that is its to say.
     """
 
     has_change: bool

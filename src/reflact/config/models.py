@@ -78,9 +78,9 @@ class ModelConfig(ConfigSection):
         None, ge=0, le=2, description="Sampling temperature; null leaves it out."
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null leaves it out.")
-    seed: int | Literal["per_sample"] | None = Field(
+    seed: int | Literal["per_call"] | None = Field(
         None,
-        description="Sampling seed to send; `per_sample` derives one from each call's place in the plan.",
+        description="Sampling seed to send; `per_call` derives one from each call's place in the plan.",
     )
     max_tokens: int | None = Field(None, ge=1, description="Cap on a reply's tokens; null leaves it out.")
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(

@@ -27,7 +27,7 @@ from reflact.environments.sandbox import PASSED, READY, SandboxRequest, can_conf
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import FrozenModel, Grade, Item, Score
 
-SCRIPT = Path(__file__).with_name("confined.py")
+SCRIPT = Path(__file__).with_name("sandbox.py")
 
 MAX_OUTPUT_BYTES = 1_000_000
 """Bytes that a program may write, to standard output and to standard error each."""

@@ -319,7 +319,7 @@ class Client:
     def _settings(self, call_id: CallId | None) -> dict[str, JsonValue]:
         config = self._config
         seed: JsonValue = config.seed
-        if seed == "per_sample" and call_id is not None:
+        if seed == "per_call" and call_id is not None:
             seed = seed_of(call_id.label)
         named: dict[str, JsonValue] = {
             "temperature": config.temperature,

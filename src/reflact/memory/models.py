@@ -102,7 +102,7 @@ class Evaluation(FrozenModel):
 class Label(FrozenModel):
     """What is right for a transition, who says so, and how far those who say so are apart (0 for one).
 
-    Without ``phi_before``, as where only the state after was looked at, a step measures and tests a critic by
+    Without ``progress_before``, as where only the state after was looked at, a step measures and tests a critic by
     its phi after like any other; pairs are made of it once that is known, see ``Trace.record``.
     """
 

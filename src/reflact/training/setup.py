@@ -259,7 +259,7 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
 
 def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
     """Import the slow libraries that a run will use; call it on a worker thread."""
-    names = ["telemetry", "traced", "store.lock", "store.runs"]
+    names = ["integrations.opentelemetry", "store.lock", "store.runs"]
     if config.uses_critic or len(overrides.roles) < len(ROLES):
         names += ["llm.client", "targets.chat"]
     for name in names:
