@@ -65,18 +65,18 @@ class Watched(SQLiteRunStore):
         super().__init__(database)
         self._wrote = wrote
 
-    def journal(self, run_id: str) -> SQLiteDecisionLog:
-        return WatchedJournal(self._database, run_id, self._wrote)
+    def decision_log(self, run_id: str) -> SQLiteDecisionLog:
+        return WatchedDecisionLog(self._database, run_id, self._wrote)
 
-    async def intend(self, intent: CallReservation) -> None:
-        await super().reserve(intent)
-        self._wrote(f"intent {intent.call_id}")
+    async def reserve(self, reservation: CallReservation) -> None:
+        await super().reserve(reservation)
+        self._wrote(f"reservation {reservation.call_id}")
 
-    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
-        await super().store_response(reply, intent)
-        self._wrote(f"reply {intent.call_id}")
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+        await super().store_response(reply, reservation)
+        self._wrote(f"reply {reservation.call_id}")
 
-    async def keep_rollout(self, rollout: Rollout) -> None:
+    async def store_rollout(self, rollout: Rollout) -> None:
         await super().store_rollout(rollout)
         self._wrote(f"rollout {rollout.trial} {rollout.key}")
 
@@ -87,22 +87,22 @@ class Watched(SQLiteRunStore):
         kind = "first" if record is None else RECORD_KINDS[type(record)]
         self._wrote(f"commit {kind} {state.step}")
 
-    async def append(self, event: events.Event) -> bool:
+    async def append_event(self, event: events.Event) -> bool:
         is_new = await super().append_event(event)
         if is_new:
             self._wrote(f"event {event.kind} {event.id}")
         return is_new
 
 
-class WatchedJournal(SQLiteDecisionLog):
-    """The journal of a ``Watched`` store."""
+class WatchedDecisionLog(SQLiteDecisionLog):
+    """The decision log of a ``Watched`` store."""
 
     def __init__(self, database: Database, run_id: str, wrote: Wrote) -> None:
         super().__init__(database, run_id)
         self._wrote = wrote
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
-        await super().note(step, label, value)
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
+        await super().put(step, label, value)
         self._wrote(f"note {step} {label}")
 
 
