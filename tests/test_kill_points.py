@@ -211,7 +211,7 @@ def assert_goes_on(
 
 def settled(folder: Path) -> set[str]:
     """Return the samples of the calls that a run has paid for."""
-    return {call_id for (call_id,) in rows(folder, "SELECT sample FROM calls WHERE state = 'settled'")}
+    return {call_id for (call_id,) in rows(folder, "SELECT call_id FROM calls WHERE state = 'settled'")}
 
 
 # -------------------------------------------------------------------------------------- named moments
@@ -290,7 +290,7 @@ MOMENTS: tuple[Moment, ...] = (
 def kind_of(write: str) -> str:
     """Return what a write is about: a call's purpose, a commit's kind, an outcome's, or just its sort."""
     match write.split(" "):
-        case ["intent" | "reply", call_id]:
+        case ["reservation" | "reply", call_id]:
             return call_id.split("/")[1]
         case ["commit", kind, *_]:
             return f"commit {kind}"
