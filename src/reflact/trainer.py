@@ -21,7 +21,7 @@ from reflact.records import RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import NamedSkill, score_skill
 from reflact.training import setup as wiring
 from reflact.training.run import Run
-from reflact.training.shutdown import GracefulStop, make_approver_stoppable, make_runtime_stoppable
+from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.types import Item, Skill, Split, digest_json
 
 if TYPE_CHECKING:
@@ -195,12 +195,10 @@ class Trainer:
         approve = None if self._approve is None else make_approver_stoppable(self._approve, brake)
         try:
             placed = on_event if on_event is wiring.ignore_event else EventStepAssigner(on_event)
-            async with wiring.open_runtime(plan, self._overrides, placed) as house:
+            async with wiring.open_runtime(plan, self._overrides, placed, graceful_stop=brake) as house:
                 with house.tracing.run():
                     told = house.tracing.count_events(placed)
-                    summary = await self._run(
-                        Run(make_runtime_stoppable(house, brake), told, approve, brake), brake
-                    )
+                    summary = await self._run(Run(house, told, approve, brake), brake)
                     house.tracing.record_outcome(summary)
         finally:
             self._graceful_stop = self._new_graceful_stop()
