@@ -267,6 +267,9 @@ def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
         names += ["llm.client", "targets.chat"]
     for name in names:
         import_module(f"reflact.{name}")
+    if "llm.client" in names:  # these libraries import half of themselves at the first call
+        for name in ("httpcore", "openai.resources.chat.completions", "genai_prices.data"):
+            import_module(name)
 
 
 def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
