@@ -104,7 +104,7 @@ async def trained(
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
-        patience=patience,
+        timeout_seconds=patience,
     )
     async with telling as tell, trainer.stream() as happenings:
         async for event in happenings:
@@ -183,7 +183,7 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
 
     try:
         with anyio.fail_after(30):
-            summary, seen = await trained(tmp_path, partial(Notes, hang), patience=0.2)
+            summary, seen = await trained(tmp_path, partial(Notes, hang), timeout_seconds=0.2)
     finally:
         release.set()
     (warning,) = [event for event in seen if isinstance(event, WarningIssued)]
@@ -208,7 +208,7 @@ async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
-        patience=1.0,
+        timeout_seconds=1.0,
     ) as tell:
         for _ in range(100):
             await tell(BaselineMeasured(run_id=plan.run_id, score=0.5, n=4))
