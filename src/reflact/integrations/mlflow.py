@@ -222,7 +222,9 @@ class MlflowTracker:
         """Find the record of a run, or create it."""
         experiment = self._client.get_experiment_by_name(self._experiment)
         experiment_id = (
-            self._client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+            self._client.create_experiment(self._experiment)
+            if experiment is None
+            else experiment.experiment_id
         )
         runs = self._client.search_runs([experiment_id], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
         if runs:

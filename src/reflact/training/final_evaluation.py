@@ -108,7 +108,9 @@ class FinalEvaluator:
             reasons.append(reason)
             await self._decision_log.put(0, f"opening/{len(reasons)}", reason)
         self.openings = len(reasons)
-        await self._on_event(events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(reason) + 1))
+        await self._on_event(
+            events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(reason) + 1)
+        )
 
     async def _documents(self, state: RunState) -> tuple[NamedSkill, ...]:
         best = await self._store.skill(state.best.skill_hash)
