@@ -236,7 +236,8 @@ def version_hashes(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
     """Return the hashes of all skill versions by number, the initial skill first."""
-    hashes = {v.number: v.skill_hash for record in (*records, *epochs) for v in record.created_versions}
+    created = [record.created_versions for record in records] + [e.created_versions for e in epochs]
+    hashes = {v.number: v.skill_hash for versions in created for v in versions}
     return {0: initial.hash} | dict(sorted(hashes.items()))
 
 
