@@ -406,7 +406,14 @@ def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
     assert sum(POINTS.values()) >= 50
 
 
-@pytest.mark.parametrize(("mode", "number"), [(mode, n) for mode in MODES for n in range(POINTS[mode])])
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        pytest.param(mode, n, marks=[pytest.mark.slow] if n % 7 != 3 else [])
+        for mode in MODES
+        for n in range(POINTS[mode])
+    ],
+)
 def test_a_killed_run_ends_as_the_unbroken_one(
     in_mode: Modes, mode: str, number: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -427,7 +434,9 @@ def early(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     return Killed(whole, [write for write, copied in folders.items() if copied.exists()], folders)
 
 
-@pytest.mark.parametrize("number", range(EARLY_POINTS))
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.slow] if n % 3 != 1 else []) for n in range(EARLY_POINTS)]
+)
 def test_evaluations_that_stop_early_go_on(early: Killed, number: int, tmp_path: Path) -> None:
     """Killed within a run whose evaluations stop early: it decides as early and on the same grounds."""
     point = early.points[number * len(early.points) // EARLY_POINTS]
