@@ -1,4 +1,4 @@
-"""MLflow is told of runs, and never in their way."""
+"""Runs are reported to MLflow, which never delays or ends them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ INSTALLED = find_spec("mlflow") is not None
 
 
 class Notes:
-    """A tracker that takes down what it is told.
+    """A tracker that records all reports.
 
     Args:
-        broken: Called before each note.
+        broken: Called before each report with the method's name.
     """
 
     def __init__(self, broken: Callable[[str], None] = lambda _: None) -> None:
@@ -50,25 +50,25 @@ class Notes:
         self.files: dict[str, str] = {}
         self.status: str | None = None
 
-    def open(self, run_id: str, name: str) -> None:
-        self._broken("open")
+    def open_run(self, run_id: str, name: str) -> None:
+        self._broken("open_run")
         self.opened.append((run_id, name))
 
-    def params(self, values: Mapping[str, str]) -> None:
-        self._broken("params")
+    def log_params(self, values: Mapping[str, str]) -> None:
+        self._broken("log_params")
         self.told.update(values)
 
-    def metrics(self, values: Mapping[str, float], *, step: int) -> None:
-        self._broken("metrics")
+    def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
+        self._broken("log_metrics")
         for name, value in values.items():
             self.numbers.setdefault(name, {})[step] = value
 
-    def file(self, path: Path, folder: str | None = None) -> None:
-        self._broken("file")
+    def log_file(self, path: Path, folder: str | None = None) -> None:
+        self._broken("log_file")
         self.files[path.name if folder is None else f"{folder}/{path.name}"] = path.read_text("utf-8")
 
-    def end(self, status: str) -> None:
-        self._broken("end")
+    def end_run(self, status: str) -> None:
+        self._broken("end_run")
         self.status = status
 
 
@@ -155,7 +155,7 @@ async def test_a_start_after_another_goes_on_in_the_same_record(tmp_path: Path) 
     assert again.status == "FINISHED"
 
 
-@pytest.mark.parametrize("where", ["connect", "open", "params", "metrics", "file", "end"])
+@pytest.mark.parametrize("where", ["connect", "open_run", "log_params", "log_metrics", "log_file", "end_run"])
 async def test_whatever_fails_there_is_one_warning(tmp_path: Path, where: str) -> None:
     """A failure anywhere is told once, before the run's last event, and the run is as it would have been."""
 

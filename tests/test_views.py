@@ -183,7 +183,7 @@ def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.D
 
     async def follow() -> None:
         views = Subscribers[Said](100, lambda said: said.about)
-        view = views.subscribe(latest=True)
+        view = views.subscribe(latest_only=True)
         taken, reader, since = list[Said](), aiter(view), list[Said]()
         for element in numbered:
             await views.publish(element)
@@ -206,7 +206,7 @@ def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.D
 async def test_what_gets_old_never_holds_the_stream() -> None:
     """A latest view that nobody reads takes any number of elements about a few things."""
     views = Subscribers[Said](3, lambda said: said.about)
-    view = views.subscribe(latest=True)
+    view = views.subscribe(latest_only=True)
     with anyio.fail_after(5):
         for number in range(1000):
             await views.publish(Said("ab"[number % 2], number))
