@@ -190,10 +190,10 @@ class Listener:
         self.heard[example.name] = example
         raise ReplyError(f"{call_id.label} is not answered here")
 
-    async def recall(self, step: int, label: str) -> None:
+    async def get(self, step: int, label: str) -> None:
         """Return that nothing was noted."""
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Forget it."""
 
 

@@ -81,7 +81,7 @@ def test_one_pass_stops_when_the_open_pairs_cannot_turn_the_mean(
 ) -> None:
     """Six items: accepted when more are won than can still be lost, rejected when no more can be won."""
     assert first_stop(setting(6, policy="strict"), {}, sides) == stop
-    assert first_stop(setting(6, declared=True), {}, sides) == stop
+    assert first_stop(setting(6, declared_deterministic=True), {}, sides) == stop
 
 
 def test_the_least_improvement_counts_in_the_open_pairs_too() -> None:
@@ -152,7 +152,7 @@ def test_an_item_that_was_solved_once_is_not_lost() -> None:
     """Neither by a repeat before its failure nor by one after it, where the metric sees no difference."""
     half = pair("item-00", (0.5, 0.5))
     failed, solved = (half.model_copy(update={"candidate_solved": each}) for each in (False, True))
-    declared = setting(6, declared=True, no_regression=0)
+    declared = setting(6, declared_deterministic=True, no_regression=0)
     for order in ((failed, solved), (solved, failed)):
         stored = {number: {"item-00": each} for number, each in enumerate(order)}
         assert first_stop(declared, stored, [WON, WON, WON, BOTH, BOTH]) == (0, "open")
@@ -294,7 +294,7 @@ class World:
             coverage=chance.choice((0.5, 0.8)),
             no_regression=chance.choice((None, None, 0, 1)),
             deterministic=chance.random() < 0.4,
-            declared=chance.random() < 0.3,
+            declared_deterministic=chance.random() < 0.3,
         )
         self.values = chance.choice(((0.0, 1.0), (0.0, 0.3, 0.5, 1.0)))
         self.skill, self.lift = chance.random(), chance.choice((-0.5, 0.0, 0.5, 1.0))

@@ -148,7 +148,7 @@ async def test_a_deterministic_gain_is_repeated_where_the_sides_differ() -> None
 
 async def test_a_declared_target_is_believed_at_once() -> None:
     """With ``target.deterministic: true`` one pass is enough to accept."""
-    evaluated, field = await judged(wins("v1"), declared=True)
+    evaluated, field = await judged(wins("v1"), declared_deterministic=True)
     assert evaluated.verdict.action == "accept_new_best"
     assert [trial for _, trial, _ in field.asked] == [0]
 

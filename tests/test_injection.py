@@ -141,10 +141,10 @@ class Listener:
         self.heard.append(prompt)
         raise ReplyError("nothing is answered here")
 
-    async def recall(self, step: int, label: str) -> None:
+    async def get(self, step: int, label: str) -> None:
         pass
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
         pass
 
 

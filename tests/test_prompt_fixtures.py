@@ -40,7 +40,7 @@ async def test_recorded_answers_that_never_pass_are_a_typed_refusal(version: str
 async def test_every_version_is_recorded() -> None:
     """Examples and cassette hold each version of each prompt, and nothing else."""
     recorded = {
-        f"{i.sample.split('/')[1]}/{i.sample.split('part=')[1].split('/')[0]}"
+        f"{i.call_id.split('/')[1]}/{i.call_id.split('part=')[1].split('/')[0]}"
         for i in read_cassette(CASSETTE)
     }
     assert recorded == set(await examples()) == set(VERSIONS)

@@ -21,7 +21,7 @@ name: ranking
 version: 7
 role: optimizer
 reply: RankReply
-holes: [document]
+variables: [document]
 changelog: Another one.
 ---
 Rank.
@@ -152,10 +152,10 @@ def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     [
         ("---\n", "", "front matter"),
         ("version: 7", "version: seven", "front matter is wrong"),
-        ("holes: [document]", "holes: [document", "front matter is wrong"),
+        ("variables: [document]", "variables: [document", "front matter is wrong"),
         ("changelog: Another one.\n", "", "changelog"),
-        ("holes: [document]", "holes: []", "holes in text and front matter differ: document"),
-        ("{{document}}", "the document", "holes in text and front matter differ: document"),
+        ("variables: [document]", "variables: []", "variables in text and front matter differ: document"),
+        ("{{document}}", "the document", "variables in text and front matter differ: document"),
         ("version: 7", "version: 8", "says it is ranking v8"),
         ("name: ranking", "name: merge", "says it is merge v7"),
     ],

@@ -226,7 +226,7 @@ def read_prompt(path: Path) -> Prompt:
     used = set(VARIABLE.findall(parts[2]))
     if used != set(header.variables):
         raise PromptError(
-            f"{path}: holes in text and front matter differ: {_join_names(used ^ set(header.variables))}"
+            f"{path}: variables in text and front matter differ: {_join_names(used ^ set(header.variables))}"
         )
     if (header.name, f"v{header.version}") != (path.parent.name, path.stem):
         raise PromptError(f"{path}: says it is {header.name} v{header.version}")

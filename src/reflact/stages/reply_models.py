@@ -420,7 +420,7 @@ async def ask_or_fallback(
     """
     if call_id.step is None:
         raise ValueError(f"{call_id.label} belongs to no step, so its absence cannot be journalled")
-    step, refused, shrunk = call_id.step, f"refusal/{call_id.label}", f"shrunk/{call_id.label}"
+    step, refused, shrunk = call_id.step, f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
     noted = await decision_log.get(step, refused)
     if noted is not None:
         return NoReply(reason=str(noted))
