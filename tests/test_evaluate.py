@@ -87,7 +87,7 @@ async def judged(
     """Return the verdict on the candidate, and what it took."""
     field = Field(marks)
     evaluated = await evaluate(
-        CANDIDATE, CURRENT, best, settings=setting(**changes), scale=scale, duel=field.duel
+        CANDIDATE, CURRENT, best, settings=setting(**changes), metric=scale, run_pairs=field.duel
     )
     return evaluated, field
 
@@ -411,7 +411,7 @@ async def test_the_metric_says_what_is_compared(metric: Any, action: str) -> Non
 def unguarded(marks: Marks, **changes: Any) -> EvaluationResult:
     """Return the verdict of a gate that is off."""
     duels = [(rolled(marks, CANDIDATE, i, 0), rolled(marks, CURRENT, i, 0)) for i in ITEMS]
-    return force_accept(CANDIDATE, CURRENT, duels, settings=setting(**changes), scale=HARD)
+    return force_accept(CANDIDATE, CURRENT, duels, settings=setting(**changes), metric=HARD)
 
 
 def test_a_gate_that_is_off_accepts_and_records() -> None:

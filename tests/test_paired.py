@@ -147,7 +147,9 @@ def test_one_side_of_one_stored_repeat_is_enough_to_show_noise(repeat: Sides, de
     """A repeat of either side that disagrees is seen wherever it is, and refutes a declaration."""
     trials = {0: trial([WON, BOTH]), 7: trial([repeat, None])}
     assert decide(setting(2, declared_deterministic=declared), trials) == ask(1, 0, 1)
-    assert decide(setting(2, declared_deterministic=declared), {0: trials[0], 7: trial([WON, None])}) != ask(1, 0, 1)
+    assert decide(setting(2, declared_deterministic=declared), {0: trials[0], 7: trial([WON, None])}) != ask(
+        1, 0, 1
+    )
 
 
 def test_noise_is_remembered() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reflact.errors import ContextOverflow, ProviderDown
-from reflact.messages import CallId, Message, RenderedPrompt, Reply, ReplyModel
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -43,7 +43,7 @@ async def asked(
         if reply.word == "bad":
             raise ValueError("not that word")
 
-    said = await ask_or_fallback(
+    return await ask_or_fallback(
         llm,
         prompt("long"),
         Word,
@@ -52,7 +52,6 @@ async def asked(
         decision_log=store.decision_log(RUN),
         shorten=(lambda: prompt("short")) if shorter else None,
     )
-    return said.value if isinstance(said, Reply) else said
 
 
 def saying(long: ScriptedAnswer, short: ScriptedAnswer = None) -> ScriptedLLM:
@@ -135,5 +134,5 @@ async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
 async def test_a_sample_without_a_step_is_a_mistake() -> None:
     """Absences are journalled under a step, so there must be one."""
     outside = CallId(role="optimizer", purpose="merge", rollout="k")
-    with pytest.raises(ValueError, match="belongs to no step"):
+    with pytest.raises(ValueError, match="has no step"):
         await asked(saying({"word": "yes"}), await opened(), call_id=outside)

@@ -118,11 +118,11 @@ class GateKeeper:
         setting = self._build_settings(candidate, state, step)
         if self._gate.enabled:
             evaluated = await evaluate(
-                candidate, current, best, settings=setting, scale=self.metric, duel=duel
+                candidate, current, best, settings=setting, metric=self.metric, run_pairs=duel
             )
         else:
             duels = await duel(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
-            evaluated = force_accept(candidate, current, duels, settings=setting, scale=self.metric)
+            evaluated = force_accept(candidate, current, duels, settings=setting, metric=self.metric)
         if evaluated.verdict.action == "unmeasured":
             return evaluated, None
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
