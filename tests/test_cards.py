@@ -148,11 +148,11 @@ def test_cards_for_other_runs_name_their_run() -> None:
 @given(some_cards, texts, st.integers(0, 6))
 def test_relevant_cards_share_words_with_the_text(found: list[RejectedEdit], text: str, most: int) -> None:
     """At most so many are taken, all of them given ones that share two words with the text at least."""
-    taken = select_relevant_edits(found, text, most=most)
+    taken = select_relevant_edits(found, text, limit=most)
     assert len(taken) <= most
     assert all(any(each is given for given in found) for each in taken)
     assert all(len(content_words(each.text) & content_words(text)) >= 2 for each in taken)
-    assert taken == select_relevant_edits(found, f"{text}\n{text.upper()}", most=most)
+    assert taken == select_relevant_edits(found, f"{text}\n{text.upper()}", limit=most)
     assert taken == select_relevant_edits(found, text)[:most] or most > 5
 
 
@@ -161,7 +161,7 @@ def test_a_card_whose_words_are_all_at_hand_is_relevant(found: list[RejectedEdit
     """A text that holds a card's own words finds it, unless it has but one."""
     for each in found:
         own = f"{each.text} {text}"
-        assert (each in select_relevant_edits(found, own, most=len(found))) == (
+        assert (each in select_relevant_edits(found, own, limit=len(found))) == (
             len(content_words(each.text)) >= 2
         )
 

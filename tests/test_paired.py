@@ -224,7 +224,7 @@ def test_an_improvement_that_stays_is_accepted() -> None:
     assert found.evidence.level == 0.0125
     assert found.reason == (
         "The candidate has 1.0000 and the current skill 0.7500 over 40 of 40 pairs in 5 trials: "
-        f"evidence of {found.evidence.value:.4g} for an improvement, where 80 is enough."
+        f"evidence of {found.evidence.value:.4g} for an improvement; 80 is required."
     )
 
 
@@ -256,7 +256,7 @@ def test_what_stays_open_is_inconclusive() -> None:
     assert (found.action, found.evidence.futile) == ("inconclusive", False)
     share = math.sqrt(2 * (math.log(80) + 0.4)) + 0.84
     assert found.evidence.detectable_effect == pytest.approx(min(1.0, share * math.sqrt(5 / 8 / 8)))
-    assert "2 trials of 4 items resolve improvements of about 1.00" in found.reason
+    assert "2 trials of 4 items detect improvements of about 1.00" in found.reason
 
 
 def test_further_trials_go_on_with_the_same_stakes() -> None:

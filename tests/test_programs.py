@@ -47,7 +47,7 @@ from reflact.types import Grade, Item
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not can_confine(), reason="this system cannot lock a process in"),
+    pytest.mark.skipif(not can_confine(), reason="this system cannot confine a process"),
 ]
 
 LOCKED, FREE = PythonGrader(seconds=1, patience=60), PythonGrader(seconds=1, patience=60, confined=False)

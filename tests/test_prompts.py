@@ -156,8 +156,8 @@ def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
         ("changelog: Another one.\n", "", "changelog"),
         ("variables: [document]", "variables: []", "variables in text and front matter differ: document"),
         ("{{document}}", "the document", "variables in text and front matter differ: document"),
-        ("version: 7", "version: 8", "says it is ranking v8"),
-        ("name: ranking", "name: merge", "says it is merge v7"),
+        ("version: 7", "version: 8", "is that of ranking v8"),
+        ("name: ranking", "name: merge", "is that of merge v7"),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Where tasks come from and how answers are graded."""
+"""Environments: the source of tasks, and graders of answers."""
 
 from __future__ import annotations
 
