@@ -101,34 +101,31 @@ def answer(content: str, mode: str, finish: str = "stop") -> httpx.Response:
 
 
 MODES = ("json_schema", "tools")
-each = pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind in KINDS for mode in MODES])
+EACH = [(kind, mode) for kind in KINDS for mode in MODES]
 
 
-@each
-async def test_a_malformed_reply_is_mended_by_asking_again(kind: str, mode: str) -> None:
+async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
     """A good second reply is the value; both attempts are counted and paid for."""
-    endpoint = Endpoint(bad(kind, mode), answer(text(), mode))
-    async with connected(endpoint, config(mode=mode)) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
-    assert reply.value == GOOD
-    assert type(reply.value) is Pick
-    assert reply.attempts == 2
-    assert reply.usage == Usage(calls=2, input_tokens=20, cached_tokens=8, output_tokens=6)
+    usage = Usage(calls=2, input_tokens=20, cached_tokens=8, output_tokens=6)
+    replies = {}
+    for kind, mode in EACH:
+        async with connected(Endpoint(bad(kind, mode), answer(text(), mode)), config(mode=mode)) as client:
+            reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+        replies[kind, mode] = (type(reply.value), reply.value, reply.attempts, reply.usage)
+    assert {case: found for case, found in replies.items() if found != (Pick, GOOD, 2, usage)} == {}
 
 
-@each
-async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason(kind: str, mode: str) -> None:
+async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> None:
     """Three bad replies end in ReplyError, which says for each what was wrong."""
-    endpoint = Endpoint(bad(kind, mode))
-    async with connected(endpoint, config(mode=mode)) as client:
-        with pytest.raises(ReplyError) as refused:
-            await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
-    assert len(refused.value.reasons) == len(endpoint.requests) == 3
-    expected = KINDS[kind][1]
-    if mode == "tools" and kind == "empty":
-        expected = ""
-    assert all(reason and expected in reason for reason in refused.value.reasons)
-    assert "optimizer/merge/step=1" in str(refused.value)
+    for kind, mode in EACH:
+        endpoint = Endpoint(bad(kind, mode))
+        async with connected(endpoint, config(mode=mode)) as client:
+            with pytest.raises(ReplyError) as refused:
+                await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+        assert len(refused.value.reasons) == len(endpoint.requests) == 3, (kind, mode)
+        expected = "" if (mode, kind) == ("tools", "empty") else KINDS[kind][1]
+        assert all(reason and expected in reason for reason in refused.value.reasons), (kind, mode)
+        assert "optimizer/merge/step=1" in str(refused.value)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,9 +260,6 @@ CASES = [
     ),
     *((s, kind, json.dumps(reply), words) for s, cases in FITTING.items() for kind, reply, words in cases),
 ]
-stages = pytest.mark.parametrize(
-    ("stage", "kind", "written", "words"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
-)
 
 
 def replied(kind: str, written: str) -> httpx.Response:
@@ -326,38 +320,39 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
         )
 
 
-@stages
-async def test_every_stage_mends_every_kind(stage: str, kind: str, written: str, words: str) -> None:
+async def test_every_stage_mends_every_kind() -> None:
     """One defective reply costs one more request, which names the reason, and leaves no other trace."""
-    good = completion(json.dumps(PROPER[stage][0]))
-    endpoint = Endpoint(replied(kind, written), good)
-    mended = await outcome(stage, endpoint)
-    assert mended == await outcome(stage, Endpoint(good))
-    assert len(endpoint.requests) == 2
-    assert words in endpoint.bodies[1]["messages"][-1]["content"]
-    assert not getattr(mended, "refusal", None)
-    assert not getattr(mended, "fallbacks", ())
+    for stage, kind, written, words in CASES:
+        good = completion(json.dumps(PROPER[stage][0]))
+        endpoint = Endpoint(replied(kind, written), good)
+        mended = await outcome(stage, endpoint)
+        assert mended == await outcome(stage, Endpoint(good)), (stage, kind)
+        assert len(endpoint.requests) == 2, (stage, kind)
+        assert words in endpoint.bodies[1]["messages"][-1]["content"], (stage, kind)
+        if isinstance(mended, AnalystReport):
+            assert mended.no_reply_reason is None, (stage, kind)
+        else:
+            assert mended.fallbacks == (), (stage, kind)
 
 
-@stages
-async def test_no_stage_loses_a_refusal(stage: str, kind: str, written: str, words: str) -> None:
-    """What stays defective is a refusal in the report, or a fallback that says what was done instead."""
-    endpoint = Endpoint(replied(kind, written))
-    result = await outcome(stage, endpoint)
-    assert len(endpoint.requests) == 3
-    if isinstance(result, AnalystReport):
-        reason = result.no_reply_reason
-        assert result.patch == Patch()
-        assert result.item_ids == ("q1",)
-    else:
-        (fallback,) = result.fallbacks
-        reason = fallback.reason
-        assert fallback.replacement
-        kept = [e.content for e in result.patch.edits]
-        assert kept == (["c"] if stage == "ranking" else ["a", "b"])
-    assert reason is not None
-    assert words in reason
-    assert "in 3 attempts" in reason
+async def test_no_stage_loses_a_missing_reply() -> None:
+    """A reply that stays defective is a reason in the report, or a fallback that names its replacement."""
+    for stage, kind, written, words in CASES:
+        endpoint = Endpoint(replied(kind, written))
+        result = await outcome(stage, endpoint)
+        assert len(endpoint.requests) == 3, (stage, kind)
+        if isinstance(result, AnalystReport):
+            reason = result.no_reply_reason
+            assert (result.patch, result.item_ids) == (Patch(), ("q1",)), (stage, kind)
+        else:
+            (fallback,) = result.fallbacks
+            reason = fallback.reason
+            assert fallback.replacement
+            contents = [e.content for e in result.patch.edits]
+            assert contents == (["c"] if stage == "ranking" else ["a", "b"]), (stage, kind)
+        assert reason is not None, (stage, kind)
+        assert words in reason, (stage, kind)
+        assert "in 3 attempts" in reason, (stage, kind)
 
 
 RUN_ID = "r0"
