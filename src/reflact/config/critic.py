@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from reflact.config.models import CHANGEABLE, ConfigSection
+from reflact.config.models import ConfigSection, changeable_field
 
 
 class CriticSettings(ConfigSection):
@@ -38,19 +38,16 @@ class CriticSettings(ConfigSection):
     include_same_transition: bool = Field(
         False, description="Show pairs of the same transition and purpose as the scored one."
     )
-    cache_size: int = Field(
-        1024, ge=0, description="Number of scores kept in memory.", json_schema_extra=CHANGEABLE
-    )
+    cache_size: int = changeable_field(1024, ge=0, description="Number of scores kept in memory.")
 
 
 class CriticConfig(CriticSettings):
     """The critic of a training run, and its uses."""
 
-    memory: Path | None = Field(
+    memory: Path | None = changeable_field(
         None,
         description="File of the memory whose promoted pairs are its worked examples, as of the first start of the "
         "run; null: none. The path may change, but a run with a memory and one without are different runs.",
-        json_schema_extra=CHANGEABLE,
     )
     pass_threshold: float = Field(
         8.0, gt=0, le=10, description="Minimum phi of a solved answer, if the critic grades."
@@ -58,12 +55,11 @@ class CriticConfig(CriticSettings):
     annotate: bool = Field(
         False, description="Show failure analysts its scores of each reply of a failed trajectory."
     )
-    max_anchors: int = Field(
+    max_anchors: int = changeable_field(
         50,
         ge=0,
         description="Maximum number of the memory's anchors that it scores before the run; the summary reports "
         "its accuracy on them; 0: none.",
-        json_schema_extra=CHANGEABLE,
     )
 
     @property

@@ -19,6 +19,11 @@ SECRET_NAME = re.compile(
 """Pattern of the names of secrets, in lower case without dashes and underscores."""
 
 
+def changeable_field(default: Any, **arguments: Any) -> Any:
+    """Return a pydantic field that may differ between two starts of the same run."""
+    return Field(default, json_schema_extra=CHANGEABLE, **arguments)
+
+
 class ConfigSection(BaseModel):
     """Base of all sections: immutable, unknown keys refused."""
 
@@ -50,34 +55,30 @@ class ModelConfig(ConfigSection):
     )
     api: Literal["openai", "azure"] = Field("openai", description="API flavour.")
     api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
-    api_key_env: str | None = Field(
+    api_key_env: str | None = changeable_field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Name of the environment variable that holds the key; null for endpoints without keys.",
-        json_schema_extra=CHANGEABLE,
     )
-    key: KeyProvider | None = Field(
+    key: KeyProvider | None = changeable_field(
         None,
         exclude=True,
         repr=False,
         description="In Python only: an async function that returns the key; wins over `api_key_env`.",
-        json_schema_extra=CHANGEABLE,
     )
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
         "auto",
         description="How typed replies are requested; `auto` uses the first mode that the endpoint accepts.",
     )
-    stream: bool = Field(
+    stream: bool = changeable_field(
         True,
         description="Stream typed replies if a subscriber shows drafts. If an endpoint refuses to stream, or "
         "reports no usage of streams, later requests are not streamed.",
-        json_schema_extra=CHANGEABLE,
     )
     temperature: float | None = Field(None, ge=0, le=2, description="Sampling temperature; null omits it.")
     top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
     seed: int | Literal["per_call"] | None = Field(
-        None,
-        description="Sampling seed to send; `per_call` derives one from each call's id.",
+        None, description="Sampling seed to send; `per_call` derives one from each call's id."
     )
     max_tokens: int | None = Field(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
@@ -87,54 +88,40 @@ class ModelConfig(ConfigSection):
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
     )
-    call_id_header: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9-]+$",
-        description="Header for the call id, for tracing at a proxy.",
-        json_schema_extra=CHANGEABLE,
+    call_id_header: str | None = changeable_field(
+        None, pattern=r"^[A-Za-z0-9-]+$", description="Header for the call id, for tracing at a proxy."
     )
-    timeout: float = Field(120.0, gt=0, description="Seconds for one request.", json_schema_extra=CHANGEABLE)
-    concurrency: int = Field(
+    timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
+    concurrency: int = changeable_field(
         8,
         ge=1,
         description="Maximum of requests in flight. Roles with the same endpoint share the strictest value, "
         "here and in the next three keys.",
-        json_schema_extra=CHANGEABLE,
     )
-    requests_per_minute: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum of requests per minute, evenly spaced; null: no limit.",
-        json_schema_extra=CHANGEABLE,
+    requests_per_minute: int | None = changeable_field(
+        None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
     )
-    tokens_per_minute: int | None = Field(
+    tokens_per_minute: int | None = changeable_field(
         None,
         ge=1,
         description="Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no "
         "limit.",
-        json_schema_extra=CHANGEABLE,
     )
-    adaptive: bool = Field(
-        True,
-        description="Adapt the rate to the endpoint when it answers 429 or 503.",
-        json_schema_extra=CHANGEABLE,
+    adaptive: bool = changeable_field(
+        True, description="Adapt the rate to the endpoint when it answers 429 or 503."
     )
-    max_retries: int = Field(
+    max_retries: int = changeable_field(
         5,
         ge=0,
         description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled responses.",
-        json_schema_extra=CHANGEABLE,
     )
-    price: Price | None = Field(
+    price: Price | None = changeable_field(
         None,
         description="`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; "
         "null: the known list price of this model at this `base_url`.",
-        json_schema_extra=CHANGEABLE,
     )
-    unpriced: bool = Field(
-        False,
-        description="Count calls without a known price as free in `budget.max_usd`.",
-        json_schema_extra=CHANGEABLE,
+    unpriced: bool = changeable_field(
+        False, description="Count calls without a known price as free in `budget.max_usd`."
     )
     reasks: int = Field(
         2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
-from reflact.config.models import CHANGEABLE, ConfigSection, ModelsConfig
+from reflact.config.models import ConfigSection, ModelsConfig, changeable_field
 from reflact.types import Operation
 
 
@@ -34,11 +34,7 @@ class EnvironmentConfig(ConfigSection):
     tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
     relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
     threshold: float = Field(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
-    tables: Path | None = Field(
-        None,
-        description="Folder of .csv tables for the `sql` grader.",
-        json_schema_extra=CHANGEABLE,
-    )
+    tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     time_limit: int = Field(
         5,
         ge=1,
@@ -48,10 +44,8 @@ class EnvironmentConfig(ConfigSection):
     memory_limit: int = Field(
         1024, ge=64, description="Memory limit of an answer with the `python` grader, in MiB."
     )
-    allow_unconfined: bool = Field(
-        False,
-        description="Let the `python` grader run answers even if this system cannot confine them.",
-        json_schema_extra=CHANGEABLE,
+    allow_unconfined: bool = changeable_field(
+        False, description="Let the `python` grader run answers even if this system cannot confine them."
     )
     template: str = Field(
         "{input}",
@@ -63,21 +57,17 @@ class EnvironmentConfig(ConfigSection):
 class TelemetryConfig(ConfigSection):
     """The content of spans, and logging of the run to MLflow."""
 
-    content: bool = Field(
+    content: bool = changeable_field(
         False,
         description="Include prompts and replies in spans of model calls, and error messages in failed spans; "
         "keys are removed.",
-        json_schema_extra=CHANGEABLE,
     )
-    mlflow: str | None = Field(
+    mlflow: str | None = changeable_field(
         None,
         min_length=1,
         description="MLflow's tracking address; null: no logging to MLflow. Needs the extra `mlflow`.",
-        json_schema_extra=CHANGEABLE,
     )
-    experiment: str = Field(
-        "reflact", min_length=1, description="MLflow's experiment.", json_schema_extra=CHANGEABLE
-    )
+    experiment: str = changeable_field("reflact", min_length=1, description="MLflow's experiment.")
 
     @field_validator("mlflow")
     @classmethod
@@ -93,10 +83,8 @@ class TelemetryConfig(ConfigSection):
 class DataConfig(ConfigSection):
     """The items and their splits."""
 
-    path: Path | None = Field(
-        None,
-        description="A folder with train/, val/ and test/, or one .json or .jsonl file to split.",
-        json_schema_extra=CHANGEABLE,
+    path: Path | None = changeable_field(
+        None, description="A folder with train/, val/ and test/, or one .json or .jsonl file to split."
     )
     ratio: str = Field(
         "2:1:7", pattern=r"^[0-9]+:[0-9]+:[0-9]+$", description="train:val:test for a single file."
@@ -114,29 +102,26 @@ class TargetConfig(ConfigSection):
     preamble: str = Field("", description="Text before the skill in the system message.")
     postamble: str = Field("", description="Text after the skill in the system message.")
     deterministic: bool | None = Field(
-        None,
-        description="true: the gate assumes that repeats of a rollout agree; null: it tests that.",
+        None, description="true: the gate assumes that repeats of a rollout agree; null: it tests that."
     )
-    max_calls_per_rollout: int | None = Field(
+    max_calls_per_rollout: int | None = changeable_field(
         None,
         ge=1,
         description="Maximum of calls in a rollout of a target passed in Python; `budget.max_calls` needs it, "
         "because reflact does not see such calls.",
-        json_schema_extra=CHANGEABLE,
     )
-    max_tokens_per_rollout: int | None = Field(
+    max_tokens_per_rollout: int | None = changeable_field(
         None,
         ge=1,
         description="Maximum of input and output tokens in such a rollout; `budget.max_tokens` and "
         "`budget.max_usd` need it.",
-        json_schema_extra=CHANGEABLE,
     )
 
 
 class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
-    num_epochs: int = Field(4, ge=1, description="Passes over the train split.", json_schema_extra=CHANGEABLE)
+    num_epochs: int = changeable_field(4, ge=1, description="Passes over the train split.")
     batch_size: int = Field(40, ge=1, description="Items in a batch.")
     accumulation: int = Field(1, ge=1, description="Batches in a step; their reports are merged together.")
     success_threshold: float | None = Field(
@@ -148,14 +133,11 @@ class TrainConfig(ConfigSection):
     reuse_rollouts: bool = Field(
         True, description="Reuse a skill's finished rollouts in other steps and phases."
     )
-    rollout_concurrency: int = Field(
-        32, ge=1, description="Maximum of rollouts in flight.", json_schema_extra=CHANGEABLE
-    )
-    grace_seconds: float = Field(
+    rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
+    grace_seconds: float = changeable_field(
         5.0,
         ge=0,
         description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, `Trainer.stop`).",
-        json_schema_extra=CHANGEABLE,
     )
 
 
@@ -164,9 +146,7 @@ class ReflectConfig(ConfigSection):
 
     minibatch_size: int = Field(8, ge=1, description="Trajectories in an analyst call.")
     failure_only: bool = Field(False, description="Skip the success analyst.")
-    concurrency: int = Field(
-        16, ge=1, description="Maximum of analyst calls in flight.", json_schema_extra=CHANGEABLE
-    )
+    concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
     step_buffer: bool = Field(
         True,
         description="Show analysts the attempts of earlier steps of the epoch; small optimizers may copy them.",
@@ -181,10 +161,8 @@ class ReflectConfig(ConfigSection):
         ge=500,
         description="Maximum of estimated tokens of trajectories in an analyst call; cuts are marked.",
     )
-    overlap: bool = Field(
-        True,
-        description="Start an analyst as soon as its cases are ready; the result is the same.",
-        json_schema_extra=CHANGEABLE,
+    overlap: bool = changeable_field(
+        True, description="Start an analyst as soon as its cases are ready; the result is the same."
     )
 
 
@@ -198,8 +176,7 @@ class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
     lr_control: Literal["fixed", "autonomous", "none"] = Field(
-        "fixed",
-        description="`fixed`: the scheduler; `autonomous`: the optimizer decides; `none`: all edits.",
+        "fixed", description="`fixed`: the scheduler; `autonomous`: the optimizer decides; `none`: all edits."
     )
     scheduler: Literal["constant", "linear", "cosine"] = Field(
         "cosine", description="How the budget decreases."
@@ -328,29 +305,19 @@ class BudgetConfig(ConfigSection):
     Calls that were interrupted in flight count at their worst case.
     """
 
-    max_usd: float | None = Field(
+    max_usd: float | None = changeable_field(
         None,
         ge=0,
         description="Dollars. Needs `max_tokens` and a known price for each role; see `price` of its model.",
-        json_schema_extra=CHANGEABLE,
     )
-    max_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="Input and output tokens together. Needs `max_tokens` for each role.",
-        json_schema_extra=CHANGEABLE,
+    max_tokens: int | None = changeable_field(
+        None, ge=0, description="Input and output tokens together. Needs `max_tokens` for each role."
     )
-    max_calls: int | None = Field(
-        None,
-        ge=0,
-        description="Requests that were answered or may have been charged.",
-        json_schema_extra=CHANGEABLE,
+    max_calls: int | None = changeable_field(
+        None, ge=0, description="Requests that were answered or may have been charged."
     )
-    max_seconds: float | None = Field(
-        None,
-        ge=0,
-        description="Active time; calls in flight are then interrupted.",
-        json_schema_extra=CHANGEABLE,
+    max_seconds: float | None = changeable_field(
+        None, ge=0, description="Active time; calls in flight are then interrupted."
     )
 
 
@@ -359,23 +326,17 @@ class TestConfig(ConfigSection):
 
     __test__ = False
 
-    enabled: bool = Field(
-        True, description="Open the test split when the run has completed.", json_schema_extra=CHANGEABLE
-    )
-    placebo: bool = Field(
-        False,
-        description="Also measure a document about something else, of the best skill's length.",
-        json_schema_extra=CHANGEABLE,
+    enabled: bool = changeable_field(True, description="Open the test split when the run has completed.")
+    placebo: bool = changeable_field(
+        False, description="Also measure a document about something else, of the best skill's length."
     )
 
 
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
-    folder: Path | None = Field(
-        None,
-        description="Folder of own prompts; missing ones come from the package.",
-        json_schema_extra=CHANGEABLE,
+    folder: Path | None = changeable_field(
+        None, description="Folder of own prompts; missing ones come from the package."
     )
     versions: dict[str, int] = Field(
         default_factory=dict, description="Pinned version by prompt name; default: newest."
@@ -385,35 +346,28 @@ class PromptsConfig(ConfigSection):
 class ReplayConfig(ConfigSection):
     """Recording and replay of responses."""
 
-    cassette: Path | None = Field(None, description="A cassette file.", json_schema_extra=CHANGEABLE)
-    mode: Literal["replay", "record"] = Field(
-        "replay",
-        description="`replay` sends no requests; `record` sends them and writes the file.",
-        json_schema_extra=CHANGEABLE,
+    cassette: Path | None = changeable_field(None, description="A cassette file.")
+    mode: Literal["replay", "record"] = changeable_field(
+        "replay", description="`replay` sends no requests; `record` sends them and writes the file."
     )
 
 
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "skillopt"] = Field(
-        "default", description="Defaults to start from.", json_schema_extra=CHANGEABLE
+    preset: Literal["default", "skillopt"] = changeable_field(
+        "default", description="Defaults to start from."
     )
     seed: int = Field(42, description="Root of all randomness.")
-    out_dir: Path = Field(Path("runs/default"), description="The run's folder.", json_schema_extra=CHANGEABLE)
-    store: Path | None = Field(
+    out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
+    store: Path | None = changeable_field(
         None,
         description="The database, which several runs may share; null: run.db in `out_dir`, for this run.",
-        json_schema_extra=CHANGEABLE,
     )
-    fork: bool = Field(
-        False,
-        description="Let a changed run start beside the one in `out_dir`; matching results are reused.",
-        json_schema_extra=CHANGEABLE,
+    fork: bool = changeable_field(
+        False, description="Let a changed run start beside the one in `out_dir`; matching results are reused."
     )
-    skill: Path | None = Field(
-        None, description="The initial skill document; null: an empty one.", json_schema_extra=CHANGEABLE
-    )
+    skill: Path | None = changeable_field(None, description="The initial skill document; null: an empty one.")
     data: DataConfig = Field(default_factory=DataConfig, description="Items.")
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="Environment.")
     target: TargetConfig = Field(default_factory=TargetConfig, description="Target.")

@@ -57,12 +57,7 @@ class DatasetEnvironment:
         self._name = name
         self._version = version
         self._identity = canonical_json(
-            {
-                "environment": name,
-                "version": version,
-                "template": template,
-                "grader": identify_grader(grade),
-            }
+            {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
         if check_references and isinstance(grade, CheckedGrader):
             for split in Split:
@@ -148,9 +143,7 @@ class _PendingCriticGrader:
 def _build_grader(config: EnvironmentConfig) -> Grader:
     if config.grader == "python":
         return build_python_grader(
-            seconds=config.time_limit,
-            mebibytes=config.memory_limit,
-            allow_unconfined=config.allow_unconfined,
+            seconds=config.time_limit, mebibytes=config.memory_limit, allow_unconfined=config.allow_unconfined
         )
     if config.grader != "sql":
         return build_grader(config)

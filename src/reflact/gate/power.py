@@ -55,11 +55,11 @@ def describe_power(n: int, trials: int, *, decisions: int, alpha: float, effect:
     least = detectable_effect(n, trials, level=level)
     plan = f"{n} items x {trials} trials"
     if least <= effect:
-        return f"{plan} can detect improvements of about {_format_points(least)} where the target is noisy."
+        return f"{plan} can detect improvements of about {_format_points(least)} if the target is noisy."
     pairs = _count_pairs(effect, level=level)
     more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
     return (
-        f"{plan} can detect only improvements of about {_format_points(least)} where the target is noisy; for "
+        f"{plan} can detect only improvements of about {_format_points(least)} if the target is noisy; for "
         f"{_format_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
         "`inconclusive`, or choose `strict` and treat its acceptances as unverified."
     )

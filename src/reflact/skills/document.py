@@ -185,7 +185,7 @@ def _explain_misplaced_marker(
     if marker[2] == "END":
         if start is None:
             return f"{marker[0]} closes a region that was not opened"
-        return None if marker[1] == start[1] else f"{marker[0]} stands where {start[0]} is still open"
+        return None if marker[1] == start[1] else f"{marker[0]} is inside {start[0]}, which is still open"
     if start is not None:
         return f"{marker[0]} opens a region inside another one"
     if any(region.name == _REGION_NAMES[marker[1]] for region in regions):

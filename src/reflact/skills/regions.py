@@ -44,11 +44,11 @@ def replace_guidance(skill: Skill, new: str) -> Skill:
     """
     check_document(skill.text)
     _refuse_markers(new)
-    wanted = _normalize_newlines(new)
+    guidance = _normalize_newlines(new)
     region = _find_region(skill.text, "slow_update")
-    if region is not None and read_guidance(skill.text) == wanted:
+    if region is not None and read_guidance(skill.text) == guidance:
         return skill
-    return _write_region(skill.text, "slow_update", wanted)
+    return _write_region(skill.text, "slow_update", guidance)
 
 
 def reserve_guidance_region(skill: Skill) -> Skill:
@@ -90,13 +90,13 @@ def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
         SkillError: The document is malformed, or a note contains a marker.
     """
     check_document(skill.text)
-    wanted = tuple(flat for note in new if (flat := _flatten(note)))
-    for note in wanted:
+    notes = tuple(flat for note in new if (flat := _flatten(note)))
+    for note in notes:
         _refuse_markers(note)
-    if wanted == read_notes(skill.text):
+    if notes == read_notes(skill.text):
         return skill
-    bullets = "\n".join(f"- {note}" for note in wanted)
-    return _write_region(skill.text, "appendix", f"{NOTES_HEADING}\n\n{bullets}" if wanted else "")
+    bullets = "\n".join(f"- {note}" for note in notes)
+    return _write_region(skill.text, "appendix", f"{NOTES_HEADING}\n\n{bullets}" if notes else "")
 
 
 def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ...]:

@@ -363,10 +363,7 @@ def _build_failure_draft(blank: AnalystReport, skill: Skill, reply: DraftReply) 
 def _build_draft_report(blank: AnalystReport, skill: Skill, reasoning: str, document: str) -> AnalystReport:
     """Return a report with the draft as its only edit, or without edits if the draft changes nothing."""
     draft = Edit(
-        op="rewrite",
-        content=document,
-        source_type=blank.source_type,
-        support_count=len(blank.item_ids),
+        op="rewrite", content=document, source_type=blank.source_type, support_count=len(blank.item_ids)
     )
     edits = () if is_same_body(skill.text, document) else (draft,)
     return blank.model_copy(update={"patch": Patch(reasoning=reasoning, edits=edits)})

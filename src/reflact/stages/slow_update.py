@@ -102,10 +102,7 @@ class ComparedItem(FrozenModel):
         assert self.before.score is not None
         assert self.after.score is not None
         return ItemComparison(
-            item_id=self.item.id,
-            category=self.category,
-            before=self.before.score,
-            after=self.after.score,
+            item_id=self.item.id, category=self.category, before=self.before.score, after=self.after.score
         )
 
 
