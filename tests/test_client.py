@@ -685,16 +685,16 @@ async def test_nothing_secret_is_stored() -> None:
     store = await opened()
 
     class Noting:
-        async def find_reply(self, key: str) -> None:
+        async def find_response(self, key: str) -> None:
             seen.append(key)
 
-        async def intend(self, intent: Any) -> None:
+        async def reserve(self, reservation: Any) -> None:
             seen.append(intent.model_dump_json())
 
-        async def keep_reply(self, reply: Any, intent: Any) -> None:
+        async def store_response(self, reply: Any, reservation: Any) -> None:
             seen.append(reply.model_dump_json())
 
-        async def drop_intent(self, intent: Any) -> None:
+        async def release(self, reservation: Any) -> None:
             raise AssertionError
 
     async with connected(Endpoint(GOOD), config(key=key), store=store, effects=Noting()) as client:

@@ -188,17 +188,17 @@ class Watched(InMemoryRunStore):
         self.intents: list[CallReservation] = []
         self.replies: list[StoredResponse] = []
 
-    async def intend(self, intent: CallReservation) -> None:
+    async def reserve(self, reservation: CallReservation) -> None:
         self.seen.append("intent")
         self.intents.append(intent)
         await super().reserve(intent)
 
-    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
         await super().store_response(reply, intent)
         self.replies.append(reply)
         self.seen.append("kept")
 
-    async def drop_intent(self, intent: CallReservation) -> None:
+    async def release(self, reservation: CallReservation) -> None:
         await super().release(intent)
         self.seen.append("dropped")
 
@@ -368,13 +368,13 @@ async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
     storing = anyio.Event()
 
     class Slow:
-        find_reply, intend, drop_intent = store.find_response, store.intend, store.drop_intent
+        find_response, intend, release = store.find_response, store.reserve, store.release
 
-        async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+        async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
             storing.set()
             for _ in range(10):
                 await anyio.lowlevel.checkpoint()
-            await store.keep_reply(reply, intent)
+            await store.store_response(reply, intent)
 
     async with connected(Endpoint(GOOD), effects=Slow()) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
@@ -440,7 +440,7 @@ async def test_a_slow_look_up_does_not_pay_again() -> None:
     class Slow(InMemoryRunStore):
         looked = 0
 
-        async def find_reply(self, key: str) -> StoredResponse | None:
+        async def find_response(self, key: str) -> StoredResponse | None:
             found = await super().find_response(key)
             self.looked += 1
             for _ in range(100 if self.looked == 2 else 0):

@@ -61,7 +61,7 @@ async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
     intents: list[CallReservation] = []
 
     class Watched(InMemoryRunStore):
-        async def intend(self, intent: CallReservation) -> None:
+        async def reserve(self, reservation: CallReservation) -> None:
             intents.append(intent)
             await super().reserve(intent)
 
@@ -292,7 +292,7 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InM
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
     class Cancelling(InMemoryRunStore):
-        async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+        async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
             scope.cancel()
             await anyio.sleep(0.1)
             await store.store_response(reply, intent)
@@ -313,7 +313,7 @@ async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store:
     scope, held = anyio.CancelScope(), budget(max_calls=1)
 
     class Leaving(InMemoryRunStore):
-        async def intend(self, intent: CallReservation) -> None:
+        async def reserve(self, reservation: CallReservation) -> None:
             await super().reserve(intent)
             scope.cancel()
             await anyio.sleep(0.1)

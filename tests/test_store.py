@@ -388,14 +388,14 @@ async def test_events_are_stored_once_and_in_order(store: SQLiteRunStore, path: 
 async def test_the_first_note_stands(store: SQLiteRunStore) -> None:
     """A journal keeps the first value under (step, label), apart for each run."""
     journal = store.decision_log("r")
-    assert await journal.recall(1, "merge") is None
-    await journal.note(1, "merge", {"fallback": ["a", None, 0.1]})
-    await journal.note(1, "merge", "another")
-    await journal.note(2, "merge", False)
+    assert await journal.get(1, "merge") is None
+    await journal.put(1, "merge", {"fallback": ["a", None, 0.1]})
+    await journal.put(1, "merge", "another")
+    await journal.put(2, "merge", False)
     await store.open_run("other", {}, {})
-    assert await journal.recall(1, "merge") == {"fallback": ["a", None, 0.1]}
-    assert await journal.recall(2, "merge") is False
-    assert await store.decision_log("other").recall(1, "merge") is None
+    assert await journal.get(1, "merge") == {"fallback": ["a", None, 0.1]}
+    assert await journal.get(2, "merge") is False
+    assert await store.decision_log("other").get(1, "merge") is None
 
 
 async def test_the_time_and_the_end_of_a_run(store: SQLiteRunStore) -> None:
@@ -434,5 +434,5 @@ async def test_the_store_is_a_run_store(store: SQLiteRunStore) -> None:
     """The store has every method of the port."""
     port: RunStore = store
     names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
-    assert {"find_reply", "find_rollouts", "open_run", "finish"} <= names
+    assert {"find_response", "find_rollouts", "open_run", "finish"} <= names
     assert all(hasattr(port, name) for name in names)

@@ -55,11 +55,11 @@ LOAD = """
     async def caller(store, name):
         for n in count():
             key = f"{name}-{n}"
-            await store.intend(intent(key, "r"))
+            await store.reserve(intent(key, "r"))
             acknowledge("intent", key)
-            await store.keep_reply(reply(key), intent(key, "r"))
+            await store.store_response(reply(key), intent(key, "r"))
             acknowledge("reply", key)
-            await store.keep_rollout(Rollout(key=key, item_id="i", skill_hash="h", score=Score.of(1)))
+            await store.store_rollout(Rollout(key=key, item_id="i", skill_hash="h", score=Score.of(1)))
             acknowledge("rollout", key)
 
     async def stepper(store, state):
@@ -87,8 +87,8 @@ SHARE = """
             await store.open_run("shared", {}, None)
 
             async def one(n):
-                await store.intend(intent(f"{name}-{n}", name))
-                await store.keep_reply(reply(f"{name}-{n}"), intent(f"{name}-{n}", name))
+                await store.reserve(intent(f"{name}-{n}", name))
+                await store.store_response(reply(f"{name}-{n}"), intent(f"{name}-{n}", name))
                 await store.add_seconds("shared", 1.0)
 
             await fan_out(one, range(notes), limit=8)

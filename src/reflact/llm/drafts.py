@@ -238,7 +238,7 @@ class DraftSubscribers(Generic[R]):
             "step": 0 if call_id.step is None else call_id.step,
             "role": call_id.role,
             "purpose": call_id.purpose,
-            "sample": call_id.label,
+            "call_id": call_id.label,
         }
         self._drafted = False
 
