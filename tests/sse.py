@@ -99,4 +99,4 @@ class Kept(InMemoryRunStore):
     async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
         """Store it, and keep it."""
         self.replies.append(reply)
-        await super().store_response(reply, intent)
+        await super().store_response(reply, reservation)

@@ -12,7 +12,13 @@ import virtual_time
 from reflact.concurrency import fan_out
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.budget import Budget, SeenRollouts, UnseenRollouts, declared, require_caps
+from reflact.llm.budget import (
+    Budget,
+    BudgetedEnvironment,
+    DeclaredCostEnvironment,
+    declared_rollout_cost,
+    require_caps,
+)
 from reflact.protocols import Session
 from reflact.records import Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
@@ -99,8 +105,8 @@ def test_declared_tokens_count_as_the_dearest_kind() -> None:
     """Nobody knows how many of them are written; with no declaration there is nothing to count."""
     price = {"input": 1, "cached_input": 0.5, "output": 9}
     config = configured({}, {**LOCAL, "price": price}, max_tokens_per_rollout=1000, max_calls_per_rollout=3)
-    assert declared(config) == Usage(calls=3, input_tokens=1000, usd=0.009)
-    assert declared(configured({}, CAPPED)) is None
+    assert declared_rollout_cost(config) == Usage(calls=3, input_tokens=1000, usd=0.009)
+    assert declared_rollout_cost(configured({}, CAPPED)) is None
 
 
 # ------------------------------------------------------------------------------------------------- rollouts
@@ -132,7 +138,7 @@ class Refusing:
 async def test_an_environment_cannot_make_a_failure_of_a_spent_budget() -> None:
     """What it returns after swallowing the error is no result."""
     budget = Budget(BudgetConfig(max_calls=0))
-    environment = SeenRollouts(Swallowing(), budget=budget)
+    environment = BudgetedEnvironment(Swallowing(), budget=budget)
     (item, *_) = environment.items(Split.train)
     with pytest.raises(BudgetSpent):
         await environment.run(item, Refusing(budget), seed=1)
@@ -165,7 +171,7 @@ class Busy(ToyEnvironment):
 async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, size: int) -> Sequence[object]:
     """Run as many items at once, with 100 tokens and 2 calls declared for each."""
     worst = Usage(calls=2, input_tokens=100)
-    unseen = UnseenRollouts(environment, budget=budget, effects=store, run_id=RUN, worst=worst)
+    unseen = DeclaredCostEnvironment(environment, budget=budget, responses=store, run_id=RUN, worst=worst)
     target = ToyTarget()
 
     async def one(item: Item) -> object:

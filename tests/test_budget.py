@@ -18,7 +18,7 @@ from profiles import cases
 from reflact.concurrency import open_task_group
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent
-from reflact.llm.budget import Amount, Budget, amount_of, lacking, overrun
+from reflact.llm.budget import Amount, Budget, amount_of, describe_overrun, find_exceeded_limit
 from reflact.llm.pricing import BILLION
 from reflact.records import Spend, Usage
 
@@ -69,7 +69,7 @@ def test_a_call_fits_where_no_sum_is_above_its_limit(
     after = taken + most
     pairs = ((calls, after.calls), (tokens, after.tokens), (billionths, after.billionths))
     fits = all(limit is None or total <= limit for limit, total in pairs)
-    assert (lacking(limits, taken, most) is None) is fits
+    assert (find_exceeded_limit(limits, taken, most) is None) is fits
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_call_fits_where_no_sum_is_above_its_limit(
 def test_a_refusal_names_the_key_and_the_numbers(limits: dict[str, Any], sentence: str) -> None:
     """Whoever reads it knows which key to raise, and how far it went."""
     taken = Amount(5, 1450, 450_000_000)
-    reason = lacking(BudgetConfig(**limits), taken, amount_of(WORST))
+    reason = find_exceeded_limit(BudgetConfig(**limits), taken, amount_of(WORST))
     assert reason is not None
     assert reason.startswith(sentence)
     assert reason.endswith("set a larger one to go on")
@@ -95,8 +95,10 @@ def test_a_refusal_names_the_key_and_the_numbers(limits: dict[str, Any], sentenc
 def test_sums_of_prices_are_exact() -> None:
     """Ten times ten cents are a dollar, and fit it."""
     taken = sum((amount_of(Usage(calls=1, usd=0.1)) for _ in range(9)), Amount())
-    assert lacking(BudgetConfig(max_usd=1.0), taken, amount_of(Usage(usd=0.1))) is None
-    assert lacking(BudgetConfig(max_usd=0.999999999), taken, amount_of(Usage(usd=0.1))) is not None
+    assert find_exceeded_limit(BudgetConfig(max_usd=1.0), taken, amount_of(Usage(usd=0.1))) is None
+    assert (
+        find_exceeded_limit(BudgetConfig(max_usd=0.999999999), taken, amount_of(Usage(usd=0.1))) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_sums_of_prices_are_exact() -> None:
 )
 def test_an_overrun_is_told_by_what_went_beyond(usage: Usage, word: str | None) -> None:
     """Each of input and output is held against its own bound."""
-    reason = overrun(usage, WORST)
+    reason = describe_overrun(usage, WORST)
     assert reason is None if word is None else reason is not None and word in reason
 
 

@@ -19,12 +19,12 @@ from reflact.config.models import ModelConfig
 from reflact.llm.rate_limit import (
     MINUTE_SECONDS,
     PATIENCE_SECONDS,
+    AdaptiveRate,
     Endpoint,
     EndpointClient,
     LimitChange,
-    Minute,
-    Pace,
-    Refused,
+    MinuteWindow,
+    RoleRefused,
     endpoint_for,
 )
 from virtual_time import run
@@ -211,11 +211,11 @@ def test_estimates_are_corrected_by_what_calls_took() -> None:
 
 def test_a_correction_that_comes_after_the_minute_changes_nothing() -> None:
     """What a call took is no longer counted once its minute is over."""
-    minute = Minute()
+    minute = MinuteWindow()
     early = minute.take(0.0, 50)
-    assert minute.wait(100.0, 100, 100) == 0.0
+    assert minute.delay(100.0, 100, 100) == 0.0
     minute.correct(early, 90)
-    assert minute.wait(100.0, 100, 100) == 0.0
+    assert minute.delay(100.0, 100, 100) == 0.0
 
 
 # ---------------------------------------------------------------------------------------------- back-off
@@ -506,9 +506,9 @@ def test_a_rate_that_holds_calls_back_grows() -> None:
     assert run(main) > 20
 
 
-def paced(rate: float, served: int, seconds: float) -> Pace:
+def paced(rate: float, served: int, seconds: float) -> AdaptiveRate:
     """Return a pace that began at a rate, and served so many calls evenly within so many seconds since."""
-    pace = Pace()
+    pace = AdaptiveRate()
     pace.decrease(0.0, int(2 * rate), 0.5)
     for number in range(served):
         pace.served((number + 1) * seconds / served, False)
@@ -559,7 +559,7 @@ async def refused_calls(client: EndpointClient, count: int) -> list[float]:
         try:
             async with client.admit(1):
                 await anyio.sleep(1)
-        except Refused:
+        except RoleRefused:
             told.append(anyio.current_time())
 
     async with open_task_group() as tasks:
@@ -577,7 +577,7 @@ def test_a_refused_role_is_admitted_no_more() -> None:
         endpoint, done = Endpoint("e"), list[float]()
         with endpoint.connect(limits(concurrency=2)) as one, endpoint.connect(limits(concurrency=2)) as other:
             told = await refused_calls(one, 10)
-            with pytest.raises(Refused):
+            with pytest.raises(RoleRefused):
                 await call(one, [])
             await call(other, done)
         return told, done, endpoint.in_flight + endpoint.waiting

@@ -17,9 +17,9 @@ from reflact.store.lock import lock_run
 HOLD = """
 import sys
 from pathlib import Path
-from reflact.store.lock import run_lock
+from reflact.store.lock import lock_run
 
-with run_lock(Path(sys.argv[1])):
+with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -38,7 +38,7 @@ pytestmark = [
 
 Rows = Mapping[str, frozenset[Any]]
 
-KEPT = ("replies", "rollouts", "skills", "commits", "journal", "events")
+KEPT = ("responses", "rollouts", "skills", "commits", "decision_log", "events")
 PAGE = 4096
 
 IN_FLIGHT = 16

@@ -21,8 +21,8 @@ from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
-from reflact.llm.cache_keys import address_of
-from reflact.llm.pricing import BILLION, cap_of, usd_of
+from reflact.llm.cache_keys import strip_credentials
+from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
 from reflact.protocols import Environment, ResponseStore, Session
 from reflact.records import Spend, Usage
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reflact.llm.rate_limit import LimitChange
 
 
-MORE = "set a larger one to go on"
+RAISE_HINT = "set a larger one to go on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def amount_of(usage: Usage) -> Amount:
     return Amount(usage.calls, usage.input_tokens + usage.output_tokens, billionths)
 
 
-def lacking(limits: BudgetConfig, taken: Amount, most: Amount) -> str | None:
+def find_exceeded_limit(limits: BudgetConfig, taken: Amount, most: Amount) -> str | None:
     """Return which limit has no room for a call beside what is taken, as a sentence; None where it fits."""
     money = None if limits.max_usd is None else math.floor(Decimal(str(limits.max_usd)) * BILLION)
     for key, limit, so_far, wanted in (
@@ -72,15 +72,15 @@ def lacking(limits: BudgetConfig, taken: Amount, most: Amount) -> str | None:
             numbers = (
                 f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}" for n in (limit, so_far, wanted)
             )
-            return _sentence(key, *numbers)
+            return _describe_limit(key, *numbers)
     return None
 
 
-def _sentence(key: str, limit: str, so_far: str, wanted: str) -> str:
-    return f"budget.{key} is {limit}: {so_far} are taken, and the next call may take {wanted}; {MORE}"
+def _describe_limit(key: str, limit: str, so_far: str, wanted: str) -> str:
+    return f"budget.{key} is {limit}: {so_far} are taken, and the next call may take {wanted}; {RAISE_HINT}"
 
 
-def overrun(usage: Usage, worst: Usage) -> str | None:
+def describe_overrun(usage: Usage, worst: Usage) -> str | None:
     """Return how an answer went beyond what was reserved for its call, as a sentence; None if it did not."""
     for what, used, most in (
         ("read", usage.input_tokens, worst.input_tokens),
@@ -104,25 +104,25 @@ class Reservation:
     def __init__(self, worst: Usage, *, strict: bool) -> None:
         self._worst = worst
         self._strict = strict
-        self.most = amount_of(worst)
-        self.took = Usage()
-        self.broken: str | None = None
+        self.amount = amount_of(worst)
+        self.cost = Usage()
+        self.overrun: str | None = None
         self.decided = anyio.Event()
         self.admitted = False
 
     def mark_sent(self) -> None:
         """From now on the call may be charged."""
-        self.took = self._worst
+        self.cost = self._worst
 
     def release(self) -> None:
         """Note that the call cost nothing."""
-        self.took = Usage()
+        self.cost = Usage()
 
     def settle(self, usage: Usage) -> None:
         """Note what the call cost: its worst case if that was not counted."""
         if not usage.uncounted:
-            self.took = usage
-            self.broken = overrun(usage, self._worst) if self._strict else None
+            self.cost = usage
+            self.overrun = describe_overrun(usage, self._worst) if self._strict else None
 
 
 class Budget:
@@ -207,15 +207,17 @@ class Budget:
     def out_of_time(self) -> BudgetSpent:
         """Refuse all further calls, since the time is over, and return the error that says so."""
         return self._refuse(
-            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; {MORE}"
+            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; {RAISE_HINT}"
         )
 
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._broken or lacking(self._limits, self._taken + self._reserved, first.most)
+            reason = self._broken or find_exceeded_limit(
+                self._limits, self._taken + self._reserved, first.amount
+            )
             if reason is None:
-                self._reserved += first.most
+                self._reserved += first.amount
                 self._in_flight += 1
                 first.admitted = True
                 self._waiting.popleft().decided.set()
@@ -233,9 +235,9 @@ class Budget:
     def _leave(self, reservation: Reservation) -> None:
         if reservation.admitted:
             self._in_flight -= 1
-            self._reserved -= reservation.most
-            self._broken = self._broken or reservation.broken
-            self._take(reservation.took)
+            self._reserved -= reservation.amount
+            self._broken = self._broken or reservation.overrun
+            self._take(reservation.cost)
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
         self._admit()
@@ -258,7 +260,7 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
         ConfigError: Names the key that is missing.
     """
     limits, target = config.budget, config.target
-    by_tokens, by_calls = _set(limits, "max_tokens", "max_usd"), _set(limits, "max_calls")
+    by_tokens, by_calls = _list_set(limits, "max_tokens", "max_usd"), _list_set(limits, "max_calls")
     if "optimizer" in passed and (by_tokens or by_calls):
         raise ConfigError(
             f"budget.{(by_tokens + by_calls)[0]} cannot hold for an optimizer passed in Python, whose calls "
@@ -296,18 +298,18 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
     Raises:
         ConfigError: Names the key that is missing.
     """
-    by_tokens = _set(limits, "max_tokens", "max_usd")
-    if by_tokens and seen and cap_of(_settings(model)) is None:
+    by_tokens = _list_set(limits, "max_tokens", "max_usd")
+    if by_tokens and seen and read_cap(_settings(model)) is None:
         raise ConfigError(f"budget.{by_tokens[0]} needs models.{role}.max_tokens: a cap on each reply")
     if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
             f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
-            f"{address_of(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
+            f"{strip_credentials(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
             "calls cost nothing"
         )
 
 
-def _set(limits: BudgetConfig, *keys: str) -> list[str]:
+def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
     return [key for key in keys if getattr(limits, key) is not None]
 
 
@@ -315,7 +317,7 @@ def _settings(model: ModelConfig) -> dict[str, object]:
     return {model.max_tokens_key: model.max_tokens, **model.extra_body}
 
 
-class SeenRollouts:
+class BudgetedEnvironment:
     """An environment that gives no result once the budget is spent, whatever it made of the error.
 
     Args:
@@ -347,7 +349,7 @@ class SeenRollouts:
         return graded
 
 
-class UnseenRollouts(SeenRollouts):
+class DeclaredCostEnvironment(BudgetedEnvironment):
     """An environment whose target makes calls that are not seen: each rollout counts as what was declared.
 
     Args:
@@ -359,10 +361,10 @@ class UnseenRollouts(SeenRollouts):
     """
 
     def __init__(
-        self, inner: Environment, *, budget: Budget, effects: ResponseStore, run_id: str, worst: Usage
+        self, inner: Environment, *, budget: Budget, responses: ResponseStore, run_id: str, worst: Usage
     ) -> None:
         super().__init__(inner, budget=budget)
-        self._effects = effects
+        self._responses = responses
         self._run_id = run_id
         self._worst = worst
 
@@ -373,7 +375,7 @@ class UnseenRollouts(SeenRollouts):
             BudgetSpent: It does not fit.
         """
         place = f"target/rollout/unseen/{item.fingerprint}/{seed}"
-        intent = CallReservation(
+        call = CallReservation(
             key=place,
             run_id=self._run_id,
             call_id=place,
@@ -385,14 +387,14 @@ class UnseenRollouts(SeenRollouts):
         )
         async with self._budget.reserve(self._worst) as reservation:
             reservation.mark_sent()
-            await self._effects.reserve(intent)
+            await self._responses.reserve(call)
             graded = await self._inner.run(item, session, seed=seed)
             calls = self._worst.calls
-            await self._effects.settle(intent, Usage(calls=calls, uncounted=calls))
+            await self._responses.settle(call, Usage(calls=calls, uncounted=calls))
             return graded
 
 
-def declared(config: TrainerConfig) -> Usage | None:
+def declared_rollout_cost(config: TrainerConfig) -> Usage | None:
     """Return the most that a rollout takes whose calls are not seen, None where nothing is declared.
 
     Its tokens are taken as the dearest kind.
@@ -410,7 +412,7 @@ def declared(config: TrainerConfig) -> Usage | None:
     return Usage(calls=target.max_calls_per_rollout or 1, input_tokens=tokens, usd=max(prices, default=None))
 
 
-class News:
+class LimitEvents:
     """Posts events of one run.
 
     Args:
@@ -424,10 +426,10 @@ class News:
         self._limits = limits.model_dump()
         self._post = post
 
-    def budget_moved(self, usage: Usage, seconds: float) -> None:
+    def post_budget(self, usage: Usage, seconds: float) -> None:
         """Tell what the run has taken, in so many active seconds."""
         self._post(BudgetUpdated(run_id=self._run_id, usage=usage, seconds=seconds, **self._limits))
 
-    def backed_off(self, change: LimitChange) -> None:
+    def post_limit_change(self, change: LimitChange) -> None:
         """Tell that an endpoint was asked too much."""
         self._post(RateLimited(run_id=self._run_id, **change._asdict()))

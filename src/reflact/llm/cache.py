@@ -13,18 +13,18 @@ from typing import NamedTuple
 import httpx
 
 from reflact.concurrency import SingleFlight
-from reflact.llm.cache_keys import effect_key, endpoint_of
-from reflact.llm.metering import INTENT
-from reflact.llm.retry import Pieces, kept_headers
+from reflact.llm.cache_keys import build_cache_key, strip_to_endpoint
+from reflact.llm.metering import RESERVATION
+from reflact.llm.retry import BodyStream, select_headers
 from reflact.llm.streaming import CONTEXT
 from reflact.messages import CallReservation
 from reflact.protocols import ResponseStore
 
-SAMPLE_HEADER = "x-reflact-sample"
-REPLY_HEADER = "x-reflact-reply"
+CALL_ID_HEADER = "x-reflact-call-id"
+REPLY_TYPE_HEADER = "x-reflact-reply-type"
 
 
-class Landed(NamedTuple):
+class RawAnswer(NamedTuple):
     """What came of a request: its status, the headers that the client library needs to see, its body.
 
     ``stored`` says that it was not sent.
@@ -41,7 +41,7 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
 
     Args:
         inner: Sends what is not stored, and stores what answers it.
-        effects: The store.
+        responses: The store.
         flights: Joins equal requests in flight.
         run_id: The run that pays.
         role: The role that asks.
@@ -53,15 +53,15 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         self,
         inner: httpx.AsyncBaseTransport,
         *,
-        effects: ResponseStore,
-        flights: SingleFlight[Landed],
+        responses: ResponseStore,
+        flights: SingleFlight[RawAnswer],
         run_id: str,
         role: str,
         model: str,
         forward: str | None = None,
     ) -> None:
         self._inner = inner
-        self._effects = effects
+        self._responses = responses
         self._flights = flights
         self._run_id = run_id
         self._role = role
@@ -73,55 +73,55 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
 
         What is no POST costs nothing and is passed on.
         """
-        call_id = request.headers.get(SAMPLE_HEADER, "")
-        reply = request.headers.get(REPLY_HEADER, "")
+        call_id = request.headers.get(CALL_ID_HEADER, "")
+        reply = request.headers.get(REPLY_TYPE_HEADER, "")
         body = await request.aread()
-        outgoing = self._outgoing(request, call_id, body)
+        outgoing = self._strip_headers(request, call_id, body)
         if request.method != "POST":
             return await self._inner.handle_async_request(outgoing)
-        endpoint, path = endpoint_of(str(request.url)), request.url.path
-        key = effect_key(
+        endpoint, path = strip_to_endpoint(str(request.url)), request.url.path
+        key = build_cache_key(
             endpoint=endpoint, path=path, body=body.decode("utf-8"), call_id=call_id, reply=reply
         )
-        intent = CallReservation(
+        call = CallReservation(
             key=key,
             run_id=self._run_id,
             call_id=call_id,
             role=self._role,
-            purpose=_purpose(call_id),
+            purpose=_read_purpose(call_id),
             endpoint=endpoint,
             model=self._model,
         )
-        outgoing.extensions[INTENT] = intent
-        landed = await self._flights.join(key, lambda: self._land(outgoing, key))
+        outgoing.extensions[RESERVATION] = call
+        landed = await self._flights.join(key, lambda: self._find_or_send(outgoing, key))
         context = CONTEXT.get()
         if context is not None and not landed.stored:
             context.sent = True
-        return httpx.Response(landed.status, headers=landed.headers, stream=Pieces(landed.pieces))
+        return httpx.Response(landed.status, headers=landed.headers, stream=BodyStream(landed.pieces))
 
-    def _outgoing(self, request: httpx.Request, call_id: str, body: bytes) -> httpx.Request:
+    def _strip_headers(self, request: httpx.Request, call_id: str, body: bytes) -> httpx.Request:
         """Return the request without our headers; the given one keeps them, for redirects."""
         headers = httpx.Headers(request.headers)
-        headers.pop(SAMPLE_HEADER, None)
-        headers.pop(REPLY_HEADER, None)
+        headers.pop(CALL_ID_HEADER, None)
+        headers.pop(REPLY_TYPE_HEADER, None)
         if self._forward is not None:
             headers[self._forward] = call_id
-        extensions = {**request.extensions, "reflact_sample": call_id}
+        extensions = {**request.extensions, "reflact_call_id": call_id}
         return httpx.Request(
             request.method, request.url, headers=headers, content=body, extensions=extensions
         )
 
-    async def _land(self, request: httpx.Request, key: str) -> Landed:
+    async def _find_or_send(self, request: httpx.Request, key: str) -> RawAnswer:
         """Look up and send as one piece of work: nobody looks before an answer is stored and sends after."""
-        stored = await self._effects.find_response(key)
+        stored = await self._responses.find_response(key)
         if stored is not None:
             pieces = [chunk.encode("utf-8") for chunk in stored.chunks]
-            return Landed(stored.status, {"content-type": stored.content_type}, pieces, stored=True)
+            return RawAnswer(stored.status, {"content-type": stored.content_type}, pieces, stored=True)
         response = await self._inner.handle_async_request(request)
         pieces = [piece async for piece in response.aiter_bytes()]
-        return Landed(response.status_code, kept_headers(response), pieces)
+        return RawAnswer(response.status_code, select_headers(response), pieces)
 
 
-def _purpose(call_id: str) -> str:
+def _read_purpose(call_id: str) -> str:
     parts = call_id.split("/")
     return parts[1] if len(parts) > 1 else "other"

@@ -26,19 +26,25 @@ from reflact.config.training import BudgetConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
 from reflact.llm.budget import Budget
-from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
-from reflact.llm.cache_keys import seed_of
+from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
+from reflact.llm.cache_keys import derive_seed
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import DraftSubscribers
-from reflact.llm.errors import translated, unusable
+from reflact.llm.errors import build_unusable_error, translate_client_error
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.pricing import usd_of
 from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
-from reflact.llm.redaction import RedactingTransport, key_for, own_headers, refuse_key_in, unlogged
+from reflact.llm.redaction import (
+    RedactingTransport,
+    build_header_hook,
+    redact_logs,
+    refuse_key_in,
+    resolve_key,
+)
 from reflact.llm.retry import RetryTransport
-from reflact.llm.sse import usage_of
-from reflact.llm.streaming import CONTEXT, FramingTransport, RequestContext
-from reflact.llm.structured import ORDER, Conversation, InvalidReply, Mode, refuses_format
+from reflact.llm.sse import read_usage
+from reflact.llm.streaming import CONTEXT, RequestContext, StreamingTransport
+from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import DecisionLog, EventCallback, ResponseStore
 from reflact.records import Usage
@@ -54,8 +60,8 @@ class Client:
         config: Endpoint, model and settings.
         role: The role, for identities, messages and the ledger.
         run_id: The run that pays.
-        effects: Where requests and answers are stored.
-        journal: Where the settled structured-output mode is noted.
+        responses: Where requests and answers are stored.
+        decision_log: Where the settled structured-output mode is noted.
         budget: What the run may still take; None: anything.
         transport: Carries requests instead of the network.
         on_event: Takes an event for each call and its drafts; None: nobody.
@@ -72,7 +78,7 @@ class Client:
         *,
         role: str,
         run_id: str,
-        effects: ResponseStore,
+        responses: ResponseStore,
         decision_log: DecisionLog,
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -82,7 +88,7 @@ class Client:
         self._config = config
         self._role = role
         self._run_id = run_id
-        self._effects = effects
+        self._responses = responses
         self._decision_log = decision_log
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
@@ -105,10 +111,10 @@ class Client:
     async def __aenter__(self) -> Self:
         if self._config.api == "azure" and self._config.api_version is None:
             raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
-        self._secret = await key_for(self._config, self._role)
+        self._secret = await resolve_key(self._config, self._role)
         if self._secret is not None:
             refuse_key_in(self._config, self._role, self._secret)
-            self._stack.enter_context(unlogged(self._secret))
+            self._stack.enter_context(redact_logs(self._secret))
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
@@ -118,7 +124,7 @@ class Client:
             transport=self._compose(network, endpoint, flights),
             timeout=self._config.timeout,
             follow_redirects=True,
-            event_hooks={"request": [own_headers(self._config, self._secret)]},
+            event_hooks={"request": [build_header_hook(self._config, self._secret)]},
         )
         self._stack.push_async_callback(http.aclose)
         self._openai = self._connect(http)
@@ -131,12 +137,12 @@ class Client:
         self, network: httpx.AsyncBaseTransport, endpoint: EndpointClient, flights: SingleFlight[Any]
     ) -> httpx.AsyncBaseTransport:
         """Return the stack of transports, outermost first, above the network's ``PooledTransport``."""
-        config, effects = self._config, self._effects
+        config, responses = self._config, self._responses
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
-            FramingTransport,
+            StreamingTransport,
             partial(
                 ResponseCacheTransport,
-                effects=effects,
+                responses=responses,
                 flights=flights,
                 run_id=self._run_id,
                 role=self._role,
@@ -144,7 +150,9 @@ class Client:
                 forward=config.call_id_header,
             ),
             partial(RetryTransport, retries=config.max_retries, endpoint=endpoint),
-            partial(MeteredTransport, config=config, budget=self._budget, endpoint=endpoint, effects=effects),
+            partial(
+                MeteredTransport, config=config, budget=self._budget, endpoint=endpoint, responses=responses
+            ),
             RedactingTransport,
         )
         return reduce(lambda inner, layer: layer(inner), reversed(layers), network)
@@ -256,7 +264,7 @@ class Client:
         )
 
     def _usage(self, completion: ChatCompletion) -> Usage:
-        usage = usage_of("application/json", [completion.model_dump_json(include={"usage"})])
+        usage = read_usage("application/json", [completion.model_dump_json(include={"usage"})])
         if usage.uncounted:
             return usage
         return usage.model_copy(update={"usd": usd_of(usage, self._config)})
@@ -270,21 +278,21 @@ class Client:
                 model=self._config.model,
                 messages=[],
                 extra_headers={
-                    SAMPLE_HEADER: call_id.label,
-                    REPLY_HEADER: f"{reply_type.__name__}@{reply_type.version}",
+                    CALL_ID_HEADER: call_id.label,
+                    REPLY_TYPE_HEADER: f"{reply_type.__name__}@{reply_type.version}",
                 },
                 extra_body={**self._settings(call_id), **conversation.body},
             )
         except openai.OpenAIError as error:
-            failure = translated(error, self._config, self._role, self._secret)
+            failure = translate_client_error(error, self._config, self._role, self._secret)
         except JSONDecodeError as error:
-            failure = unusable(error.doc, self._config, self._role, self._secret)
+            failure = build_unusable_error(error.doc, self._config, self._role, self._secret)
         except RecursionError:
-            failure = unusable("too deeply nested JSON", self._config, self._role, self._secret)
+            failure = build_unusable_error("too deeply nested JSON", self._config, self._role, self._secret)
         else:
             if _is_usable(completion):
                 return completion
-            failure = unusable(completion, self._config, self._role, self._secret)
+            failure = build_unusable_error(completion, self._config, self._role, self._secret)
         raise failure  # out here it carries no error of the client library, which may hold the key
 
     async def _settle_mode(
@@ -296,7 +304,7 @@ class Client:
                 return self._mode
             label = f"mode/{self._role}"
             noted = await self._decision_log.get(0, label)
-            mode = next((m for m in ORDER if m == noted), None)
+            mode = next((m for m in MODE_ORDER if m == noted), None)
             if mode is None:
                 mode = await self._try_modes(prompt, reply_type, call_id)
                 await self._decision_log.put(0, label, mode)
@@ -305,7 +313,7 @@ class Client:
 
     async def _try_modes(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Mode:
         first: ProviderError | None = None
-        for mode in ORDER:
+        for mode in MODE_ORDER:
             try:
                 await self._create(Conversation(prompt.messages, reply_type, mode), reply_type, call_id)
             except ProviderError as error:
@@ -320,7 +328,7 @@ class Client:
         config = self._config
         seed: JsonValue = config.seed
         if seed == "per_call" and call_id is not None:
-            seed = seed_of(call_id.label)
+            seed = derive_seed(call_id.label)
         named: dict[str, JsonValue] = {
             "temperature": config.temperature,
             "top_p": config.top_p,

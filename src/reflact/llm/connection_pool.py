@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 
-MOST = 16
+CALLS_PER_POOL = 16
 """Calls in flight in one pool; so many are as fast as one."""
 
 
@@ -22,12 +22,12 @@ class PooledTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, pool: Callable[[], httpx.AsyncBaseTransport] | None = None) -> None:
-        self._open = pool or _opener()
+        self._open = pool or _make_opener()
         self._pools: list[_Pool] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; its place in a pool is free again once the answer is closed."""
-        pool = next((each for each in self._pools if each.in_flight < MOST), None)
+        pool = next((each for each in self._pools if each.in_flight < CALLS_PER_POOL), None)
         if pool is None:
             pool = _Pool(self._open())
             self._pools.append(pool)
@@ -76,7 +76,7 @@ class _Stream(httpx.AsyncByteStream):
                 self._pool = None
 
 
-def _opener() -> Callable[[], httpx.AsyncBaseTransport]:
+def _make_opener() -> Callable[[], httpx.AsyncBaseTransport]:
     trusted = httpx.create_ssl_context()
     limits = httpx.Limits(max_connections=None)
     return lambda: httpx.AsyncHTTPTransport(verify=trusted, limits=limits)

@@ -20,13 +20,13 @@ from reflact.concurrency import run_beside
 from reflact.errors import ReflactError
 from reflact.events import DraftDiscarded, DraftUpdated
 from reflact.llm.redaction import Scrubber
-from reflact.llm.sse import EventReader, chunk_of, said_in
+from reflact.llm.sse import EventReader, parse_chunk, read_delta
 from reflact.messages import CallId, Draft, Reply, ReplyModel, Text
 from reflact.protocols import EventCallback
 
 R = TypeVar("R", bound=ReplyModel)
 
-LEAST_CHARACTERS = 48
+MIN_GROWTH = 48
 """Characters by which a text grows at least between two drafts."""
 
 TEXT_SHARE, CLOSED_SHARE = 8, 64
@@ -95,7 +95,7 @@ class DraftStream(Generic[R]):
         if self._closed:
             return
         for data in self._events.feed(self._decoder.decode(piece)):
-            said = self._scrubber.feed(said_in(chunk_of(data)))
+            said = self._scrubber.feed(read_delta(parse_chunk(data)))
             self._text.append(said)
             self._length += len(said)
             self._something_closed |= "}" in said or "]" in said
@@ -148,7 +148,7 @@ class DraftStream(Generic[R]):
         grown = self._length - self._queued
         if self._something_closed:
             return grown * CLOSED_SHARE >= self._queued
-        return grown >= max(LEAST_CHARACTERS, self._queued // TEXT_SHARE)
+        return grown >= max(MIN_GROWTH, self._queued // TEXT_SHARE)
 
 
 def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:

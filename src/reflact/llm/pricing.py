@@ -32,7 +32,9 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
         config: Whose model was asked.
         at: When it was asked; now, where it is not said. Some prices depend on the time of day.
     """
-    exact = _listed(usage, config, at) if config.price is None else _given(usage, config.price)
+    exact = (
+        _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
+    )
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
@@ -53,7 +55,7 @@ def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime 
     return most.model_copy(update={"usd": max(prices, default=None)})
 
 
-def cap_of(body: Any) -> int | None:
+def read_cap(body: Any) -> int | None:
     """Return the most tokens that the answer to a request's body may have, None where it has no cap."""
     if not isinstance(body, dict):
         return None
@@ -63,7 +65,7 @@ def cap_of(body: Any) -> int | None:
     return max(known) * (answers if type(answers) is int else 1) if known else None
 
 
-def _given(usage: Usage, price: Price) -> Decimal:
+def _price_by_config(usage: Usage, price: Price) -> Decimal:
     cached_price = price.input if price.cached_input is None else price.cached_input
     cost = (
         (usage.input_tokens - usage.cached_tokens) * Decimal(str(price.input))
@@ -73,7 +75,7 @@ def _given(usage: Usage, price: Price) -> Decimal:
     return cost / MILLION
 
 
-def _listed(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
+def _price_by_list(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
     tier = config.extra_body.get("service_tier")
     return _list_price(
         config.model,

@@ -45,7 +45,7 @@ MINUTE_SECONDS, MARGIN = 60.0, 1.01
 """A minute of ours is longer than the server's by the margin, since calls take ways of different length."""
 
 
-class Pace:
+class AdaptiveRate:
     """Calls evenly spaced, at a rate that additive increase and multiplicative decrease find.
 
     There is no rate before something is refused. The first refusal sets it to the rate served lately, or to
@@ -79,7 +79,7 @@ class Pace:
         self._heard: deque[tuple[float, bool]] = deque()
         self._answers = 0
 
-    def wait(self, now: float, most: float | None) -> float:
+    def delay(self, now: float, most: float | None) -> float:
         """Return the seconds until a call may go, at no more than ``most`` calls a second."""
         return max(0.0, self._due(most) - now)
 
@@ -159,21 +159,21 @@ class Pace:
 
 
 @dataclass
-class Taken:
+class MinuteEntry:
     """What a call took of its minute: estimated before it goes, corrected after."""
 
     at: float
     amount: int
 
 
-class Minute:
+class MinuteWindow:
     """What calls took within the last minute."""
 
     def __init__(self) -> None:
-        self._taken: deque[Taken] = deque()
+        self._taken: deque[MinuteEntry] = deque()
         self._sum = 0
 
-    def wait(self, now: float, amount: int, most: int | None) -> float:
+    def delay(self, now: float, amount: int, most: int | None) -> float:
         """Return the seconds until an amount fits beside what the last minute took.
 
         An amount above ``most`` counts as ``most``: it fits once the minute is empty.
@@ -190,14 +190,14 @@ class Minute:
             until = taken.at + MINUTE_SECONDS * MARGIN
         return until - now
 
-    def take(self, now: float, amount: int) -> Taken:
+    def take(self, now: float, amount: int) -> MinuteEntry:
         """Book an amount."""
-        taken = Taken(now, amount)
+        taken = MinuteEntry(now, amount)
         self._taken.append(taken)
         self._sum += amount
         return taken
 
-    def correct(self, taken: Taken, amount: int) -> None:
+    def correct(self, taken: MinuteEntry, amount: int) -> None:
         """Book another amount instead."""
         if self._taken and taken.at >= self._taken[0].at:
             self._sum += amount - taken.amount
@@ -208,7 +208,7 @@ class Minute:
             self._sum -= self._taken.popleft().amount
 
 
-LIMITED = frozenset({429, 503})
+LIMIT_STATUSES = frozenset({429, 503})
 """Statuses with which an endpoint says that it is asked too much."""
 
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0
@@ -232,16 +232,16 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
-Said = httpx.Response | httpx.TransportError
+Outcome = httpx.Response | httpx.TransportError
 """An answer that was read whole, or a failure on the way."""
 
 
-class Refused(Exception):
+class RoleRefused(Exception):
     """The endpoint will not serve a role: what it said first, as an answer or as a failure on the way."""
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, said: Outcome) -> None:
         super().__init__("the endpoint refused this role before")
-        self.said = said
+        self.outcome = said
 
 
 class Endpoint:
@@ -265,10 +265,10 @@ class Endpoint:
         self.answered = False
         self._draw = draw
         self._clients: list[EndpointClient] = []
-        self._queue: OrderedDict[_Waiting, None] = OrderedDict()
+        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self._in_flight = 0
-        self._pace = Pace()
-        self._minute = Minute()
+        self._pace = AdaptiveRate()
+        self._minute = MinuteWindow()
         self._until = -math.inf
         self._paced = False
         self._back_offs = 0
@@ -302,7 +302,7 @@ class Endpoint:
     def close(self, client: EndpointClient) -> None:
         """Let them count no longer."""
         self._clients.remove(client)
-        self._stir()
+        self._wake_first()
 
     async def enter(self, client: EndpointClient, tokens: int) -> Slot:
         """Wait until a call may go, and count it as in flight.
@@ -310,69 +310,69 @@ class Endpoint:
         Raises:
             Refused: The endpoint will not serve the client's role.
         """
-        waiting = _Waiting(client)
+        waiting = _Waiter(client)
         self._queue[waiting] = None
         try:
             while True:
                 if client.refusal is not None:
-                    raise Refused(client.refusal)
-                seconds = self._seconds(tokens) if next(iter(self._queue)) is waiting else math.inf
+                    raise RoleRefused(client.refusal)
+                seconds = self._delay(tokens) if next(iter(self._queue)) is waiting else math.inf
                 if seconds < SOON:
                     return self._admit(tokens)
-                waiting.stirred = anyio.Event()
+                waiting.wake = anyio.Event()
                 with anyio.move_on_after(seconds):
-                    await waiting.stirred.wait()
+                    await waiting.wake.wait()
         finally:
             del self._queue[waiting]
             self._paced = self._paced and bool(self._queue)
-            self._stir()
+            self._wake_first()
 
     def leave(self) -> None:
         """Give a slot back."""
         self._in_flight -= 1
-        self._stir()
+        self._wake_first()
 
     def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
         """Take in what came of a call; see ``Slot.observe``."""
         if tokens is not None:
-            self._minute.correct(slot.taken, tokens)
+            self._minute.correct(slot.entry, tokens)
         if status is None:
             return
         self.answered = True
-        if status in LIMITED:
+        if status in LIMIT_STATUSES:
             self._back_off(slot, status, retry_after)
         elif status < 500:
             self._fruitless = 0
-            self._pace.served(anyio.current_time(), slot.held)
-        self._stir()
+            self._pace.served(anyio.current_time(), slot.rate_limited)
+        self._wake_first()
 
-    def stir(self, client: EndpointClient) -> None:
+    def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client look again."""
         for waiting in self._queue:
             if waiting.client is client:
-                waiting.stirred.set()
+                waiting.wake.set()
 
     # -------------------------------------------------------------------------------------- decisions
 
-    def _seconds(self, tokens: int) -> float:
+    def _delay(self, tokens: int) -> float:
         """Return how long the first in the queue has to wait; infinite where only an event can tell."""
         if self._in_flight >= min((client.config.concurrency for client in self._clients), default=0):
             self._paced = False
             return math.inf
         now = anyio.current_time()
-        turn = self._pace.wait(now, self._most)
+        turn = self._pace.delay(now, self._max_rate)
         if turn >= SOON:
             self._paced = True
-        return max(self._until - now, turn, self._minute.wait(now, tokens, self._tokens_per_minute))
+        return max(self._until - now, turn, self._minute.delay(now, tokens, self._tokens_per_minute))
 
     def _admit(self, tokens: int) -> Slot:
-        now, most, tokens_most = anyio.current_time(), self._most, self._tokens_per_minute
+        now, most, tokens_most = anyio.current_time(), self._max_rate, self._tokens_per_minute
         self._in_flight += 1
         self._pace.take(now, most)
         return Slot(
             self,
-            taken=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
-            held=self._paced and (most is None or (self.rate is not None and self.rate < most)),
+            entry=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
+            rate_limited=self._paced and (most is None or (self.rate is not None and self.rate < most)),
             back_offs=self._back_offs,
         )
 
@@ -394,7 +394,7 @@ class Endpoint:
                 on_limit(change)
 
     @property
-    def _most(self) -> float | None:
+    def _max_rate(self) -> float | None:
         """Calls a second that the user allows."""
         allowed = [client.config.requests_per_minute for client in self._clients]
         least = min((each for each in allowed if each is not None), default=None)
@@ -405,10 +405,10 @@ class Endpoint:
         allowed = [client.config.tokens_per_minute for client in self._clients]
         return min((each for each in allowed if each is not None), default=None)
 
-    def _stir(self) -> None:
+    def _wake_first(self) -> None:
         first = next(iter(self._queue), None)
         if first is not None:
-            first.stirred.set()
+            first.wake.set()
 
 
 class EndpointClient:
@@ -427,7 +427,7 @@ class EndpointClient:
         self.endpoint = endpoint
         self.config = config
         self.on_limit = on_limit
-        self.refusal: Said | None = None
+        self.refusal: Outcome | None = None
 
     def __enter__(self) -> Self:
         self.endpoint.open(self)
@@ -452,25 +452,25 @@ class EndpointClient:
         finally:
             self.endpoint.leave()
 
-    def unreached(self, seconds: float) -> None:
+    def report_unreached(self, seconds: float) -> None:
         """Tell that the endpoint could not be reached, and is tried again after so many seconds."""
         if self.on_limit is not None:
             self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
 
-    def refuse(self, said: Said) -> None:
+    def refuse(self, said: Outcome) -> None:
         """Admit nothing more for this role, waiting calls included: all are on_limit what was said here."""
         if self.refusal is None:
             self.refusal = said
-            self.endpoint.stir(self)
+            self.endpoint.wake(self)
 
 
 class Slot:
     """A call that may go."""
 
-    def __init__(self, endpoint: Endpoint, *, taken: Taken, held: bool, back_offs: int) -> None:
+    def __init__(self, endpoint: Endpoint, *, entry: MinuteEntry, rate_limited: bool, back_offs: int) -> None:
         self._endpoint = endpoint
-        self.taken = taken
-        self.held = held
+        self.entry = entry
+        self.rate_limited = rate_limited
         self.back_offs = back_offs
 
     def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
@@ -484,10 +484,10 @@ class Slot:
         self._endpoint.observe(self, status, retry_after, tokens)
 
 
-class _Waiting:
+class _Waiter:
     def __init__(self, client: EndpointClient) -> None:
         self.client = client
-        self.stirred = anyio.Event()
+        self.wake = anyio.Event()
 
 
 def jitter(failures: int, draw: float) -> float:

@@ -12,18 +12,25 @@ from email.utils import parsedate_to_datetime
 import anyio
 import httpx
 
-from reflact.llm.rate_limit import LIMITED, PATIENCE_SECONDS, EndpointClient, Refused, Said, jitter
+from reflact.llm.rate_limit import (
+    LIMIT_STATUSES,
+    PATIENCE_SECONDS,
+    EndpointClient,
+    Outcome,
+    RoleRefused,
+    jitter,
+)
 
-RETRIED = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
+RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
 """Statuses that a later attempt may mend."""
 
-PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """Failures on the way that a later attempt may mend."""
 
 GARBLED = "reflact_garbled"
 """The extension of an answer whose status says success and whose body broke on the way."""
 
-UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
+CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
 """Failures to reach an address at all."""
 
 
@@ -66,48 +73,48 @@ class RetryTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until it succeeds, fails for good, or the repeats are used up."""
         try:
-            return await self._repeated(request)
-        except Refused as refused:
-            return again(refused.said)
+            return await self._send_with_retries(request)
+        except RoleRefused as refused:
+            return replay_outcome(refused.outcome)
 
-    async def _repeated(self, request: httpx.Request) -> httpx.Response:
+    async def _send_with_retries(self, request: httpx.Request) -> httpx.Response:
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
             try:
                 response = await self._inner.handle_async_request(request)
-            except PASSING as failure:
-                if untrusted(failure) or (last and self._unreached(failure)):
+            except RETRIED_FAILURES as failure:
+                if is_untrusted_certificate(failure) or (last and self._never_reached(failure)):
                     self._endpoint.refuse(failure)
                     raise
                 if last:
                     raise
-                asked, unreached = None, isinstance(failure, UNREACHED)
+                asked, unreached = None, isinstance(failure, CONNECT_FAILURES)
             else:
                 if 400 <= response.status_code < 500:
                     await response.aread()
-                    if of_role(response.status_code, response.text):
+                    if refuses_role(response.status_code, response.text):
                         self._endpoint.refuse(response)
-                    response = again(response)
+                    response = replay_outcome(response)
                 unreached = False
-                asked = retry_after(response.headers.get("retry-after"))
+                asked = parse_retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                passing = response.status_code in RETRIED or GARBLED in response.extensions
+                passing = response.status_code in RETRIED_STATUSES or GARBLED in response.extensions
                 if last or not patient or not passing:
                     return response
-                if response.status_code in LIMITED:
+                if response.status_code in LIMIT_STATUSES:
                     continue
-            seconds = pause(attempt, asked, self._draw())
+            seconds = retry_delay(attempt, asked, self._draw())
             if unreached:
-                self._endpoint.unreached(seconds)
+                self._endpoint.report_unreached(seconds)
             await self._sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
 
-    def _unreached(self, failure: httpx.TransportError) -> bool:
+    def _never_reached(self, failure: httpx.TransportError) -> bool:
         """Whether there never was anybody at the address."""
-        return isinstance(failure, UNREACHED) and not self._endpoint.endpoint.answered
+        return isinstance(failure, CONNECT_FAILURES) and not self._endpoint.endpoint.answered
 
 
-class Pieces(httpx.AsyncByteStream):
+class BodyStream(httpx.AsyncByteStream):
     """A body that was read whole and keeps the pieces it came in."""
 
     def __init__(self, pieces: list[bytes]) -> None:
@@ -118,26 +125,26 @@ class Pieces(httpx.AsyncByteStream):
             yield piece
 
 
-def again(said: Said) -> httpx.Response:
+def replay_outcome(said: Outcome) -> httpx.Response:
     """Return an answer that was read whole once more, or raise a failure once more."""
     if isinstance(said, httpx.TransportError):
         raise type(said)(str(said)) from said
-    return httpx.Response(said.status_code, headers=kept_headers(said), stream=Pieces([said.content]))
+    return httpx.Response(said.status_code, headers=select_headers(said), stream=BodyStream([said.content]))
 
 
-def kept_headers(response: httpx.Response) -> dict[str, str]:
+def select_headers(response: httpx.Response) -> dict[str, str]:
     """Return the headers of a response that anything above the network needs; the others end here."""
     names = ("retry-after", "location")
     kept = {name: response.headers[name] for name in names if name in response.headers}
     return {"content-type": response.headers.get("content-type", "application/json"), **kept}
 
 
-def pause(attempt: int, asked: float | None, draw: float) -> float:
+def retry_delay(attempt: int, asked: float | None, draw: float) -> float:
     """Return the seconds to wait after failed attempt ``attempt`` (from 0)."""
     return max(asked or 0.0, jitter(attempt, draw))
 
 
-def retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
+def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
     """Return the seconds that a ``Retry-After`` header asks for: a number or an HTTP date; else None."""
     if value is None:
         return None
@@ -171,19 +178,19 @@ FORMAT_WORDS = re.compile(
 """What a refusal is about instead: the same model may accept another form of request."""
 
 
-def of_role(status: int, text: str) -> bool:
+def refuses_role(status: int, text: str) -> bool:
     """Whether an answer refuses every call of a role: its key, or its model."""
-    return status in REFUSED_KEY or unknown_model(status, text)
+    return status in REFUSED_KEY or is_unknown_model(status, text)
 
 
-def unknown_model(status: int, text: str) -> bool:
+def is_unknown_model(status: int, text: str) -> bool:
     """Whether an answer says that the endpoint does not know the model."""
     if status not in UNKNOWN_MODEL or FORMAT_WORDS.search(text):
         return False
     return MODEL_WORDS.search(text) is not None
 
 
-def untrusted(failure: BaseException) -> bool:
+def is_untrusted_certificate(failure: BaseException) -> bool:
     """Whether a connection failed because the other side's certificate is not trusted."""
     cause: BaseException | None = failure
     while cause is not None:

@@ -18,11 +18,11 @@ from reflact.records import Usage
 STREAM, END = "text/event-stream", "[DONE]"
 LINES = re.compile(r"\r\n|\n|\r")
 
-ABOUT = ("id", "created", "model", "system_fingerprint", "usage")
+ANSWER_FIELDS = ("id", "created", "model", "system_fingerprint", "usage")
 """What chunks say of the answer as a whole; the last one counts."""
 
 
-def streams(content_type: str) -> bool:
+def is_event_stream(content_type: str) -> bool:
     """Whether an answer is a stream of events."""
     return content_type.startswith(STREAM)
 
@@ -54,12 +54,12 @@ class EventReader:
             self._line.append(rest)
 
 
-def events_of(text: str) -> Iterator[str]:
+def read_events(text: str) -> Iterator[str]:
     """Yield the data of all events of a stream, the last one also where no line ends it."""
     return EventReader().feed(f"{text}\n\n")
 
 
-def chunk_of(data: str) -> JsonValue:
+def parse_chunk(data: str) -> JsonValue:
     """Return what an event holds, None where that is no JSON."""
     try:
         value: JsonValue = json.loads(data)
@@ -68,7 +68,7 @@ def chunk_of(data: str) -> JsonValue:
     return value
 
 
-def said_in(chunk: Any) -> str:
+def read_delta(chunk: Any) -> str:
     """Return what a chunk adds to the reply: to the arguments of the first function, or to the text."""
     match chunk:
         case {"choices": [{"delta": dict(delta)}, *_]}:
@@ -80,7 +80,7 @@ def said_in(chunk: Any) -> str:
     return ""
 
 
-def whole_answer(text: str) -> str:
+def join_stream(text: str) -> str:
     """Return a stream as the chat completion that it makes up, in JSON.
 
     An answer without a reason to finish was cut off: its reason is ``length``. If the stream holds no answer,
@@ -90,10 +90,10 @@ def whole_answer(text: str) -> str:
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
     calls: dict[int, dict[str, str]] = {}
     finish, answered = "length", False
-    for chunk in map(chunk_of, events_of(text)):
+    for chunk in map(parse_chunk, read_events(text)):
         if not isinstance(chunk, dict):
             continue
-        about |= {name: chunk[name] for name in ABOUT if chunk.get(name) is not None}
+        about |= {name: chunk[name] for name in ANSWER_FIELDS if chunk.get(name) is not None}
         match chunk:
             case {"choices": [{"finish_reason": str(reason)}, *_]}:
                 finish = reason
@@ -134,7 +134,7 @@ def _index(call: Mapping[Any, Any]) -> int:
     return index if isinstance(index, int) else 0
 
 
-def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
+def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
     """Return what one answer consumed, as the provider counted it; a silent provider gives zeros, uncounted.
 
     Args:
@@ -151,8 +151,8 @@ def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
 
 
 def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
-    for data in events_of(text) if streams(content_type) else [text]:
-        value = chunk_of(data)
+    for data in read_events(text) if is_event_stream(content_type) else [text]:
+        value = parse_chunk(data)
         if isinstance(value, dict):
             yield value
 

@@ -11,24 +11,24 @@ from typing import Any
 import httpx
 
 from reflact.llm.drafts import DraftStream
-from reflact.llm.errors import body_fault
-from reflact.llm.redaction import keys_of, without
-from reflact.llm.retry import Pieces, kept_headers
-from reflact.llm.sse import streams, usage_of, whole_answer
-from reflact.llm.structured import REFUSED
+from reflact.llm.errors import classify_body
+from reflact.llm.redaction import find_keys, remove_keys
+from reflact.llm.retry import BodyStream, select_headers
+from reflact.llm.sse import is_event_stream, join_stream, read_usage
+from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.records import Usage
 
 JSON = "application/json"
 DRAFTS = "reflact_drafts"
 """The extension of a request that holds the drafts to which its answer is fed while it comes."""
 
-UNSTREAMABLE = REFUSED | {500}
+UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
 """Statuses with which an endpoint says that it does not stream, or not with these options."""
 
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 
 
-class FramingTransport(httpx.AsyncBaseTransport):
+class StreamingTransport(httpx.AsyncBaseTransport):
     """Asks for a stream if somebody subscribed to the drafts of the call, and returns all answers whole.
 
     An endpoint that refuses to stream, or whose streams break until the repeats are used up, is asked for
@@ -47,54 +47,54 @@ class FramingTransport(httpx.AsyncBaseTransport):
         """Return what answers a request, in one piece."""
         context = CONTEXT.get()
         if context is None or context.drafts is None or not self._streams:
-            return await self._asked(request)
-        response = await self._asked(await _framed(request, context.drafts))
+            return await self._send(request)
+        response = await self._send(await _ask_for_stream(request, context.drafts))
         text = response.text
-        if _refuses(response.status_code, text) or streams(response.headers["content-type"]):
+        if _refuses_stream(response.status_code, text) or is_event_stream(response.headers["content-type"]):
             self._streams = False
-            return await self._asked(request)
-        if response.is_success and usage_of(JSON, [text]).uncounted:
+            return await self._send(request)
+        if response.is_success and read_usage(JSON, [text]).uncounted:
             self._streams = False
         return response
 
-    async def _asked(self, request: httpx.Request) -> httpx.Response:
-        return await in_one_piece(await self._inner.handle_async_request(request), request)
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        return await join_answer(await self._inner.handle_async_request(request), request)
 
 
 def find_drafts(request: httpx.Request, response: httpx.Response) -> Callable[[bytes], None] | None:
     """Return what takes in the pieces of an answer, if it is a stream to whose drafts somebody subscribed."""
     drafts: DraftStream[Any] | None = request.extensions.get(DRAFTS)
-    if drafts is None or not response.is_success or not streams(_type(response)):
+    if drafts is None or not response.is_success or not is_event_stream(_read_content_type(response)):
         return None
-    drafts.begin(keys_of(request))
+    drafts.begin(find_keys(request))
     return drafts.feed
 
 
-async def in_one_piece(response: httpx.Response, request: httpx.Request) -> httpx.Response:
+async def join_answer(response: httpx.Response, request: httpx.Request) -> httpx.Response:
     """Return an answer read whole; a stream that is whole as the chat completion that it makes up.
 
     A key that was taken apart by the stream is taken out of the completion.
     """
-    body, headers, kind = await response.aread(), kept_headers(response), _type(response)
-    if response.is_success and streams(kind):
+    body, headers, kind = await response.aread(), select_headers(response), _read_content_type(response)
+    if response.is_success and is_event_stream(kind):
         text = body.decode("utf-8", "replace")
-        if body_fault(kind, text) is None:
+        if classify_body(kind, text) is None:
             headers["content-type"] = JSON
-            body = without(keys_of(request), whole_answer(text)).encode("utf-8")
-    whole = httpx.Response(response.status_code, headers=headers, stream=Pieces([body]))
+            body = remove_keys(find_keys(request), join_stream(text)).encode("utf-8")
+    whole = httpx.Response(response.status_code, headers=headers, stream=BodyStream([body]))
     await whole.aread()
     return whole
 
 
-def _type(response: httpx.Response) -> str:
-    return kept_headers(response)["content-type"]
+def _read_content_type(response: httpx.Response) -> str:
+    return select_headers(response)["content-type"]
 
 
-def _refuses(status: int, text: str) -> bool:
-    return status in UNSTREAMABLE and STREAM_WORDS.search(text) is not None
+def _refuses_stream(status: int, text: str) -> bool:
+    return status in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(text) is not None
 
 
-async def _framed(request: httpx.Request, drafts: DraftStream[Any]) -> httpx.Request:
+async def _ask_for_stream(request: httpx.Request, drafts: DraftStream[Any]) -> httpx.Request:
     body = json.loads(await request.aread())
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     headers = httpx.Headers(request.headers)

@@ -27,7 +27,7 @@ Body = dict[str, Any]
 
 Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 
-ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
+MODE_ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
 """What ``auto`` tries; the only one that adds to the prompt comes last."""
 
 HANDLERS: dict[Mode, instructor.Mode] = {
@@ -38,12 +38,12 @@ HANDLERS: dict[Mode, instructor.Mode] = {
 }
 """Instructor's name for each mode; it has none for a schema beside ``json_object``."""
 
-LONGEST_BOUND = 256
+MAX_LENGTH_BOUND = 256
 
 REASON_CHARACTERS = 500
 """Length of the reason with which a reply is sent back, on one line: it may quote the reply."""
 
-REFUSED = frozenset({400, 404, 415, 422, 501})
+FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
 """Statuses with which an endpoint says that it does not know a format."""
 
 R = TypeVar("R", bound=ReplyModel)
@@ -109,7 +109,7 @@ class Conversation(Generic[R]):
         except IncompleteOutputException:
             raise InvalidReply("it was cut off at the token limit; be shorter") from None
         except ValidationError as error:
-            raise InvalidReply(describe(error)) from None
+            raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
         return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
@@ -149,7 +149,7 @@ class _Bound(instructor.OpenAISchema):
 @lru_cache(maxsize=256)
 def bind(reply_type: type[ReplyModel], mode: Mode) -> type[BaseModel]:
     """Return a reply type as instructor's handlers take it; in mode ``tools`` its schema needs a title."""
-    schema = schema_of(reply_type)
+    schema = build_schema(reply_type)
     if mode == "tools":
         schema = {"title": reply_type.__name__, **schema}
     names = {"__doc__": reply_type.__doc__, "__module__": __name__, "wire_schema": schema}
@@ -157,7 +157,7 @@ def bind(reply_type: type[ReplyModel], mode: Mode) -> type[BaseModel]:
 
 
 @lru_cache(maxsize=256)
-def schema_of(reply_type: type[ReplyModel]) -> Body:
+def build_schema(reply_type: type[ReplyModel]) -> Body:
     """Return a reply type's JSON schema: definitions in place, no titles, every field required.
 
     Fields are required in the order of the class, since constrained samplers write them in that order.
@@ -180,7 +180,9 @@ def _simplify(node: Any, definitions: Body) -> Any:
         return _simplify({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
     kept = {k: v for k, v in node.items() if not (k == "title" and isinstance(v, str)) and k != "properties"}
     plain = {
-        k: _simplify(v, definitions) for k, v in kept.items() if not (k == "maxLength" and v > LONGEST_BOUND)
+        k: _simplify(v, definitions)
+        for k, v in kept.items()
+        if not (k == "maxLength" and v > MAX_LENGTH_BOUND)
     }
     if "properties" in node:
         plain["properties"] = {k: _simplify(v, definitions) for k, v in node["properties"].items()}
@@ -197,12 +199,12 @@ def refuses_format(error: ProviderError) -> bool:
     """
     if isinstance(error, UnknownModel):
         return False
-    if error.status is not None and error.status >= 500 and error.status not in REFUSED:
+    if error.status is not None and error.status >= 500 and error.status not in FORMAT_REFUSALS:
         return any(field in str(error) for field in ("response_format", "tool_choice"))
-    return error.status in REFUSED
+    return error.status in FORMAT_REFUSALS
 
 
-def describe(error: ValidationError) -> str:
+def describe_problems(error: ValidationError) -> str:
     """Return what is wrong with a reply, and where in it."""
     problems = []
     for problem in error.errors(include_url=False, include_input=False):

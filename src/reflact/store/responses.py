@@ -72,8 +72,8 @@ class SQLiteResponseStore:
         def keep(tables: Tables) -> None:
             _settle(tables, reservation, reply.usage)
             if _find_response(tables, reply.key) is None:
-                tables.table("replies").insert(
-                    {"key": reply.key, "run_id": reservation.run_id, "reply": text}, replace=True
+                tables.table("responses").insert(
+                    {"key": reply.key, "run_id": reservation.run_id, "response": text}, replace=True
                 )
 
         await self._database.write(keep)
@@ -173,7 +173,7 @@ def mark_unsettled(tables: Tables, run_id: str) -> None:
 
 
 def _find_response(tables: Tables, key: str) -> StoredResponse | None:
-    row = tables.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+    row = tables.execute("SELECT response FROM responses WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
     try:

@@ -66,10 +66,10 @@ CREATE TABLE faults (
     PRIMARY KEY (run_id, kind)
 );
 
-CREATE TABLE replies (
+CREATE TABLE responses (
     key TEXT PRIMARY KEY,
     run_id TEXT NOT NULL,
-    reply TEXT NOT NULL,
+    response TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 

@@ -29,7 +29,14 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ConfigError, SkillError
 from reflact.events import Event
-from reflact.llm.budget import Budget, News, SeenRollouts, UnseenRollouts, declared, require_caps
+from reflact.llm.budget import (
+    Budget,
+    BudgetedEnvironment,
+    DeclaredCostEnvironment,
+    LimitEvents,
+    declared_rollout_cost,
+    require_caps,
+)
 from reflact.llm.pricing import usd_of
 from reflact.memory.encoding import parse_stored
 from reflact.memory.models import ContrastPair
@@ -406,12 +413,12 @@ async def connect_models(
     """
     from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, Tracing
 
-    config, worst = plan.config, declared(plan.config)
+    config, worst = plan.config, declared_rollout_cost(plan.config)
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        news = News(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
-        budget = Budget(config.budget, on_usage=news.budget_moved)
+        news = LimitEvents(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
+        budget = Budget(config.budget, on_usage=news.post_budget)
         client = partial(
             _open_client, plan, store, transport, budget=budget, on_event=on_event, news=news, tracing=tracing
         )
@@ -419,7 +426,7 @@ async def connect_models(
         if config.uses_critic:
             critic = await _pin_run_critic(plan, store, await stack.enter_async_context(client("critic")))
             plan = _add_critic(plan, critic)
-        environment: Environment = SeenRollouts(plan.environment, budget=budget)
+        environment: Environment = BudgetedEnvironment(plan.environment, budget=budget)
         target = overrides.target
         if target is None:
             from reflact.targets.chat import ChatTarget
@@ -427,8 +434,8 @@ async def connect_models(
             llm = await stack.enter_async_context(client("target"))
             target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
         elif worst is not None:
-            environment = UnseenRollouts(
-                plan.environment, budget=budget, effects=store, run_id=plan.run_id, worst=worst
+            environment = DeclaredCostEnvironment(
+                plan.environment, budget=budget, responses=store, run_id=plan.run_id, worst=worst
             )
         optimizer = overrides.optimizer
         if optimizer is None:
@@ -475,7 +482,7 @@ async def _open_client(
     *,
     budget: Budget,
     on_event: EventCallback,
-    news: News,
+    news: LimitEvents,
     tracing: Tracing,
 ) -> AsyncIterator[LLM]:
     from reflact.integrations.opentelemetry import TracedLLM, TracedResponseStore
@@ -486,12 +493,12 @@ async def _open_client(
         settings,
         role=role,
         run_id=plan.run_id,
-        effects=TracedResponseStore(store, tracing, settings),
+        responses=TracedResponseStore(store, tracing, settings),
         decision_log=store.decision_log(plan.run_id),
         budget=budget,
         transport=transport,
         on_event=None if on_event is ignore_event else on_event,
-        on_limit=news.backed_off,
+        on_limit=news.post_limit_change,
     )
     async with client:
         yield TracedLLM(client, tracing, settings)
@@ -507,11 +514,11 @@ def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
 
 async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str], str]:
     """Return what takes the keys of all roles out of a text."""
-    from reflact.llm.redaction import is_key, key_for, without
+    from reflact.llm.redaction import is_key, remove_keys, resolve_key
 
     roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.roles)
-    keys = [await key_for(_model_settings(plan, role), role) for role in roles]
-    return partial(without, [key for key in keys if key is not None and is_key(key)])
+    keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
+    return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
 
 
 def _build_environment(config: TrainerConfig) -> Environment:
