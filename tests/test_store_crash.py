@@ -34,7 +34,7 @@ HOUSE = """
     from reflact.records import Usage
     from reflact.store.runs import open_store
     from reflact.concurrency import fan_out
-    from reflact.records import RunState, StepRecord, Version
+    from reflact.records import RunState, StepRecord, SkillVersion
     from reflact.types import (Score, Rollout, Skill)
 
     def acknowledge(kind, name):
@@ -65,7 +65,7 @@ LOAD = """
     async def stepper(store, state):
         for step in count(0 if state is None else state.step + 1):
             skill = Skill(text=f"skill of step {step}")
-            version = Version(number=step, skill_hash=skill.hash, origin="o")
+            version = SkillVersion(number=step, skill_hash=skill.hash, origin="o")
             new = RunState(step=step, commits=step + 1, current=version, best=version)
             await store.commit("r", None, new, [skill])
             acknowledge("step", f"{step} {skill.hash}")

@@ -37,7 +37,7 @@ from reflact.errors import (
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.redaction import remove_keys
 from reflact.llm.retry import RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
-from reflact.llm.sse import END, is_event_stream, parse_chunk, read_events
+from reflact.llm.sse import END_MARK, is_event_stream, parse_chunk, read_events
 from reflact.records import FaultKind
 
 OVERFLOW_WORDS = (
@@ -211,7 +211,7 @@ def _is_complete_stream(text: str) -> bool:
     """Whether a stream reached its end mark, and all that it says before is JSON and tells of no error."""
     *said, last = list(read_events(text)) or [""]
     chunks = [parse_chunk(data) for data in said]
-    return last == END and not any(chunk is None or _is_error_chunk(chunk) for chunk in chunks)
+    return last == END_MARK and not any(chunk is None or _is_error_chunk(chunk) for chunk in chunks)
 
 
 def _is_error_chunk(chunk: JsonValue) -> bool:

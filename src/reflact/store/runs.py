@@ -305,13 +305,13 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.fetch_rows(
-            "SELECT json_extract(state, '$.current'), json_extract(record, '$.made') FROM commits"
+            "SELECT json_extract(state, '$.current'), json_extract(record, '$.created_versions') FROM commits"
             " WHERE run_id = ? ORDER BY number",
             (run_id,),
         )
         latest: dict[int, SkillVersion] = {}
-        for current, made in rows:
-            for text in (made or "[]", f"[{current}]"):
+        for current, created in rows:
+            for text in (created or "[]", f"[{current}]"):
                 for version in parse_stored(
                     VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"
                 ):
