@@ -75,12 +75,12 @@ def test_a_call_fits_where_no_sum_is_above_its_limit(
 @pytest.mark.parametrize(
     ("limits", "sentence"),
     [
-        ({"max_calls": 5}, "budget.max_calls is 5: 5 are taken, and the next call may take 1;"),
+        ({"max_calls": 5}, "budget.max_calls is 5: 5 are used, and the next call may use 1;"),
         (
             {"max_tokens": 1500},
-            "budget.max_tokens is 1,500: 1,450 are taken, and the next call may take 100;",
+            "budget.max_tokens is 1,500: 1,450 are used, and the next call may use 100;",
         ),
-        ({"max_usd": 0.5}, "budget.max_usd is 0.500000: 0.450000 are taken, and the next call may take 0.1"),
+        ({"max_usd": 0.5}, "budget.max_usd is 0.500000: 0.450000 are used, and the next call may use 0.1"),
     ],
 )
 def test_a_refusal_names_the_key_and_the_numbers(limits: dict[str, Any], sentence: str) -> None:
@@ -106,8 +106,8 @@ def test_sums_of_prices_are_exact() -> None:
     [
         (USED, None),
         (WORST, None),
-        (USED.model_copy(update={"output_tokens": 21}), "wrote 21 tokens where 20"),
-        (USED.model_copy(update={"input_tokens": 81}), "read 81 tokens where 80"),
+        (USED.model_copy(update={"output_tokens": 21}), "wrote 21 tokens, and the request allowed 20"),
+        (USED.model_copy(update={"input_tokens": 81}), "read 81 tokens, and the request allowed 80"),
     ],
 )
 def test_an_overrun_is_told_by_what_went_beyond(usage: Usage, word: str | None) -> None:
@@ -155,7 +155,7 @@ async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
         for work in (call, call, late, late):
             tasks.start_soon(work)
     assert len(set(reasons)) == 1
-    assert "200 are taken" in reasons[0]
+    assert "200 are used" in reasons[0]
     assert await refused(held, Usage(calls=1, input_tokens=1)) == reasons[0]
     with pytest.raises(BudgetSpent):
         held.check()
@@ -193,7 +193,7 @@ async def test_a_call_counts_as_nothing_before_it_is_sent() -> None:
         reservation.release()
     async with held.reserve(WORST) as reservation:
         reservation.mark_sent()
-    assert "1 are taken" in await refused(held)
+    assert "1 are used" in await refused(held)
 
 
 @on_virtual_time
@@ -207,7 +207,7 @@ async def test_a_call_that_was_cut_off_counts_at_its_worst_case() -> None:
     async with held.reserve(WORST) as reservation:
         reservation.mark_sent()
         reservation.settle(Usage(calls=1, uncounted=1))
-    assert "200 are taken" in await refused(held, Usage(calls=1, output_tokens=101))
+    assert "200 are used" in await refused(held, Usage(calls=1, output_tokens=101))
 
 
 @on_virtual_time
@@ -262,7 +262,7 @@ async def test_earlier_starts_count() -> None:
         ),
     ]
     held.begin(spent, 0.0)
-    assert "950 are taken" in await refused(held)
+    assert "950 are used" in await refused(held)
 
 
 @on_virtual_time
@@ -279,7 +279,7 @@ async def test_an_overrun_stops_the_run_after_what_is_in_flight() -> None:
 
     async def late() -> None:
         await anyio.sleep(2)
-        assert "does not keep to caps" in await refused(held)
+        assert "ignores caps" in await refused(held)
         ended.append(anyio.current_time())
 
     async with open_task_group() as tasks:
@@ -386,6 +386,6 @@ def test_no_limit_is_exceeded_and_none_is_left_unused(seed: int, limit: int) -> 
         if not world.refused:
             async with held.reserve(Usage(calls=1, output_tokens=left)):
                 pass
-            assert f"{world.taken:,} are taken" in await refused(held, Usage(calls=1, output_tokens=left + 1))
+            assert f"{world.taken:,} are used" in await refused(held, Usage(calls=1, output_tokens=left + 1))
 
     virtual_time.run(main)

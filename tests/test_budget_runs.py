@@ -54,7 +54,7 @@ def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) ->
         summary = await started(plan, store, network, BudgetConfig.model_validate({key: NEED[key]}))
         assert summary.status == "budget"
         assert summary.reason is not None
-        assert "does not keep to caps: it wrote 41 tokens where 40 were the most" in summary.reason
+        assert "ignores caps: it wrote 41 tokens, and the request allowed 40" in summary.reason
         assert summary.steps == 0
         assert sum(entry.unsettled for entry in summary.spend) == 0
 

@@ -88,7 +88,7 @@ async def test_an_answer_without_counts_costs_its_worst_case() -> None:
     assert (unsettled, worst.calls, worst.output_tokens) == (0, 0, 50)
     assert worst.input_tokens > OVERHEAD_TOKENS
     assert (worst.usd or 0) > 0
-    with pytest.raises(BudgetSpent, match=f"{worst.input_tokens + 50} are taken"):
+    with pytest.raises(BudgetSpent, match=f"{worst.input_tokens + 50} are used"):
         async with held.reserve(Usage(calls=1, output_tokens=2000)):
             pass
 
@@ -134,7 +134,7 @@ async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
         await client.ask(PROMPT, Text, call_id=call_id())
         usage, unsettled, worst = await taken(store)
         assert (usage.calls, unsettled, worst.calls, worst.output_tokens) == (1, 1, 1, 50)
-        with pytest.raises(BudgetSpent, match="2 are taken"):
+        with pytest.raises(BudgetSpent, match="2 are used"):
             await client.ask(PROMPT, Text, call_id=call_id("next"))
 
 
@@ -259,7 +259,7 @@ async def test_a_call_cut_off_in_flight_is_booked_at_once(store: InMemoryRunStor
     with client:
         with anyio.move_on_after(1):
             await send("k")
-        with pytest.raises(BudgetSpent, match="1 are taken"):
+        with pytest.raises(BudgetSpent, match="1 are used"):
             await send("k")
     assert (await taken(store))[1] == 1
 
@@ -338,7 +338,7 @@ async def test_a_provider_that_ignores_caps_stops_the_run() -> None:
     endpoint = Endpoint(completion("long", tokens=(10, 0, 51)))
     async with connected(endpoint, PRICED, store=store, budget=held) as client:
         await client.ask(PROMPT, Text, call_id=call_id())
-        with pytest.raises(BudgetSpent, match="it wrote 51 tokens where 50 were the most"):
+        with pytest.raises(BudgetSpent, match="it wrote 51 tokens, and the request allowed 50"):
             await client.ask(PROMPT, Text, call_id=call_id("next"))
     assert len(endpoint.requests) == 1
     assert (await taken(store))[0].output_tokens == 51

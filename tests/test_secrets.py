@@ -449,7 +449,7 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
         responses=store,
         decision_log=store.decision_log(RUN),
     )
-    with pytest.raises(ConfigError, match=rf"the key itself stands in models\.target\.{field}") as failure:
+    with pytest.raises(ConfigError, match=rf"models\.target\.{field} contains the key") as failure:
         async with client:
             pass
     assert_clean(*texts(failure.value))

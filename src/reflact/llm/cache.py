@@ -1,9 +1,8 @@
-"""Effects: every model request has a content key and is paid once.
+"""The response cache: every model request has a content key and is paid once.
 
-This is the outermost transport of the stack below the client libraries, so each attempt of a call is an
-effect of its own: the first reply that failed validation as well as the one that mended it. A process that
-was killed and started again runs the same code over the stored answers and sends only what is missing.
-What is sent is stored further inside (``reflact.llm.metering``), before anyone sees its answer.
+The cache stands above retries and metering, so each attempt of a call has its own stored response, including
+replies that failed validation. A process that is killed and restarted finds all stored responses and sends
+only the missing requests. ``reflact.llm.metering`` stores a response before anyone sees it.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ REPLY_TYPE_HEADER = "x-reflact-reply-type"
 
 
 class RawAnswer(NamedTuple):
-    """What came of a request: its status, the headers that the client library needs to see, its body.
-
-    ``stored`` says that it was not sent.
-    """
+    """Status, selected headers and body of an answer; ``stored`` is True if it came from the store."""
 
     status: int
     headers: dict[str, str]
@@ -37,16 +33,16 @@ class RawAnswer(NamedTuple):
 
 
 class ResponseCacheTransport(httpx.AsyncBaseTransport):
-    """Answers from the store where it can.
+    """Answers a request from the store, or sends it.
 
     Args:
-        inner: Sends what is not stored, and stores what answers it.
+        inner: Sends requests and stores their answers.
         responses: The store.
         flights: Joins equal requests in flight.
         run_id: The run that pays.
-        role: The role that asks.
-        model: The model asked, for the ledger.
-        forward: A header in which to send the sample's label on, if any.
+        role: The role of the call.
+        model: The model's name, for the ledger.
+        forward: Name of a header in which to send the call's label to the endpoint; None sends no label.
     """
 
     def __init__(
@@ -69,9 +65,9 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         self._forward = forward
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the stored answer, or send the request and return what comes.
+        """Return the stored answer, or send the request and return its answer.
 
-        What is no POST costs nothing and is passed on.
+        Requests other than POST are free and are sent without looking in the store.
         """
         call_id = request.headers.get(CALL_ID_HEADER, "")
         reply = request.headers.get(REPLY_TYPE_HEADER, "")
@@ -93,14 +89,14 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
             model=self._model,
         )
         outgoing.extensions[RESERVATION] = call
-        landed = await self._flights.join(key, lambda: self._find_or_send(outgoing, key))
+        answer = await self._flights.join(key, lambda: self._find_or_send(outgoing, key))
         context = CONTEXT.get()
-        if context is not None and not landed.stored:
+        if context is not None and not answer.stored:
             context.sent = True
-        return httpx.Response(landed.status, headers=landed.headers, stream=BodyStream(landed.pieces))
+        return httpx.Response(answer.status, headers=answer.headers, stream=BodyStream(answer.pieces))
 
     def _strip_headers(self, request: httpx.Request, call_id: str, body: bytes) -> httpx.Request:
-        """Return the request without our headers; the given one keeps them, for redirects."""
+        """Return a copy without reflact's headers; the original keeps them for redirects."""
         headers = httpx.Headers(request.headers)
         headers.pop(CALL_ID_HEADER, None)
         headers.pop(REPLY_TYPE_HEADER, None)
@@ -112,7 +108,7 @@ class ResponseCacheTransport(httpx.AsyncBaseTransport):
         )
 
     async def _find_or_send(self, request: httpx.Request, key: str) -> RawAnswer:
-        """Look up and send as one piece of work: nobody looks before an answer is stored and sends after."""
+        """Look up and send in one flight, so that no request is sent between a look-up and a store."""
         stored = await self._responses.find_response(key)
         if stored is not None:
             pieces = [chunk.encode("utf-8") for chunk in stored.chunks]

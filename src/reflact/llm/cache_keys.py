@@ -1,5 +1,6 @@
-"""Content keys of model requests. Imports nothing but the standard library, so that the pinned keys can be
-checked on any interpreter.
+"""Content keys of model requests.
+
+This module imports only the standard library, so that tests can check the pinned keys on any interpreter.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 STREAM_FIELDS = ("stream", "stream_options")
-"""Fields of a request that say in which pieces an answer comes, and nothing of what it says."""
+"""Fields of a request that affect the transfer of the answer and not its content."""
 
 
 def build_cache_key(*, endpoint: str, path: str, body: str, call_id: str, reply: str) -> str:
@@ -20,7 +21,7 @@ def build_cache_key(*, endpoint: str, path: str, body: str, call_id: str, reply:
         endpoint: Scheme, host and port, without credentials.
         path: Path of the request.
         body: The JSON body as text; spacing and the order of fields do not matter, nor does streaming.
-        call_id: Label of the logical sample.
+        call_id: Label of the call.
         reply: Name and version of the reply type.
     """
     content = drop_stream_fields(json.loads(body))
@@ -30,24 +31,24 @@ def build_cache_key(*, endpoint: str, path: str, body: str, call_id: str, reply:
 
 
 def drop_stream_fields(body: Any) -> Any:
-    """Return what a request asks, without how the answer is to be streamed."""
+    """Return a request's body without the fields that control streaming."""
     if not isinstance(body, dict):
         return body
     return {name: value for name, value in body.items() if name not in STREAM_FIELDS}
 
 
 def strip_to_endpoint(url: str) -> str:
-    """Return scheme, host and port of an address: no credentials, no path, no query."""
+    """Return scheme, host and port of an address, without credentials, path and query."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port is not None else ""
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 
 def strip_credentials(url: str) -> str:
-    """Return an address as it may be shown: without credentials and query."""
+    """Return an address for messages, without credentials and query."""
     return f"{strip_to_endpoint(url)}{urlsplit(url).path}"
 
 
 def derive_seed(label: str) -> int:
-    """Return the sampling seed of a sample's label: 31 bits of its hash."""
+    """Return the sampling seed of a call's label: 31 bits of its SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode("ascii")).digest()[:4], "big") >> 1

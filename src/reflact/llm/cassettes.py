@@ -1,10 +1,9 @@
-"""Cassettes: requests and answers recorded below every client library, and replayed by content.
+"""Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one for each answered request: the label of its logical sample, the
-method, path and body that were sent, and the status, content type and pieces of the answer. Hosts, keys
-and other headers are never written. An answer is found by method, path, body and sample, never by the
-order of arrival; a request without an answer is an error, and the network is not asked. Whether an answer
-was to be streamed does not matter: what was recorded in one way is replayed in the same way for both.
+A cassette is a file of JSON lines, one per answered request: the label of its call, the method, path and body
+of the request, and the status, content type and pieces of the answer. Hosts, keys and other headers are never
+written. An answer is found by method, path, body and call, independent of order. A request without a recorded
+answer is an error and is not sent. A recording serves streamed and plain requests alike.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from reflact.llm.retry import BodyStream, select_headers
 from reflact.types import FrozenModel, canonical_json, digest_json
 
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
-"""Where long lines are taken apart to be compared."""
+"""Long lines are split here before they are compared."""
 
 
 class Interaction(FrozenModel):
@@ -45,7 +44,7 @@ class Interaction(FrozenModel):
 
     @property
     def key(self) -> str:
-        """What an answer is found by."""
+        """Digest of call, method, path and body; the key of an answer."""
         return _key(self.call_id, self.method, self.path, self.body)
 
 
@@ -94,7 +93,7 @@ def read_cassette(path: Path) -> tuple[Interaction, ...]:
 
 
 class ReplayTransport(httpx.AsyncBaseTransport):
-    """Answers from a cassette alone."""
+    """Answers requests from a cassette."""
 
     def __init__(self, path: Path, interactions: tuple[Interaction, ...]) -> None:
         self._path = path
@@ -104,7 +103,7 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         """Return the recorded answer.
 
         Raises:
-            CassetteMiss: There is none; shows the nearest recorded request and what differs.
+            CassetteMiss: The cassette has no answer; shows the nearest recorded request and the difference.
         """
         asked = await _read_request(request)
         found = self._answers.get(asked.key)
@@ -138,11 +137,11 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
 
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
-"""Statuses that answer a request for good; redirects, refused keys and passing failures are not kept."""
+"""Final statuses; redirects, refused keys and temporary failures are not recorded."""
 
 
 class RecordTransport(httpx.AsyncBaseTransport):
-    """Sends requests on and writes each finished answer as a line; what is recorded is not asked again."""
+    """Sends requests and writes each final answer as a line; does not repeat recorded requests."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, file: TextIO, known: tuple[Interaction, ...]) -> None:
         self._inner = inner
@@ -150,7 +149,7 @@ class RecordTransport(httpx.AsyncBaseTransport):
         self._known = {i.key: i for i in known}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the recorded answer, or send the request, record what answers it for good, and return it."""
+        """Return the recorded answer, or send the request and record its answer if that is final."""
         asked = await _read_request(request)
         found = self._known.get(asked.key)
         if found is not None:
@@ -208,5 +207,5 @@ def _format_body(body: JsonValue) -> str:
 
 
 def _split_clauses(text: str) -> list[str]:
-    """Return the lines of a text, in parts short enough that a change in a long one can be seen."""
+    """Return the lines of a text, split into clauses so that a difference in a long line is visible."""
     return [clause for line in text.splitlines() for clause in CLAUSE_END.split(line)]

@@ -1,17 +1,17 @@
-"""What can go wrong with a call: faults of single attempts, and errors under this library's names.
+"""Errors of model calls: kinds of faults of single attempts, and reflact's errors for failed calls.
 
-Faults, by kind:
+Kinds of faults:
 
 - ``408``, ``409``, ``429``, ``5xx``: statuses after which a later attempt may succeed;
 - ``timeout``: no whole answer in time;
 - ``unreachable``: no connection;
-- ``reset``: a connection that ended before the answer began;
-- ``truncated``: an answer that began and broke off;
-- ``malformed``: an answer that should be JSON and is not;
-- ``broken stream``: a stream of events that broke off, ended before its end mark, holds no JSON, or an error;
-- ``unusable``: a success that is no chat completion.
+- ``reset``: the connection ended before the answer began;
+- ``truncated``: the answer began and broke off;
+- ``malformed``: the answer should be JSON and is not;
+- ``broken stream``: the stream has no end mark, contains invalid JSON or reports an error;
+- ``unusable``: the status is a success and the body is no chat completion.
 
-Answers that say something about the request (400, 401, 404 and the like) are no faults.
+Statuses about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ OVERFLOW_WORDS = (
     "prompt is too long",
     "too many tokens",
 )
-"""How OpenAI, vLLM, llama.cpp and others say that a request is too long."""
+"""Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
 
 
 def translate_client_error(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
-    """Return what happened, where, and what to do; where the provider quotes the key, it is left out.
+    """Return reflact's error for an error of the client library, without the API key.
 
-    Errors of our own that passed through the client library come out as they went in.
+    The message says what happened, at which endpoint, and what to do. An error of reflact that passed
+    through the client library is returned unchanged.
     """
     own = _find_own_error(error)
     if own is not None:
@@ -83,13 +84,13 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
 
 
 def is_context_overflow(error: openai.APIStatusError) -> bool:
-    """Whether a refusal says that the request is longer than the model's context."""
+    """Whether a refusal reports that the request is longer than the model's context."""
     text = error.response.text.lower()
     return error.status_code in {400, 413, 422} and any(word in text for word in OVERFLOW_WORDS)
 
 
 def build_unusable_error(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
-    """Return the error for an answer that is no chat completion although its status says success."""
+    """Return the error for an answer with a success status that is no chat completion."""
     where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
     shown = remove_keys([key] if key else (), " ".join(str(answer).split()))[:200]
     return ProviderDown(
@@ -124,7 +125,7 @@ def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: s
 
 
 def _find_own_error(error: BaseException) -> ReflactError | None:
-    """Return the error of ours that this one was raised from; what was merely being handled is none."""
+    """Return the error of reflact that this error was raised from; ``__context__`` does not count."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ReflactError):
@@ -138,7 +139,7 @@ def _find_root_cause(error: BaseException) -> BaseException:
 
 
 GARBLED_FAULTS: frozenset[FaultKind | None] = frozenset({"malformed", "broken stream"})
-"""What happens to an answer on the way, so that another attempt may bring it whole."""
+"""Faults of the transfer, after which another attempt may bring the whole answer."""
 
 
 class CutOff(httpx.RemoteProtocolError):
@@ -155,7 +156,7 @@ class StreamCutOff(CutOff):
 
 @contextmanager
 def mark_cut_off(response: httpx.Response) -> Iterator[None]:
-    """Name failures that happen while the body of an answer is read.
+    """Translate failures that happen while the body of an answer is read.
 
     Raises:
         CutOff: The connection failed within.
@@ -168,7 +169,7 @@ def mark_cut_off(response: httpx.Response) -> Iterator[None]:
 
 
 def classify_failure(failure: Exception) -> FaultKind | None:
-    """Return the kind of a failure on the way; None for what is no fault of the endpoint or the network."""
+    """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
     match failure:
         case CutOff():
             return failure.fault
@@ -182,7 +183,7 @@ def classify_failure(failure: Exception) -> FaultKind | None:
 
 
 def classify_status(status: int) -> FaultKind | None:
-    """Return the kind of an error status; None for a success and for an answer to the request."""
+    """Return the kind of an error status; None for a success or a status about the request."""
     match status:
         case 408:
             return "408"
@@ -194,7 +195,7 @@ def classify_status(status: int) -> FaultKind | None:
 
 
 def classify_body(content_type: str, text: str) -> FaultKind | None:
-    """Return what is wrong with the body of a success; None for a whole stream or a chat completion."""
+    """Return the fault of a successful answer's body; None for a whole stream or a chat completion."""
     if is_event_stream(content_type):
         return None if _is_complete_stream(text) else "broken stream"
     try:
@@ -208,9 +209,9 @@ def classify_body(content_type: str, text: str) -> FaultKind | None:
 
 
 def _is_complete_stream(text: str) -> bool:
-    """Whether a stream reached its end mark, and all that it says before is JSON and tells of no error."""
-    *said, last = list(read_events(text)) or [""]
-    chunks = [parse_chunk(data) for data in said]
+    """Whether a stream ends with its end mark and contains only JSON and no error."""
+    *events, last = list(read_events(text)) or [""]
+    chunks = [parse_chunk(data) for data in events]
     return last == END_MARK and not any(chunk is None or _is_error_chunk(chunk) for chunk in chunks)
 
 

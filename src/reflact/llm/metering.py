@@ -1,7 +1,7 @@
-"""Single attempts: each goes out once it fits the budget and the endpoint's limits, and is booked.
+"""Single attempts: each waits for the budget and the endpoint's limits, and its cost is recorded.
 
-The budget is asked first and the endpoint after it, so that a call which the endpoint admitted goes at
-once: what waits for a budget neither holds a place that others could use nor gathers into a burst.
+An attempt waits for the budget first and for the endpoint second. So calls that wait for the budget occupy no
+slot of the endpoint, and a call goes out as soon as the endpoint admits it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from reflact.protocols import ResponseStore
 from reflact.records import FaultKind, Usage
 
 RELEASE_SECONDS = 0.2
-"""How long a caller that leaves is kept until its call is gone."""
+"""How long a cancelled caller waits until its reservation is released."""
 
 RESERVATION = "reflact_reservation"
-"""The extension of a request that holds its call; what has none costs nothing."""
+"""The extension of a request that holds its ``CallReservation``; a request without one is free."""
 
 UNSENT = (
     httpx.ConnectError,
@@ -42,21 +42,21 @@ UNSENT = (
     httpx.LocalProtocolError,
     ReflactError,
 )
-"""Failures before a request could leave."""
+"""Failures before a request was sent."""
 
 
 class MeteredTransport(httpx.AsyncBaseTransport):
-    """Sends one attempt of a call, stores what answers it, and books what it cost.
+    """Sends one attempt of a call, stores its answer, and records its cost.
 
-    An error status is free. An attempt that was cut off, by a time-out, a broken connection, a broken answer
-    or a cancellation, counts at its worst case for good, since a provider may charge for it; so does an
-    answer that does not say what it consumed. Each attempt that failed is counted by kind.
+    An error status is free. A time-out, a broken connection, a broken answer or a cancellation counts at the
+    worst case, since the provider may charge for it. An answer without usage also counts at the worst case.
+    Failed attempts are counted by kind.
 
     Args:
         inner: Sends a request.
         config: The role's model.
         budget: What the run may still take.
-        endpoint: The role's way into the endpoint.
+        endpoint: The role's client of the endpoint.
         responses: The store.
     """
 
@@ -99,7 +99,7 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             return await self._settle(response, call, reservation, slot, at)
 
     async def _reserve(self, call: CallReservation) -> None:
-        """Book the call; where its caller leaves meanwhile nothing was sent, and nothing stays booked."""
+        """Store the reservation; release it if the caller is cancelled before the request is sent."""
         try:
             await self._responses.reserve(call)
         except anyio.get_cancelled_exc_class():
@@ -170,11 +170,11 @@ def _count_tokens(usage: Usage) -> int:
 async def send_whole(
     request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
 ) -> httpx.Response:
-    """Send a request once and read its answer to the end; one that somebody listens to comes in one piece.
+    """Send a request once and read its whole answer; a streamed request gives a joined answer.
 
     Raises:
         CutOff: The answer began and broke off.
-        httpx.TransportError: It failed on the way, or took longer than ``seconds`` in all.
+        httpx.TransportError: The request failed, or took longer than ``seconds`` in total.
     """
     try:
         with anyio.fail_after(seconds):
@@ -190,10 +190,10 @@ async def send_whole(
     return await join_answer(answer, request) if DRAFTS in request.extensions else answer
 
 
-async def _read_pieces(response: httpx.Response, hear: Callable[[bytes], None] | None) -> list[bytes]:
+async def _read_pieces(response: httpx.Response, on_piece: Callable[[bytes], None] | None) -> list[bytes]:
     pieces = []
     async for piece in response.aiter_bytes():
         pieces.append(piece)
-        if hear is not None:
-            hear(piece)
+        if on_piece is not None:
+            on_piece(piece)
     return pieces

@@ -71,7 +71,9 @@ def parse_chunk(data: str) -> JsonValue:
 def read_delta(chunk: Any) -> str:
     """Return the text that a chunk adds to the reply: arguments of the first function, or content."""
     match chunk:
-        case {"choices": [{"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}}, *_]}:
+        case {
+            "choices": [{"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}}, *_]
+        }:
             return text if _read_index(call) == 0 else ""
         case {"choices": [{"delta": {"content": str(text)}}, *_]}:
             return text
@@ -147,7 +149,9 @@ def _read_counts(counts: dict[str, Any]) -> Usage:
         return Usage(calls=1, uncounted=1)
     details = counts.get("prompt_tokens_details")
     cached = _read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return Usage(calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output)
+    return Usage(
+        calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output
+    )
 
 
 def _read_count(value: Any) -> int | None:
