@@ -96,7 +96,7 @@ class Kept(InMemoryRunStore):
         super().__init__()
         self.replies: list[StoredResponse] = []
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store it, and keep it."""
-        self.replies.append(reply)
-        await super().store_response(reply, reservation)
+        self.replies.append(response)
+        await super().store_response(response, reservation)

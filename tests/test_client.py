@@ -691,8 +691,8 @@ async def test_nothing_secret_is_stored() -> None:
         async def reserve(self, reservation: Any) -> None:
             seen.append(reservation.model_dump_json())
 
-        async def store_response(self, reply: Any, reservation: Any) -> None:
-            seen.append(reply.model_dump_json())
+        async def store_response(self, response: Any, reservation: Any) -> None:
+            seen.append(response.model_dump_json())
 
         async def release(self, reservation: Any) -> None:
             raise AssertionError

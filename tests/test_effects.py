@@ -195,9 +195,9 @@ class Watched(InMemoryRunStore):
         self.reservations.append(reservation)
         await super().reserve(reservation)
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
-        await super().store_response(reply, reservation)
-        self.replies.append(reply)
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        await super().store_response(response, reservation)
+        self.replies.append(response)
         self.seen.append("stored")
 
     async def release(self, reservation: CallReservation) -> None:
@@ -372,11 +372,11 @@ async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
     class Slow:
         find_response, reserve, release = store.find_response, store.reserve, store.release
 
-        async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
             storing.set()
             for _ in range(10):
                 await anyio.lowlevel.checkpoint()
-            await store.store_response(reply, reservation)
+            await store.store_response(response, reservation)
 
     async with connected(Endpoint(GOOD), responses=Slow()) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))

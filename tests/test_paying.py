@@ -292,10 +292,10 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InM
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
     class Cancelling(InMemoryRunStore):
-        async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
             scope.cancel()
             await anyio.sleep(0.1)
-            await store.store_response(reply, reservation)
+            await store.store_response(response, reservation)
 
     slow = Cancelling()
     await slow.open_run(RUN, {}, {})

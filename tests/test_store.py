@@ -283,7 +283,7 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
         for left, part in ((older, parts), (older, b""), (b"", b"")):
             path.write_bytes(left)
             log.write_bytes(part)
-            with pytest.raises(StoreError, match=r"holds \d commits of run r, which made 2: .*run.db-wal"):
+            with pytest.raises(StoreError, match=r"has \d of the 2 commits of run r: .*run.db-wal"):
                 async with open_store(path, run_lock=lock):
                     pass
             assert path.read_bytes() == left
@@ -339,7 +339,7 @@ async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
     await store.commit("r", None, initial(), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) is there already"):
+    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) exists"):
         await store.commit("r", record(1, "another"), after(1, SECOND), [])
     with pytest.raises(StoreError, match=r"commit 1 \(step 0\) is there already"):
         await store.commit("r", None, after(0, SECOND), [])
@@ -352,13 +352,13 @@ async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
     with pytest.raises(StoreError, match="not stored"):
         await store.commit("r", record(1), after(1, SECOND), [extra])
     assert await store.records("r") == ()
-    with pytest.raises(StoreError, match="holds no skill"):
+    with pytest.raises(StoreError, match="has no skill"):
         await store.skill(extra.hash)
 
 
 async def test_record_and_state_must_agree(store: SQLiteRunStore) -> None:
     """A record of one step with the state of another is refused."""
-    with pytest.raises(StoreError, match="record of step 2 came with a state of 1"):
+    with pytest.raises(StoreError, match="record is of step 2 and the state of step 1"):
         await store.commit("r", record(2), after(1, SECOND), [SECOND])
 
 

@@ -161,7 +161,7 @@ def emptied(path: Path) -> None:
         (overwritten, "the file is damaged; put back a copy"),
         (halved, "the file is damaged; put back a copy"),
         (replaced, "not a SQLite database"),
-        (emptied, "holds 0 commits of run r[0-9a-f]+, which made 2: .* older copy"),
+        (emptied, "has 0 of the 2 commits of run r[0-9a-f]+: .* older copy"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

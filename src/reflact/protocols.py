@@ -175,19 +175,19 @@ class ResponseStore(Protocol):
         ...
 
     async def reserve(self, reservation: CallReservation) -> None:
-        """Book a call before it is sent; on disk when this returns."""
+        """Add an open call to the ledger before it is sent; on disk when this returns."""
         ...
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
-        """Store an answer and settle its intent in one transaction; on disk when this returns."""
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        """Store a response and settle its call in one transaction; on disk when this returns."""
         ...
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle an intent that has no answer to be stored."""
+        """Settle a call without a stored response."""
         ...
 
     async def release(self, reservation: CallReservation) -> None:
-        """Close an intent whose call is known to have given nothing that is charged."""
+        """Remove an open call that cost nothing."""
         ...
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
