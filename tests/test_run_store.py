@@ -341,7 +341,7 @@ async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     with pytest.raises(StoreError, match=r"commit 2 \(step 1\) exists"):
         await store.commit("r", record(1, "another"), after(1, SECOND), [])
-    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) is there already"):
+    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) exists"):
         await store.commit("r", None, after(0, SECOND), [])
     assert await store.records("r") == (record(1),)
 
