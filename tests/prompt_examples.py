@@ -365,7 +365,7 @@ async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyMod
         MODEL,
         role="optimizer",
         run_id="r",
-        effects=store,
+        responses=store,
         decision_log=store.decision_log("r"),
         transport=transport,
     )

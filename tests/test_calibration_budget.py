@@ -32,7 +32,7 @@ def test_the_command_says_what_is_kept_and_goes_on(folder: Path) -> None:
     )
     assert "the answers of the 30 calls that were paid for are in the store" in kept
     assert "goes on with the test of round 1" in kept
-    assert error.startswith("error: budget.max_calls is 30: 30 are taken")
+    assert error.startswith("error: budget.max_calls is 30: 30 are used")
     assert "was begun and stopped: it goes on from there" in again
     assert whole.exit_code == 0, whole.output
 

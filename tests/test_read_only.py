@@ -101,9 +101,9 @@ async def test_what_was_opened_to_be_read_is_not_written(folder: Path) -> None:
     await fill(folder / "memory.db")
     async with MemoryStore(folder / "memory.db", read_only=True) as memory:
         assert await memory.trace_ids() == ("monday",)
-        with pytest.raises(StoreError, match="opened to be read"):
+        with pytest.raises(StoreError, match="opened read-only"):
             await memory.submit(make_pair(2))
-        with pytest.raises(StoreError, match="opened to be read"):
+        with pytest.raises(StoreError, match="opened read-only"):
             await memory.forget("monday")
     with pytest.raises(StoreError, match="cannot be opened"):
         async with MemoryStore(folder / "none.db", read_only=True):

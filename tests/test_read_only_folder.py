@@ -142,7 +142,7 @@ def test_a_copy_of_two_moments_is_refused(tmp_path: Path) -> None:
     """What another process wrote while it was copied (here its log, which comes to be) is not read."""
     path = tmp_path / "memory.db"
     closed(path)
-    with pytest.raises(StoreError, match=r"memory\.db: .* wrote to it meanwhile; try again"):
+    with pytest.raises(StoreError, match=r"memory\.db: .* wrote to the file while it was copied; try again"):
         copy_database(path, tmp_path / "memory.db-wal")
 
 

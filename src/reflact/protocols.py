@@ -173,19 +173,19 @@ class ResponseStore(Protocol):
         ...
 
     async def reserve(self, reservation: CallReservation) -> None:
-        """Reserve a call before it is sent; on disk when this returns."""
+        """Add an open call to the ledger before it is sent; on disk when this returns."""
         ...
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
-        """Store a response and settle its reservation in one transaction; on disk when this returns."""
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        """Store a response and settle its call in one transaction; on disk when this returns."""
         ...
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle a reservation without a response to store."""
+        """Settle a call without a stored response."""
         ...
 
     async def release(self, reservation: CallReservation) -> None:
-        """Release the reservation of a call that was certainly not charged."""
+        """Remove an open call that cost nothing."""
         ...
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:

@@ -103,7 +103,7 @@ async def open_connection(
             _drop_key_if_replayed(model, replay),
             role=role,
             run_id=run_id,
-            effects=calls,
+            responses=calls,
             decision_log=calls.decision_log(run_id),
             budget=limits,
             transport=await _open_replay_transport(replay, stack),

@@ -95,7 +95,7 @@ async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tupl
             config.models.critic,
             role=CRITIC_ROLE,
             run_id=run_id,
-            effects=store,
+            responses=store,
             decision_log=store.decision_log(run_id),
         )
         return UncalledLLM(client.identity), await store.spend(run_id)

@@ -276,7 +276,7 @@ def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
     known = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
     if found:
         tables.table("memory_units").optimize()
-    replies = tables.execute(f"DELETE FROM replies WHERE {CALIBRATION_RESPONSES}").rowcount if calls else 0  # noqa: S608 - constant
+    replies = tables.execute(f"DELETE FROM responses WHERE {CALIBRATION_RESPONSES}").rowcount if calls else 0  # noqa: S608 - constant
     return ForgetResult(
         trace_id=trace_id,
         trace_removed=known > 0,
@@ -285,7 +285,7 @@ def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
         n_cards=removed,
         n_anchors=len(anchored),
         n_responses=replies,
-        n_responses_left=tables.table("replies").count_where(CALIBRATION_RESPONSES),
+        n_responses_left=tables.table("responses").count_where(CALIBRATION_RESPONSES),
     )
 
 

@@ -26,7 +26,7 @@ from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
 from reflact.errors import ConfigError, ReflactError
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
-from reflact.llm.redaction import LOGGERS, MARK, RedactingTransport, Scrubber, without
+from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
 from reflact.messages import Text
 from reflact.testing import InMemoryRunStore
 
@@ -253,7 +253,7 @@ async def test_keys_in_pieces_are_taken_out(size: int) -> None:
 
     request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
     received = await RedactingTransport(Pieces()).handle_async_request(request)
-    assert (await received.aread()).decode() == without([KEY], text.decode())
+    assert (await received.aread()).decode() == remove_keys([KEY], text.decode())
 
 
 def in_json(text: str, deep: int, *, ascii_only: bool = True) -> str:
@@ -275,18 +275,18 @@ def test_keys_are_known_in_the_spelling_of_json(key: str, deep: int, ascii_only:
     quoted = in_json(key, deep, ascii_only=ascii_only)
     other = in_json(f"{key[:-1]}x", deep, ascii_only=ascii_only)
     text = f"a {quoted}{quoted} b {other} c"
-    assert without([key], text) == f"a {MARK}{MARK} b {other} c"
+    assert remove_keys([key], text) == f"a {KEY_MARK}{KEY_MARK} b {other} c"
     for size in range(1, 12):
         scrubber = Scrubber([key])
         pieces = [scrubber.feed(text[start : start + size]) for start in range(0, len(text), size)]
-        assert "".join(pieces) == f"a {MARK}{MARK} b {other} c"
+        assert "".join(pieces) == f"a {KEY_MARK}{KEY_MARK} b {other} c"
 
 
 def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
     """Every character may stand as its number, in either case, and a slash behind a backslash."""
     numbered = "".join(f"\\u{ord(character):04X}" for character in KEY)
-    assert without([KEY], f"{numbered} {numbered.lower()}") == f"{MARK} {MARK}"
-    assert without(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == MARK
+    assert remove_keys([KEY], f"{numbered} {numbered.lower()}") == f"{KEY_MARK} {KEY_MARK}"
+    assert remove_keys(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == KEY_MARK
 
 
 async def test_a_key_with_a_quotation_mark_is_taken_out_of_an_answer() -> None:
@@ -319,12 +319,12 @@ async def test_recorders_get_answers_without_keys(tmp_path: Path) -> None:
 
 async def test_logs_are_freed_for_as_long_as_a_client_is_open() -> None:
     """Filters come and go with the client; another one's stay."""
-    before = [len(logging.getLogger(f"httpcore.{name}").filters) for name in LOGGERS]
+    before = [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS]
     async with connected(Endpoint(completion("x")), config(key=give_key)):
-        assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in LOGGERS] == [
+        assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS] == [
             n + 1 for n in before
         ]
-    assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in LOGGERS] == before
+    assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS] == before
 
 
 @pytest.mark.parametrize("api", ["openai", "azure"])
@@ -446,10 +446,10 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
         config(key=give_key, **{field: value}),
         role="target",
         run_id=RUN,
-        effects=store,
+        responses=store,
         decision_log=store.decision_log(RUN),
     )
-    with pytest.raises(ConfigError, match=rf"the key itself stands in models\.target\.{field}") as failure:
+    with pytest.raises(ConfigError, match=rf"models\.target\.{field} contains the key") as failure:
         async with client:
             pass
     assert_clean(*texts(failure.value))

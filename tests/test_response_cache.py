@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 import reflact.llm.cache_keys as keys_module
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.errors import AccessDenied, ProviderDown
-from reflact.llm.cache_keys import address_of, effect_key, endpoint_of, seed_of
+from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_credentials, strip_to_endpoint
 from reflact.messages import CallId, CallReservation, ReplyModel, StoredResponse, Text
 from reflact.testing import InMemoryRunStore
 from reflact.types import digest_json
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 CASES: list[tuple[dict[str, str], str]] = [
@@ -35,7 +35,7 @@ CASES: list[tuple[dict[str, str], str]] = [
             "endpoint": "http://localhost:8000",
             "path": "/v1/chat/completions",
             "body": json.dumps({"model": "m", "messages": MESSAGES}),
-            "sample": "target/rollout/step=None/part=/trial=0/attempt=0",
+            "call_id": "target/rollout/step=None/part=/trial=0/attempt=0",
             "reply": "Text@1",
         },
         "56a92fb1a194ebe3d107da39cc1f46e8bb8d10b63e039a002e84e7cfa84f213b",
@@ -48,7 +48,7 @@ CASES: list[tuple[dict[str, str], str]] = [
                 {"model": "m", "messages": [{"role": "user", "content": "Grüße, 世界 🌍 \u2028 \x00"}]},
                 ensure_ascii=False,
             ),
-            "sample": "target/rollout/rollout=abc/0/part=/trial=0/attempt=0",
+            "call_id": "target/rollout/rollout=abc/0/part=/trial=0/attempt=0",
             "reply": "Text@1",
         },
         "43a26bd0fcf02cab97b5b3b3508cd42ee0300fd6cbc1164a784a2766226075e9",
@@ -58,7 +58,7 @@ CASES: list[tuple[dict[str, str], str]] = [
             "endpoint": "https://api.example.com",
             "path": "/v1/chat/completions",
             "body": json.dumps({"model": "m", "temperature": 0.1, "top_p": 1e-07, "x": [1.0, 1e22, -0.0, 3]}),
-            "sample": "optimizer/merge/step=3/part=0.1/trial=0/attempt=2",
+            "call_id": "optimizer/merge/step=3/part=0.1/trial=0/attempt=2",
             "reply": "MergeReply@1",
         },
         "d94d3b46c1a730fdb0b9eb3043cf0524a27592b7c1196032e4235c3ebbf16706",
@@ -68,7 +68,7 @@ CASES: list[tuple[dict[str, str], str]] = [
             "endpoint": "https://api.example.com:8443",
             "path": "/openai/deployments/m/chat/completions",
             "body": json.dumps({"model": "m", "z": {"b": {"y": None, "x": [True, {"q": []}]}, "a": {}}}),
-            "sample": "optimizer/rank/step=1/part=/trial=0/attempt=0",
+            "call_id": "optimizer/rank/step=1/part=/trial=0/attempt=0",
             "reply": "RankReply@2",
         },
         "c15975c06133b24042338ebbf55ca56e02a0fd3d021094ee96f0e584f7ad4a5a",
@@ -78,7 +78,7 @@ CASES: list[tuple[dict[str, str], str]] = [
             "endpoint": "http://localhost",
             "path": "/v1/chat/completions",
             "body": json.dumps({"seed": 2**31 - 1, "big": 2**70, "text": '{"a": "{{ b }}"}'}),
-            "sample": "",
+            "call_id": "",
             "reply": "",
         },
         "bfa9dab76c549b39c31f03b5a683e6f57c978ed6a4a6acf306fd51006790038d",
@@ -86,8 +86,8 @@ CASES: list[tuple[dict[str, str], str]] = [
 ]
 
 ECHO = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache_keys import effect_key; "
-    "print(json.dumps([effect_key(**case) for case in json.load(sys.stdin)]))"
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache_keys import build_cache_key; "
+    "print(json.dumps([build_cache_key(**case) for case in json.load(sys.stdin)]))"
 )
 
 
@@ -105,7 +105,7 @@ GOOD = completion('{"word": "yes"}')
 @pytest.mark.parametrize(("parts", "key"), CASES)
 def test_keys_are_pinned(parts: dict[str, str], key: str) -> None:
     """A key that changed would make every user pay again for what is stored."""
-    assert effect_key(**parts) == key
+    assert build_cache_key(**parts) == key
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
@@ -149,31 +149,33 @@ JSON = st.recursive(
 def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
     """Order and spacing of the body do not matter, and the JSON is the one the rest of the house hashes."""
     turned = json.dumps(dict(reversed(body.items())), indent=2, ensure_ascii=False)
-    parts: dict[str, Any] = {"endpoint": "e", "path": "p", "sample": "s", "reply": "r"}
-    assert effect_key(body=turned, **parts) == digest_json({**parts, "body": body})
+    parts: dict[str, Any] = {"endpoint": "e", "path": "p", "reply": "r"}
+    assert build_cache_key(body=turned, call_id="s", **parts) == digest_json(
+        {**parts, "sample": "s", "body": body}
+    )
 
 
-@pytest.mark.parametrize("part", ["endpoint", "path", "body", "sample", "reply"])
+@pytest.mark.parametrize("part", ["endpoint", "path", "body", "call_id", "reply"])
 def test_every_part_of_a_request_is_in_its_key(part: str) -> None:
     """Changing any one part changes the key."""
     parts = dict(CASES[0][0])
     parts[part] = json.dumps({"model": "other"}) if part == "body" else parts[part] + "x"
-    assert effect_key(**parts) != CASES[0][1]
+    assert build_cache_key(**parts) != CASES[0][1]
 
 
 def test_addresses_lose_their_secrets() -> None:
     """Credentials, queries and fragments are in no endpoint and in no message."""
     url = "https://user:secret@host:8443/v1/chat?key=secret#secret"
-    assert endpoint_of(url) == "https://host:8443"
-    assert address_of(url) == "https://host:8443/v1/chat"
+    assert strip_to_endpoint(url) == "https://host:8443"
+    assert strip_credentials(url) == "https://host:8443/v1/chat"
 
 
 def test_seeds_are_pinned_and_fit_31_bits() -> None:
     """A sample's seed is a function of its label alone."""
-    seeds = [seed_of(call_id(part=str(n)).label) for n in range(100)]
+    seeds = [derive_seed(call_id(part=str(n)).label) for n in range(100)]
     assert len(set(seeds)) == 100
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert seed_of("target/rollout/step=1/part=/trial=0/attempt=0") == 1211934195
+    assert derive_seed("target/rollout/step=1/part=/trial=0/attempt=0") == 1211934195
 
 
 # ------------------------------------------------------------------------------------------------- order
@@ -185,22 +187,22 @@ class Watched(InMemoryRunStore):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
-        self.intents: list[CallReservation] = []
+        self.reservations: list[CallReservation] = []
         self.replies: list[StoredResponse] = []
 
-    async def intend(self, intent: CallReservation) -> None:
-        self.seen.append("intent")
-        self.intents.append(intent)
-        await super().reserve(intent)
+    async def reserve(self, reservation: CallReservation) -> None:
+        self.seen.append("reserved")
+        self.reservations.append(reservation)
+        await super().reserve(reservation)
 
-    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
-        await super().store_response(reply, intent)
-        self.replies.append(reply)
-        self.seen.append("kept")
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        await super().store_response(response, reservation)
+        self.replies.append(response)
+        self.seen.append("stored")
 
-    async def drop_intent(self, intent: CallReservation) -> None:
-        await super().release(intent)
-        self.seen.append("dropped")
+    async def release(self, reservation: CallReservation) -> None:
+        await super().release(reservation)
+        self.seen.append("released")
 
 
 async def watched() -> Watched:
@@ -223,7 +225,7 @@ async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_
 
     async with connected(Endpoint(answer), store=store) as client:
         await client.ask(PROMPT, Word, call_id=call_id(), check=check)
-    assert store.seen == ["intent", "sent", "kept", "seen"]
+    assert store.seen == ["reserved", "sent", "stored", "seen"]
 
 
 async def test_an_intent_says_who_asks_for_what() -> None:
@@ -231,10 +233,10 @@ async def test_an_intent_says_who_asks_for_what() -> None:
     store = await watched()
     async with connected(Endpoint(GOOD), store=store) as client:
         await client.ask(PROMPT, Word, call_id=call_id(purpose="rank"))
-    (intent,) = store.intents
-    assert (intent.run_id, intent.role, intent.purpose) == (RUN, "optimizer", "rank")
-    assert (intent.endpoint, intent.model) == ("http://endpoint.test", "m")
-    assert intent.call_id == call_id(purpose="rank").label
+    (call,) = store.reservations
+    assert (call.run_id, call.role, call.purpose) == (RUN, "optimizer", "rank")
+    assert (call.endpoint, call.model) == ("http://endpoint.test", "m")
+    assert call.call_id == call_id(purpose="rank").label
 
 
 async def test_a_second_process_repeats_nothing() -> None:
@@ -296,7 +298,7 @@ async def test_a_failure_that_costs_nothing_leaves_nothing_behind(
     async with connected(Endpoint(answer), config(max_retries=0), store=store) as client:
         with pytest.raises(error):
             await client.ask(PROMPT, Word, call_id=call_id())
-    assert store.seen == ["intent", "dropped"]
+    assert store.seen == ["reserved", "released"]
     assert await store.spend(RUN) == ()
     async with connected(Endpoint(GOOD), store=store) as client:
         assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
@@ -328,7 +330,7 @@ async def test_a_failure_that_may_be_charged_counts_at_its_worst_case(
     async with connected(Endpoint(answer), settings, store=store) as client:
         with pytest.raises(ProviderDown):
             await client.ask(PROMPT, Word, call_id=call_id())
-    assert store.seen == ["intent"]
+    assert store.seen == ["reserved"]
     async with connected(Endpoint(GOOD), settings, store=store) as client:
         assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
     (spent,) = await store.spend(RUN)
@@ -356,7 +358,7 @@ async def test_a_cancelled_call_stays_open() -> None:
         tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
         await reached.wait()
         tasks.cancel_scope.cancel()
-    assert store.seen == ["intent"]
+    assert store.seen == ["reserved"]
     await store.open_run(RUN, {}, {})
     (spent,) = await store.spend(RUN)
     assert (spent.unsettled, spent.usage.calls) == (1, 0)
@@ -368,19 +370,19 @@ async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
     storing = anyio.Event()
 
     class Slow:
-        find_reply, intend, drop_intent = store.find_response, store.intend, store.drop_intent
+        find_response, reserve, release = store.find_response, store.reserve, store.release
 
-        async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
             storing.set()
             for _ in range(10):
                 await anyio.lowlevel.checkpoint()
-            await store.keep_reply(reply, intent)
+            await store.store_response(response, reservation)
 
-    async with connected(Endpoint(GOOD), effects=Slow()) as client, anyio.create_task_group() as tasks:
+    async with connected(Endpoint(GOOD), responses=Slow()) as client, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
         await storing.wait()
         tasks.cancel_scope.cancel()
-    assert store.seen == ["intent", "kept"]
+    assert store.seen == ["reserved", "stored"]
 
 
 # ------------------------------------------------------------------------------------------- single flight
@@ -440,7 +442,7 @@ async def test_a_slow_look_up_does_not_pay_again() -> None:
     class Slow(InMemoryRunStore):
         looked = 0
 
-        async def find_reply(self, key: str) -> StoredResponse | None:
+        async def find_response(self, key: str) -> StoredResponse | None:
             found = await super().find_response(key)
             self.looked += 1
             for _ in range(100 if self.looked == 2 else 0):

@@ -17,14 +17,14 @@ from reflact.config.models import ModelConfig, Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Budget
-from reflact.llm.metering import INTENT, MeteredTransport
+from reflact.llm.metering import RESERVATION, MeteredTransport
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.messages import CallReservation, StoredResponse, Text
 from reflact.records import Usage
 from reflact.testing import InMemoryRunStore
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 PRICE = Price(input=1000, cached_input=100, output=10_000)
 PRICED = config(max_tokens=50, price=PRICE, max_retries=0)
@@ -58,12 +58,12 @@ async def test_an_answer_costs_what_it_consumed() -> None:
 
 async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
     """A token for each byte of the body, the cap, and the price of both."""
-    intents: list[CallReservation] = []
+    reservations: list[CallReservation] = []
 
     class Watched(InMemoryRunStore):
-        async def intend(self, intent: CallReservation) -> None:
-            intents.append(intent)
-            await super().reserve(intent)
+        async def reserve(self, reservation: CallReservation) -> None:
+            reservations.append(reservation)
+            await super().reserve(reservation)
 
     store, endpoint = Watched(), Endpoint(GOOD)
     await store.open_run(RUN, {}, {})
@@ -71,7 +71,7 @@ async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
         await client.ask(PROMPT, Text, call_id=call_id())
     read = len(endpoint.requests[0].content) + OVERHEAD_TOKENS
     worst = Usage(calls=1, input_tokens=read, output_tokens=50)
-    assert intents[0].worst_case == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
+    assert reservations[0].worst_case == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
 
 
 async def test_an_answer_without_counts_costs_its_worst_case() -> None:
@@ -88,7 +88,7 @@ async def test_an_answer_without_counts_costs_its_worst_case() -> None:
     assert (unsettled, worst.calls, worst.output_tokens) == (0, 0, 50)
     assert worst.input_tokens > OVERHEAD_TOKENS
     assert (worst.usd or 0) > 0
-    with pytest.raises(BudgetSpent, match=f"{worst.input_tokens + 50} are taken"):
+    with pytest.raises(BudgetSpent, match=f"{worst.input_tokens + 50} are used"):
         async with held.reserve(Usage(calls=1, output_tokens=2000)):
             pass
 
@@ -134,7 +134,7 @@ async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
         await client.ask(PROMPT, Text, call_id=call_id())
         usage, unsettled, worst = await taken(store)
         assert (usage.calls, unsettled, worst.calls, worst.output_tokens) == (1, 1, 1, 50)
-        with pytest.raises(BudgetSpent, match="2 are taken"):
+        with pytest.raises(BudgetSpent, match="2 are used"):
             await client.ask(PROMPT, Text, call_id=call_id("next"))
 
 
@@ -155,14 +155,14 @@ async def test_what_is_stored_costs_nothing() -> None:
 def paying(inner: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, model: ModelConfig) -> Any:
     """Return a transport of its own endpoint, and a function that sends a call through it."""
     client = endpoint_for(model)
-    transport = MeteredTransport(inner, config=model, budget=held, endpoint=client, effects=store)
+    transport = MeteredTransport(inner, config=model, budget=held, endpoint=client, responses=store)
 
     async def send(key: str) -> httpx.Response:
         intent = CallReservation(
             key=key, run_id=RUN, call_id=key, role="target", purpose="rollout", endpoint="e", model="m"
         )
         request = httpx.Request(
-            "POST", "http://endpoint.test/v1", json={"max_tokens": 50}, extensions={INTENT: intent}
+            "POST", "http://endpoint.test/v1", json={"max_tokens": 50}, extensions={RESERVATION: intent}
         )
         return await transport.handle_async_request(request)
 
@@ -259,7 +259,7 @@ async def test_a_call_cut_off_in_flight_is_booked_at_once(store: InMemoryRunStor
     with client:
         with anyio.move_on_after(1):
             await send("k")
-        with pytest.raises(BudgetSpent, match="1 are taken"):
+        with pytest.raises(BudgetSpent, match="1 are used"):
             await send("k")
     assert (await taken(store))[1] == 1
 
@@ -292,10 +292,10 @@ async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InM
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
     class Cancelling(InMemoryRunStore):
-        async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
             scope.cancel()
             await anyio.sleep(0.1)
-            await store.store_response(reply, intent)
+            await store.store_response(response, reservation)
 
     slow = Cancelling()
     await slow.open_run(RUN, {}, {})
@@ -313,8 +313,8 @@ async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store:
     scope, held = anyio.CancelScope(), budget(max_calls=1)
 
     class Leaving(InMemoryRunStore):
-        async def intend(self, intent: CallReservation) -> None:
-            await super().reserve(intent)
+        async def reserve(self, reservation: CallReservation) -> None:
+            await super().reserve(reservation)
             scope.cancel()
             await anyio.sleep(0.1)
 
@@ -338,7 +338,7 @@ async def test_a_provider_that_ignores_caps_stops_the_run() -> None:
     endpoint = Endpoint(completion("long", tokens=(10, 0, 51)))
     async with connected(endpoint, PRICED, store=store, budget=held) as client:
         await client.ask(PROMPT, Text, call_id=call_id())
-        with pytest.raises(BudgetSpent, match="it wrote 51 tokens where 50 were the most"):
+        with pytest.raises(BudgetSpent, match="it wrote 51 tokens, and the request allowed 50"):
             await client.ask(PROMPT, Text, call_id=call_id("next"))
     assert len(endpoint.requests) == 1
     assert (await taken(store))[0].output_tokens == 51

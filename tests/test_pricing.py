@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact.config.models import ModelConfig, ModelsConfig, Price
-from reflact.llm.pricing import OVERHEAD_TOKENS, cap_of, usd_of, worst_case
+from reflact.llm.pricing import OVERHEAD_TOKENS, read_cap, usd_of, worst_case
 from reflact.records import Usage
 
 MILLION = Usage(calls=1, input_tokens=1_000_000, cached_tokens=400_000, output_tokens=1_000_000)
@@ -141,7 +141,7 @@ def test_the_worst_case_is_a_token_for_each_byte_and_the_cap() -> None:
 )
 def test_the_cap_is_the_body_s_own(body: Any, cap: int | None) -> None:
     """Wherever it was set, and for each of several answers."""
-    assert cap_of(body) == cap
+    assert read_cap(body) == cap
 
 
 def test_a_price_goes_with_its_model() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.errors import ProviderDown
-from reflact.llm.errors import CutOff, StreamCutOff, body_fault, failure_fault, status_fault
-from reflact.llm.metering import whole
+from reflact.llm.errors import CutOff, StreamCutOff, classify_body, classify_failure, classify_status
+from reflact.llm.metering import send_whole
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 JSON, STREAM, PAGE = "application/json", "text/event-stream; charset=utf-8", "text/html"
 GOOD = completion("fine")
@@ -37,7 +37,7 @@ CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
 )
 def test_failures_have_kinds(failure: Exception, kind: FaultKind | None) -> None:
     """What happens on the way has a kind; a mistake of the caller's has none."""
-    assert failure_fault(failure) == kind
+    assert classify_failure(failure) == kind
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_failures_have_kinds(failure: Exception, kind: FaultKind | None) -> None
 )
 def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:
     """Passing statuses are faults; what says something about the request is an answer."""
-    assert status_fault(status) == kind
+    assert classify_status(status) == kind
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:
 )
 def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None) -> None:
     """A success is kept where its body is a chat completion or a stream that is whole to its end mark."""
-    assert body_fault(content_type, text) == kind
+    assert classify_body(content_type, text) == kind
 
 
 class Breaking(httpx.AsyncByteStream):
@@ -88,8 +88,8 @@ async def test_an_answer_that_breaks_off_is_no_reset(content_type: str, kind: Fa
         lambda _: httpx.Response(200, headers={"content-type": content_type}, stream=Breaking())
     )
     with pytest.raises(CutOff, match="gone") as caught:
-        await whole(httpx.Request("POST", "http://x"), network, 1.0)
-    assert failure_fault(caught.value) == kind
+        await send_whole(httpx.Request("POST", "http://x"), network, 1.0)
+    assert classify_failure(caught.value) == kind
 
 
 async def test_each_failed_attempt_is_counted() -> None:

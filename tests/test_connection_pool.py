@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from reflact.concurrency import open_task_group
-from reflact.llm.connection_pool import MOST, PooledTransport
+from reflact.llm.connection_pool import CALLS_PER_POOL, PooledTransport
 
 pytestmark = pytest.mark.anyio
 
@@ -69,15 +69,15 @@ async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None
             await response.aclose()
 
         async with open_task_group() as tasks:
-            for _ in range(5 * MOST // 2):
+            for _ in range(5 * CALLS_PER_POOL // 2):
                 tasks.start_soon(one)
             await anyio.wait_all_tasks_blocked()
-            assert [pool.sent for pool in pools] == [MOST, MOST, MOST // 2]
+            assert [pool.sent for pool in pools] == [CALLS_PER_POOL, CALLS_PER_POOL, CALLS_PER_POOL // 2]
             pools.let.set()
-        for _ in range(MOST):
+        for _ in range(CALLS_PER_POOL):
             await one()
         assert len(pools) == 3
-    assert read == [b"ab"] * (5 * MOST // 2 + MOST)
+    assert read == [b"ab"] * (5 * CALLS_PER_POOL // 2 + CALLS_PER_POOL)
     assert all(pool.closed for pool in pools)
 
 
@@ -88,7 +88,7 @@ async def test_a_place_comes_back_once(how: str) -> None:
     if how != "cancelled":
         pools.let.set()
     network = PooledTransport(pools.open)
-    for _ in range(MOST + 1):
+    for _ in range(CALLS_PER_POOL + 1):
         if how == "failed":
             with pytest.raises(httpx.ReadError):
                 await network.handle_async_request(request("PUT"))
@@ -102,7 +102,7 @@ async def test_a_place_comes_back_once(how: str) -> None:
                 await response.aclose()
     assert len(pools) == 1
     pools.let.set()
-    for _ in range(MOST + 1):
+    for _ in range(CALLS_PER_POOL + 1):
         await network.handle_async_request(request())
     assert len(pools) == 2
 
@@ -112,7 +112,7 @@ async def test_an_answer_under_way_keeps_its_place() -> None:
     pools = Pools()
     pools.let.set()
     network = PooledTransport(pools.open)
-    for _ in range(MOST):
+    for _ in range(CALLS_PER_POOL):
         await network.handle_async_request(request())
     await network.handle_async_request(request())
     assert len(pools) == 2

@@ -28,14 +28,14 @@ from reflact.errors import (
     UnknownModel,
 )
 from reflact.llm.client import Client
-from reflact.llm.structured import bind, schema_of
+from reflact.llm.structured import bind, build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM
 from reflact.records import Usage
 from reflact.store.runs import open_store
 from reflact.types import FrozenModel
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 SECRET = "sk-very-secret-key"
 
@@ -192,7 +192,7 @@ async def test_the_identity_holds_what_influences_replies() -> None:
     store = await opened()
 
     def identity(**settings: Any) -> str:
-        arguments: dict[str, Any] = {"effects": store, "decision_log": store.decision_log(RUN)}
+        arguments: dict[str, Any] = {"responses": store, "decision_log": store.decision_log(RUN)}
         return Client(config(**settings), role="optimizer", run_id=RUN, **arguments).identity
 
     plain = identity()
@@ -312,7 +312,7 @@ async def test_instructor_writes_the_schema_and_the_format_of_each_mode(mode: An
 
 async def test_each_mode_has_its_own_field() -> None:
     """The schema stands in the field of the mode, and mode ``json`` alone adds it to the prompt."""
-    schema = schema_of(Pick)
+    schema = build_schema(Pick)
     parameters = {k: v for k, v in schema.items() if k != "description"}
     parameters["required"] = sorted(parameters["required"])
     function = {"name": "Pick", "description": "A reply with nested values.", "parameters": parameters}
@@ -354,7 +354,7 @@ def test_schemas_are_small_and_plain() -> None:
         "required": ["title", "size"],
         "additionalProperties": False,
     }
-    assert schema_of(Pick) == {
+    assert build_schema(Pick) == {
         "description": "A reply with nested values.",
         "type": "object",
         "properties": {
@@ -528,7 +528,7 @@ async def test_one_exchange_on_the_wire() -> None:
     store = await opened()
     settings = config(key=key, temperature=0.5)
     client = Client(
-        settings, role="optimizer", run_id=RUN, effects=store, decision_log=store.decision_log(RUN)
+        settings, role="optimizer", run_id=RUN, responses=store, decision_log=store.decision_log(RUN)
     )
     with respx.mock(assert_all_called=True) as router:
         route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
@@ -663,7 +663,7 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
             config(),
             role="optimizer",
             run_id=RUN,
-            effects=store,
+            responses=store,
             decision_log=store.decision_log(RUN),
             transport=endpoint,
         )
@@ -685,19 +685,19 @@ async def test_nothing_secret_is_stored() -> None:
     store = await opened()
 
     class Noting:
-        async def find_reply(self, key: str) -> None:
+        async def find_response(self, key: str) -> None:
             seen.append(key)
 
-        async def intend(self, intent: Any) -> None:
-            seen.append(intent.model_dump_json())
+        async def reserve(self, reservation: Any) -> None:
+            seen.append(reservation.model_dump_json())
 
-        async def keep_reply(self, reply: Any, intent: Any) -> None:
-            seen.append(reply.model_dump_json())
+        async def store_response(self, response: Any, reservation: Any) -> None:
+            seen.append(response.model_dump_json())
 
-        async def drop_intent(self, intent: Any) -> None:
+        async def release(self, reservation: Any) -> None:
             raise AssertionError
 
-    async with connected(Endpoint(GOOD), config(key=key), store=store, effects=Noting()) as client:
+    async with connected(Endpoint(GOOD), config(key=key), store=store, responses=Noting()) as client:
         await client.ask(PROMPT, Pick, call_id=call_id())
     assert len(seen) == 3
     assert SECRET not in "".join(seen)

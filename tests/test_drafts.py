@@ -23,13 +23,13 @@ from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinishe
 from reflact.llm.cassettes import Interaction, ReplayTransport, read_cassette
 from reflact.llm.client import Client
 from reflact.llm.drafts import DraftStream, Reset, extends, read_partial
-from reflact.llm.sse import chunk_of, events_of
+from reflact.llm.sse import parse_chunk, read_events
 from reflact.messages import Draft, Reply, ReplyModel, Text
 from reflact.protocols import DraftingLLM
 from reflact.types import FrozenModel
 from sse import Body, Kept, Streaming, chunk, stream
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 class Part(FrozenModel):
@@ -93,8 +93,8 @@ def test_a_client_shows_drafts() -> None:
 def with_tools(recorded: Interaction) -> list[str]:
     """Return the recorded stream as it would have come in the arguments of a function."""
     chunks = []
-    for data in events_of("".join(recorded.chunks)):
-        found = cast("Any", chunk_of(data))
+    for data in read_events("".join(recorded.chunks)):
+        found = cast("Any", parse_chunk(data))
         for choice in found["choices"] if found else []:
             if choice["delta"].get("content"):
                 function = {"name": "Handbook", "arguments": choice["delta"].pop("content")}
@@ -472,7 +472,7 @@ async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: 
     async def key() -> str:
         return secret
 
-    said = VALUE.model_copy(update={"reason": f"You sent {secret}, did you? " * 4})
+    said = VALUE.model_copy(update={"why": f"You sent {secret}, did you? " * 4})
     provider = Streaming(stream(said.model_dump_json(), size=size))
     store = Kept()
     await store.open_run(RUN, {}, {})

@@ -17,9 +17,9 @@ from doubles import Endpoint as Script
 from reflact.concurrency import open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.rate_limit import CAP_SECONDS, PATIENCE_SECONDS, Endpoint, EndpointClient, LimitChange
-from reflact.llm.retry import RetryTransport, pause, retry_after, unknown_model
+from reflact.llm.retry import RetryTransport, is_unknown_model, parse_retry_after, retry_delay
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 OK = httpx.Response(200, text="fine")
 
@@ -49,7 +49,7 @@ class Single(httpx.AsyncBaseTransport):
             except Exception:
                 slot.observe(None, None, None)
                 raise
-            slot.observe(response.status_code, retry_after(response.headers.get("retry-after")), None)
+            slot.observe(response.status_code, parse_retry_after(response.headers.get("retry-after")), None)
             return response
 
 
@@ -326,14 +326,14 @@ async def test_a_silent_endpoint_is_no_closed_port() -> None:
 )
 def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> None:
     """Each provider says it in its own way, and no other status means it."""
-    assert unknown_model(status, said)
-    assert not unknown_model(500, said)
+    assert is_unknown_model(status, said)
+    assert not is_unknown_model(500, said)
 
 
 @given(st.integers(0, 60), st.none() | st.floats(0, PATIENCE_SECONDS), st.floats(0, 1))
 def test_pauses_keep_their_bounds(attempt: int, asked: float | None, draw: float) -> None:
     """A wait is at least what was asked for and otherwise at most the cap."""
-    seconds = pause(attempt, asked, draw)
+    seconds = retry_delay(attempt, asked, draw)
     assert (asked or 0.0) <= seconds <= max(asked or 0.0, CAP_SECONDS)
 
 
@@ -356,4 +356,4 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 )
 def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: float | None) -> None:
     """Both forms of the header count; anything else is as good as none."""
-    assert retry_after(header, now=NOW) == seconds
+    assert parse_retry_after(header, now=NOW) == seconds

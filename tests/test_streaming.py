@@ -17,7 +17,7 @@ from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event
 from reflact.llm.budget import Budget
-from reflact.llm.cache_keys import effect_key
+from reflact.llm.cache_keys import build_cache_key
 from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.llm.client import Client
 from reflact.messages import ReplyModel, Text
@@ -25,7 +25,7 @@ from reflact.records import FaultCount, Usage
 from reflact.testing import InMemoryRunStore
 from sse import COUNTS, Body, Kept, Streaming, chunk, stream
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 class Pick(ReplyModel):
@@ -138,12 +138,12 @@ async def test_the_first_call_settles_its_mode_with_a_stream() -> None:
 def test_streaming_is_no_part_of_a_key() -> None:
     """Requests that differ in their framing alone are one request."""
     body = {"model": "m", "messages": [{"role": "user", "content": "stream"}]}
-    about = {"endpoint": "http://e", "path": "/v1", "sample": "s", "reply": "r"}
+    about = {"endpoint": "http://e", "path": "/v1", "call_id": "s", "reply": "r"}
     keys = {
-        effect_key(body=json.dumps(b), **about)
+        build_cache_key(body=json.dumps(b), **about)
         for b in (body, {**body, **ASKED}, {**body, "stream": False}, {**ASKED, **body})
     }
-    assert keys == {effect_key(body=json.dumps(body), **about)}
+    assert keys == {build_cache_key(body=json.dumps(body), **about)}
 
 
 async def test_streaming_is_no_part_of_an_identity() -> None:
@@ -153,7 +153,7 @@ async def test_streaming_is_no_part_of_an_identity() -> None:
     def identity(stream: bool) -> str:
         about: dict[str, Any] = {"role": "optimizer", "run_id": RUN}
         settings = config(stream=stream)
-        return Client(settings, effects=store, decision_log=store.decision_log(RUN), **about).identity
+        return Client(settings, responses=store, decision_log=store.decision_log(RUN), **about).identity
 
     assert identity(True) == identity(False)
     assert ModelConfig.model_fields["stream"].json_schema_extra == {"changeable": True}

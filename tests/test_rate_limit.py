@@ -19,12 +19,12 @@ from reflact.config.models import ModelConfig
 from reflact.llm.rate_limit import (
     MINUTE_SECONDS,
     PATIENCE_SECONDS,
+    AdaptiveRate,
     Endpoint,
     EndpointClient,
     LimitChange,
-    Minute,
-    Pace,
-    Refused,
+    MinuteWindow,
+    RoleRefused,
     endpoint_for,
 )
 from virtual_time import run
@@ -211,11 +211,11 @@ def test_estimates_are_corrected_by_what_calls_took() -> None:
 
 def test_a_correction_that_comes_after_the_minute_changes_nothing() -> None:
     """What a call took is no longer counted once its minute is over."""
-    minute = Minute()
+    minute = MinuteWindow()
     early = minute.take(0.0, 50)
-    assert minute.wait(100.0, 100, 100) == 0.0
+    assert minute.delay(100.0, 100, 100) == 0.0
     minute.correct(early, 90)
-    assert minute.wait(100.0, 100, 100) == 0.0
+    assert minute.delay(100.0, 100, 100) == 0.0
 
 
 # ---------------------------------------------------------------------------------------------- back-off
@@ -275,7 +275,7 @@ def test_without_a_sensible_time_fruitless_back_offs_double(asked: float | None)
     assert run(main) == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5]
 
 
-def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_pace() -> None:
+def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_rate() -> None:
     """``adaptive: false`` finds no rate."""
 
     async def main() -> float | None:
@@ -506,40 +506,40 @@ def test_a_rate_that_holds_calls_back_grows() -> None:
     assert run(main) > 20
 
 
-def paced(rate: float, served: int, seconds: float) -> Pace:
-    """Return a pace that began at a rate, and served so many calls evenly within so many seconds since."""
-    pace = Pace()
-    pace.decrease(0.0, int(2 * rate), 0.5)
+def measured_rate(rate: float, served: int, seconds: float) -> AdaptiveRate:
+    """Return a rate control that began at a rate, and served so many calls evenly within so many seconds since."""
+    rate_control = AdaptiveRate()
+    rate_control.decrease(0.0, int(2 * rate), 0.5)
     for number in range(served):
-        pace.served((number + 1) * seconds / served, False)
-    return pace
+        rate_control.observe((number + 1) * seconds / served, served=True)
+    return rate_control
 
 
 @given(st.integers(1, 100), st.integers(0, 400))
 def test_a_refusal_takes_half_of_the_way_to_what_was_served(rate: int, served: int) -> None:
     """Never less than a twentieth, never more than half, and nothing where nothing was served."""
-    pace = paced(rate, served, 10.0)
-    pace.decrease(10.0, 1, 0.5)
-    assert pace.rate is not None
+    rate_control = measured_rate(rate, served, 10.0)
+    rate_control.decrease(10.0, 1, 0.5)
+    assert rate_control.rate is not None
     if served == 0:
-        assert pace.rate == rate
-    elif pace.rate != rate:
-        assert rate / 2 <= pace.rate <= 0.95 * rate + 1e-9
+        assert rate_control.rate == rate
+    elif rate_control.rate != rate:
+        assert rate / 2 <= rate_control.rate <= 0.95 * rate + 1e-9
 
 
 def test_a_rate_grows_evenly_to_what_was_refused_and_faster_beyond() -> None:
     """Growth counts only calls that the rate held back."""
-    pace = paced(40.0, 400, 10.0)
-    pace.decrease(10.0, 1, 0.2)
-    assert pace.rate == pytest.approx(38.0)
-    pace.served(10.0, False)
-    assert pace.rate == pytest.approx(38.0)
+    rate_control = measured_rate(40.0, 400, 10.0)
+    rate_control.decrease(10.0, 1, 0.2)
+    assert rate_control.rate == pytest.approx(38.0)
+    rate_control.observe(10.0, served=True)
+    assert rate_control.rate == pytest.approx(38.0)
     rates = []
     now = 10.0
-    while pace.rate < 80:
-        now += 1 / pace.rate
-        pace.served(now, True)
-        rates.append((now - 10.0, pace.rate))
+    while rate_control.rate < 80:
+        now += 1 / rate_control.rate
+        rate_control.observe(now, served=True, rate_limited=True)
+        rates.append((now - 10.0, rate_control.rate))
     halfway = next(at for at, rate in rates if rate >= 39)
     back = next(at for at, rate in rates if rate >= 40)
     double = rates[-1][0]
@@ -559,7 +559,7 @@ async def refused_calls(client: EndpointClient, count: int) -> list[float]:
         try:
             async with client.admit(1):
                 await anyio.sleep(1)
-        except Refused:
+        except RoleRefused:
             told.append(anyio.current_time())
 
     async with open_task_group() as tasks:
@@ -577,7 +577,7 @@ def test_a_refused_role_is_admitted_no_more() -> None:
         endpoint, done = Endpoint("e"), list[float]()
         with endpoint.connect(limits(concurrency=2)) as one, endpoint.connect(limits(concurrency=2)) as other:
             told = await refused_calls(one, 10)
-            with pytest.raises(Refused):
+            with pytest.raises(RoleRefused):
                 await call(one, [])
             await call(other, done)
         return told, done, endpoint.in_flight + endpoint.waiting

@@ -75,7 +75,9 @@ def record(step: int, reason: str = "greater") -> StepRecord:
     )
 
 
-def intent(key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout") -> CallReservation:
+def reserved_call(
+    key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout"
+) -> CallReservation:
     return CallReservation(
         key=key, run_id=run_id, call_id="s", role=role, purpose=purpose, endpoint="http://x", model="m"
     )
@@ -87,8 +89,8 @@ def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredRespons
 
 
 async def pay(store: SQLiteRunStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
-    await store.reserve(intent(key, run_id))
-    await store.store_response(reply(key, usd), intent(key, run_id))
+    await store.reserve(reserved_call(key, run_id))
+    await store.store_response(reply(key, usd), reserved_call(key, run_id))
 
 
 @pytest.fixture
@@ -109,18 +111,18 @@ async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
 async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteRunStore) -> None:
     """A stored reply equals the one that was kept, chunks and absent price included."""
     kept = reply("k").model_copy(update={"chunks": ("data: {\n", "", "é\u2028\U0001f600")})
-    await store.reserve(intent("k"))
+    await store.reserve(reserved_call("k"))
     assert await store.find_response("k") is None
-    await store.store_response(kept, intent("k"))
+    await store.store_response(kept, reserved_call("k"))
     assert await store.find_response("k") == kept
 
 
 async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRunStore) -> None:
     """Two runs that pay for one key share the first answer, and each is charged for its own call."""
-    await store.reserve(intent("k", "r"))
-    await store.reserve(intent("k", "other"))
-    await store.store_response(reply("k", 0.5, "first"), intent("k", "r"))
-    await store.store_response(reply("k", 0.25, "second"), intent("k", "other"))
+    await store.reserve(reserved_call("k", "r"))
+    await store.reserve(reserved_call("k", "other"))
+    await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
+    await store.store_response(reply("k", 0.25, "second"), reserved_call("k", "other"))
     found = await store.find_response("k")
     assert found is not None
     assert found.chunks == ("first",)
@@ -132,7 +134,7 @@ async def test_an_unreadable_reply_is_a_miss_and_is_replaced(store: SQLiteRunSto
     """A reply that no longer validates is not found, and the next one under its key takes its place."""
     await pay(store, "k")
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE replies SET reply = '{\"key\": 1}'")
+        other.execute("UPDATE responses SET response = '{\"key\": 1}'")
     other.close()
     assert await store.find_response("k") is None
     await pay(store, "k")
@@ -147,7 +149,7 @@ async def test_spend_is_summed_by_role_and_purpose(store: SQLiteRunStore) -> Non
         ("c", "target", "rollout", None),
         ("d", "optimizer", "merge", None),
     ]:
-        booked = intent(key, role=role, purpose=purpose)
+        booked = reserved_call(key, role=role, purpose=purpose)
         await store.reserve(booked)
         await store.store_response(reply(key, usd), booked)
     usage = Usage(calls=3, input_tokens=30, cached_tokens=9, output_tokens=6, usd=0.1 + 0.2)
@@ -165,7 +167,7 @@ def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed
     SCHEMA.apply(tables)
     for run_id in ("one", "two"):
         for price in prices:
-            _settle(tables, intent("k", run_id), Usage(calls=1, usd=price))
+            _settle(tables, reserved_call("k", run_id), Usage(calls=1, usd=price))
         random.Random(seed).shuffle(prices)
     one, two = _sum_spend(tables, "one"), _sum_spend(tables, "two")
     tables.close()
@@ -174,11 +176,11 @@ def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed
 
 async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRunStore) -> None:
     """A later success does not erase the reopened run's open calls, and settles those of other runs."""
-    await store.reserve(intent("k"))
-    await store.reserve(intent("k", "other"))
+    await store.reserve(reserved_call("k"))
+    await store.reserve(reserved_call("k", "other"))
     await store.open_run("r", IDENTITY, {})
     for run_id, unsettled in (("r", 1), ("other", 0)):
-        await store.store_response(reply("k"), intent("k", run_id))
+        await store.store_response(reply("k"), reserved_call("k", run_id))
         (spend,) = await store.spend(run_id)
         assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
 
@@ -198,7 +200,7 @@ async def test_faults_add_up_over_starts(path: Path) -> None:
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
     """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
     worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)
-    calls = [intent(key).model_copy(update={"worst_case": worst}) for key in ("a", "b", "c", "d")]
+    calls = [reserved_call(key).model_copy(update={"worst_case": worst}) for key in ("a", "b", "c", "d")]
     for call in calls:
         await store.reserve(call)
     await store.settle(calls[0], Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03))
@@ -214,9 +216,9 @@ async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLite
 
 async def test_a_reply_settles_one_intent_only(store: SQLiteRunStore) -> None:
     """Of two intents under one key an answer closes one; the other stays open and is booked later."""
-    await store.reserve(intent("k"))
-    await store.reserve(intent("k"))
-    await store.store_response(reply("k"), intent("k"))
+    await store.reserve(reserved_call("k"))
+    await store.reserve(reserved_call("k"))
+    await store.store_response(reply("k"), reserved_call("k"))
     await store.open_run("r", IDENTITY, {})
     (spend,) = await store.spend("r")
     assert (spend.unsettled, spend.usage.calls) == (1, 1)
@@ -224,8 +226,8 @@ async def test_a_reply_settles_one_intent_only(store: SQLiteRunStore) -> None:
 
 async def test_a_dropped_intent_leaves_no_trace(store: SQLiteRunStore) -> None:
     """A call that is known to have cost nothing is neither settled nor unsettled."""
-    await store.reserve(intent("k"))
-    await store.release(intent("k"))
+    await store.reserve(reserved_call("k"))
+    await store.release(reserved_call("k"))
     await store.open_run("r", IDENTITY, {})
     assert await store.spend("r") == ()
 
@@ -271,8 +273,8 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
     Left behind without its write-ahead log, a database is whole, older and silent; nothing is written to it.
     """
     path, log = tmp_path / "run.db", tmp_path / "run.db-wal"
-    with lock_run(tmp_path) as lease:
-        async with open_store(path, lease=lease) as store:
+    with lock_run(tmp_path) as lock:
+        async with open_store(path, run_lock=lock) as store:
             assert await store.open_run("r", IDENTITY, None) is None
             await store.commit("r", None, initial(), [FIRST])
             older, parts = path.read_bytes(), log.read_bytes()
@@ -281,16 +283,16 @@ async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
         for left, part in ((older, parts), (older, b""), (b"", b"")):
             path.write_bytes(left)
             log.write_bytes(part)
-            with pytest.raises(StoreError, match=r"holds \d commits of run r, which made 2: .*run.db-wal"):
-                async with open_store(path, lease=lease):
+            with pytest.raises(StoreError, match=r"has \d of the 2 commits of run r: .*run.db-wal"):
+                async with open_store(path, run_lock=lock):
                     pass
             assert path.read_bytes() == left
         path.write_bytes(newer[0])
         log.write_bytes(newer[1])
-        async with open_store(path, lease=lease) as store:
+        async with open_store(path, run_lock=lock) as store:
             assert await store.open_run("r", IDENTITY, None) == after(1, SECOND)
         path.unlink()
-        async with open_store(path, lease=lease) as store:
+        async with open_store(path, run_lock=lock) as store:
             assert await store.open_run("r", IDENTITY, None) is None
 
 
@@ -316,13 +318,13 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> N
 
 async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:
     """A start under another identity leaves config, status and open calls as they were."""
-    await store.reserve(intent("k"))
+    await store.reserve(reserved_call("k"))
     await store.finish("r", "budget", "spent", "{}")
     with pytest.raises(RunConflict):
         await store.open_run("r", {}, {"changed": True})
     (row,) = await store.runs()
     assert (row.config, row.status) == ({"seed": 42}, "budget")
-    await store.store_response(reply("k"), intent("k"))
+    await store.store_response(reply("k"), reserved_call("k"))
     (spend,) = await store.spend("r")
     assert spend.unsettled == 0
 
@@ -337,9 +339,9 @@ async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
     await store.commit("r", None, initial(), [FIRST])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) is there already"):
+    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) exists"):
         await store.commit("r", record(1, "another"), after(1, SECOND), [])
-    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) is there already"):
+    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) exists"):
         await store.commit("r", None, after(0, SECOND), [])
     assert await store.records("r") == (record(1),)
 
@@ -350,13 +352,13 @@ async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
     with pytest.raises(StoreError, match="not stored"):
         await store.commit("r", record(1), after(1, SECOND), [extra])
     assert await store.records("r") == ()
-    with pytest.raises(StoreError, match="holds no skill"):
+    with pytest.raises(StoreError, match="has no skill"):
         await store.skill(extra.hash)
 
 
 async def test_record_and_state_must_agree(store: SQLiteRunStore) -> None:
     """A record of one step with the state of another is refused."""
-    with pytest.raises(StoreError, match="record of step 2 came with a state of 1"):
+    with pytest.raises(StoreError, match="record is of step 2 and the state of step 1"):
         await store.commit("r", record(2), after(1, SECOND), [SECOND])
 
 
@@ -388,14 +390,14 @@ async def test_events_are_stored_once_and_in_order(store: SQLiteRunStore, path: 
 async def test_the_first_note_stands(store: SQLiteRunStore) -> None:
     """A journal keeps the first value under (step, label), apart for each run."""
     journal = store.decision_log("r")
-    assert await journal.recall(1, "merge") is None
-    await journal.note(1, "merge", {"fallback": ["a", None, 0.1]})
-    await journal.note(1, "merge", "another")
-    await journal.note(2, "merge", False)
+    assert await journal.get(1, "merge") is None
+    await journal.put(1, "merge", {"fallback": ["a", None, 0.1]})
+    await journal.put(1, "merge", "another")
+    await journal.put(2, "merge", False)
     await store.open_run("other", {}, {})
-    assert await journal.recall(1, "merge") == {"fallback": ["a", None, 0.1]}
-    assert await journal.recall(2, "merge") is False
-    assert await store.decision_log("other").recall(1, "merge") is None
+    assert await journal.get(1, "merge") == {"fallback": ["a", None, 0.1]}
+    assert await journal.get(2, "merge") is False
+    assert await store.decision_log("other").get(1, "merge") is None
 
 
 async def test_the_time_and_the_end_of_a_run(store: SQLiteRunStore) -> None:
@@ -434,5 +436,5 @@ async def test_the_store_is_a_run_store(store: SQLiteRunStore) -> None:
     """The store has every method of the port."""
     port: RunStore = store
     names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
-    assert {"find_reply", "find_rollouts", "open_run", "finish"} <= names
+    assert {"find_response", "find_rollouts", "open_run", "finish"} <= names
     assert all(hasattr(port, name) for name in names)
