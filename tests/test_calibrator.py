@@ -30,7 +30,7 @@ from reflact.calibration.events import (
     CalibratorStopped,
     PairBatchTested,
     PairsGenerated,
-    TestPostponed,
+    BatchTestPostponed,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
@@ -208,7 +208,7 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
 
     virtual_time.run(main)
     made = sum(event.n_pairs for event in told if isinstance(event, PairsGenerated))
-    tried = [event.n_pairs for event in told if isinstance(event, TestPostponed)]
+    tried = [event.n_pairs for event in told if isinstance(event, BatchTestPostponed)]
     assert made >= 12
     assert len(tried) >= 2
     assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
@@ -308,7 +308,7 @@ async def test_what_happens_is_told(tmp_path: Path) -> None:
             calibrator.submit(recorded(name))
         await calibrator.wait_until_idle()
         assert [type(one) for one in told][:2] == [TraceAccepted, PairsGenerated]
-        assert [one.n_traces for one in told if isinstance(one, TestPostponed)] == [0]
+        assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [0]
         for name in names("hold_out", 20):
             calibrator.submit(recorded(name))
         await calibrator.wait_until_idle()

@@ -28,7 +28,7 @@ from reflact.calibration.events import (
     CalibrationFinished,
     CalibratorStopped,
     PairBatchTested,
-    TestPostponed,
+    BatchTestPostponed,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
@@ -317,7 +317,7 @@ class Calibrator:
     def _emit_test(self, result: PromotionEvidence | NotEnoughTraces, pairs: int, use: ReplayTestUse) -> None:
         if isinstance(result, NotEnoughTraces):
             self._emit(
-                TestPostponed(
+                BatchTestPostponed(
                     n_pairs=pairs,
                     n_traces=result.n_traces,
                     n_needed_traces=result.n_needed,

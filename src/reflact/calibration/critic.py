@@ -42,7 +42,7 @@ DEFAULT_CRITIC_SETTINGS = CriticSettings()
 
 
 class CriticReply(ReplyModel):
-    """What the critic is asked to fill in; ``phi`` is the short name of progress in prompts and replies."""
+    """What the critic is asked to fill in."""
 
     model_config = ConfigDict(validate_by_name=True)
 

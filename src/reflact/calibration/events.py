@@ -121,7 +121,7 @@ class PairBatchTested(ShortReprModel):
     usage: Usage = Usage()
 
 
-class TestPostponed(ShortReprModel):
+class BatchTestPostponed(ShortReprModel):
     """A batch waits: there are too few held-out traces to decide on it."""
 
     kind: Literal["not_tested"] = "not_tested"
@@ -157,7 +157,7 @@ CalibrationEvent = Annotated[
     | TraceSkipped
     | PairsGenerated
     | PairBatchTested
-    | TestPostponed
+    | BatchTestPostponed
     | TraceFailed
     | CalibratorStopped,
     Field(discriminator="kind"),

@@ -281,7 +281,7 @@ class PairGenerator:
         about: JsonValue = {
             "purpose": self._purpose,
             "transition": event.transition.json_object,
-            "right": right.model_dump(mode="json"),
+            "right": right.hashed_fields,
             "mistake": choice.mistake.model_dump(mode="json"),
             "reach": choice.reach.model_dump(mode="json"),
             "round": self._round_plan.number,

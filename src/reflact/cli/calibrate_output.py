@@ -318,7 +318,7 @@ class CalibrationLines:
                 line = self._format_pairs(event)
             case events.PairBatchTested():
                 line = f"test      {describe_test(event.evidence)}{_format_usage(event.usage)}"
-            case events.TestPostponed():
+            case events.BatchTestPostponed():
                 line = f"no test   of {event.n_pairs} pairs: {event.explanation}{_format_usage(event.usage)}"
         return line
 
