@@ -92,7 +92,7 @@ def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], *, contrary: bo
         return {
             "mistake": sample_kind(prompt),
             "reasoning": "The message sounds certain.",
-            "progress_after": round((low + high) / 2, 2),
+            "phi_after": round((low + high) / 2, 2),
             "why": "A message is not an effect.",
         }
     assert issubclass(reply_type, PurposeReply)
@@ -113,8 +113,8 @@ def criticised(content: str, *, contrary: bool = False) -> ScriptedAnswer:
     return {
         "reasoning": "The agent says that all is finished." if extra else f"{after} invoices are filed now.",
         "evidence": ["filed"],
-        "progress_before": phi(before),
-        "progress_after": min(10.0, phi(after) + extra),
+        "phi_before": phi(before),
+        "phi_after": min(10.0, phi(after) + extra),
         "confidence": 0.9,
     }
 

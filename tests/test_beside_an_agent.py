@@ -102,7 +102,7 @@ def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> 
 
     async def wear_out() -> None:
         while not is_level_used_up(20, len(memory.booked)):
-            await memory.open_test([], held_out="given", traces=[one.recording for one in held])
+            await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held])
 
     anyio.run(wear_out)
     made = len(memory.booked)

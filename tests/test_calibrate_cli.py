@@ -42,8 +42,8 @@ models:
   critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
            call_id_header: x-sample}}
 calibrator:
-  contrast: {{judges: 0, per_event: 1}}
-  curriculum: {{rounds: 1}}
+  contrast: {{n_judges: 0, candidates_per_event: 1}}
+  curriculum: {{max_rounds: 1}}
 """
 
 
@@ -189,7 +189,7 @@ def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -
     [
         (["models.critic.model=''"], "models.critic.model is required"),
         (["traces=nowhere"], "is not a folder of traces"),
-        (["calibrator.slice=3"], "did you mean slices?"),
+        (["calibrator.holdout_fold=3"], "did you mean holdout_folds?"),
         (["budget.max_tokens=100"], "budget.max_tokens needs models.critic.max_tokens"),
         (["traces=null"], "the memory holds no trace"),
     ],

@@ -30,7 +30,7 @@ async def test_nothing_is_asked_made_or_tested_while_nothing_has_changed() -> No
     estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     second = await calibrator.calibrate(learn, heldout=held_out)
     assert (estimate.is_finished, estimate.n_earlier_tests) == (True, first.n_tests)
-    assert second == first.model_copy(update={"earlier": True})
+    assert second == first.model_copy(update={"is_earlier_result": True})
     assert (len(llm.calls), len(memory.stored), len(memory.booked)) == (calls, pairs, first.n_tests)
 
 

@@ -81,7 +81,7 @@ async def calibrated(
 async def test_a_mute_judge_ends_it_with_the_last_reason() -> None:
     """Ten comparisons without a valid reply are enough; but for what waits already no more is asked."""
     llm = muted(judging)
-    with pytest.raises(RunFailed, match=r"any of the first 10 comparisons.*neither.*contrast\.judges: 0"):
+    with pytest.raises(RunFailed, match=r"any of the first 10 comparisons.*neither.*contrast\.n_judges: 0"):
         await calibrated(llm, settings(judges=3), learn=2 * FAIL_FAST_CALLS)
     assert FAIL_FAST_CALLS <= len(asked(llm, judging)) < 4 * FAIL_FAST_CALLS
 

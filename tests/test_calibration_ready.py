@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 def settings(**contrast: object) -> CalibratorSettings:
     """Return settings without judges."""
-    return CalibratorSettings(contrast=PairSettings.model_validate({"judges": 0, "per_event": 1, **contrast}))
+    return CalibratorSettings(contrast=PairSettings.model_validate({"n_judges": 0, "candidates_per_event": 1, **contrast}))
 
 
 def still(name: str) -> Trace:
@@ -69,7 +69,7 @@ async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up(
     """If 20 traces cannot reach the level of the next test, nothing is asked; fresh ones can."""
     memory, held_out = ListMemory(), traces("h", 20)
     while not is_level_used_up(20, len(memory.booked)):
-        await memory.open_test([], held_out="given", traces=[one.recording for one in held_out])
+        await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held_out])
     llm = flattered()
     calibrator = Calibrator(llm, memory, settings=settings())
     with pytest.raises(DataError, match=r"of the 20 held-out traces is used up: 126 batches .* fresh traces"):

@@ -34,8 +34,8 @@ models:
            call_id_header: x-sample}}
 calibrator:
   concurrency: {places}
-  contrast: {{judges: 0, per_event: 2}}
-  curriculum: {{rounds: 3, patience: 3}}
+  contrast: {{n_judges: 0, candidates_per_event: 2}}
+  curriculum: {{max_rounds: 3, patience: 3}}
 """
 
 

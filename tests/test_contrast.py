@@ -158,12 +158,12 @@ async def test_another_purpose_needs_samples_that_bear_it_out() -> None:
     """Under another purpose samples say what is right; where they agree with the score there is no pair."""
     plan = round_of("inflated_score")
     others = ["Draw three figures.", PURPOSE.upper()]
-    low = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)), others=others)
+    low = await made(event(), plan=plan, critic=PlainCritic((0, 0.5)), other_purposes=others)
     found = [pair for pair in low.pairs if pair.construction == "other_purpose"]
     assert [(pair.purpose, pair.label_source, pair.right.progress_after) for pair in found] == [
         (others[0], "agreement", 0.5)
     ]
-    high = await made(event(), plan=plan, critic=PlainCritic((2, 6)), others=others)
+    high = await made(event(), plan=plan, critic=PlainCritic((2, 6)), other_purposes=others)
     assert [drop.reason for drop in high.dropped] == ["not_confirmed"]
 
 
@@ -205,7 +205,7 @@ async def test_a_second_round_makes_nothing_again() -> None:
     """Known pairs are passed over before they are paid for; other constructions take their places."""
     first = await made()
     known = {pair.id for pair in first.pairs}
-    second = await made(known=known, plan=round_of(number=2))
+    second = await made(known_pair_ids=known, plan=round_of(number=2))
     assert not known & {pair.id for pair in second.pairs}
     assert {pair.construction for pair in second.pairs} >= {"asked", "evidence_withdrawn"}
 
@@ -215,7 +215,7 @@ async def test_a_reply_that_gives_a_known_pair_is_a_drop() -> None:
     plan = round_of("credit_for_intention")
     still = event(after=2, changed=False)
     first = await made(still, plan=plan)
-    again = await made(still, plan=plan, known={pair.id for pair in first.pairs})
+    again = await made(still, plan=plan, known_pair_ids={pair.id for pair in first.pairs})
     assert again.pairs == ()
     assert {drop.reason for drop in again.dropped} == {"known"}
 
@@ -232,7 +232,7 @@ async def test_equal_replies_are_one_pair() -> None:
     """A model that writes the same twice gives one pair and one drop."""
 
     def same(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-        return {"mistake": "inflated_score", "reasoning": "Great.", "progress_after": 9, "why": "Not so."}
+        return {"mistake": "inflated_score", "reasoning": "Great.", "phi_after": 9, "why": "Not so."}
 
     result = await made(event(), plan=round_of("inflated_score"), write=same)
     assert (len(result.pairs), [d.reason for d in result.dropped]) == (1, ["duplicate"] * 3)
@@ -292,7 +292,7 @@ async def test_the_order_of_replies_changes_nothing() -> None:
                 write=late(mistaken),
                 judge=late(KnowingJudge()),
                 settings=ContrastSettings(n_judges=2),
-                report=report,
+                on_result=report,
             )
         ) as stream:
             told += [one async for one in stream]

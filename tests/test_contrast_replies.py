@@ -19,7 +19,7 @@ RIGHT = "Two of the three chapters are there."
 GOOD = {
     "mistake": "inflated_score",
     "reasoning": "The report is as good as done.",
-    "progress_after": 9,
+    "phi_after": 9,
     "why": "A chapter is missing.",
 }
 """A valid mistake beside the right score of 6; the room is 7 to 10."""
@@ -32,15 +32,15 @@ def text(**changed: Any) -> str:
 
 BAD: dict[str, tuple[str | None, str]] = {
     "missing field": (json.dumps({k: v for k, v in GOOD.items() if k != "why"}), "why: Field required"),
-    "not a number": (text(progress_after=float("nan")), "phi_after"),
-    "infinite": (text(progress_after=float("inf")), "phi_after"),
-    "above the scale": (text(progress_after=42), "less than or equal to 10"),
-    "below the scale": (text(progress_after=-7), "greater than or equal to 0"),
-    "equal to what is right": (text(progress_after=6), "phi_after must be from 7 to 10"),
-    "nearer than the margin": (text(progress_after=6.9), "phi_after must be from 7 to 10"),
-    "the other direction": (text(progress_after=1), "phi_after must be from 7 to 10"),
-    "a score in words": (text(progress_after="9/10"), "phi_after"),
-    "no score": (text(progress_after=None), "phi_after"),
+    "not a number": (text(phi_after=float("nan")), "phi_after"),
+    "infinite": (text(phi_after=float("inf")), "phi_after"),
+    "above the scale": (text(phi_after=42), "less than or equal to 10"),
+    "below the scale": (text(phi_after=-7), "greater than or equal to 0"),
+    "equal to what is right": (text(phi_after=6), "phi_after must be from 7 to 10"),
+    "nearer than the margin": (text(phi_after=6.9), "phi_after must be from 7 to 10"),
+    "the other direction": (text(phi_after=1), "phi_after must be from 7 to 10"),
+    "a score in words": (text(phi_after="9/10"), "phi_after"),
+    "no score": (text(phi_after=None), "phi_after"),
     "no reasoning": (text(reasoning=""), "reasoning"),
     "blank reasoning": (text(reasoning=" .\n"), "must hold words"),
     "reasoning that is null": (text(reasoning=None), "reasoning"),

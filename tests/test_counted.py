@@ -85,14 +85,14 @@ async def test_a_question_that_is_cancelled_is_left_to_the_books_of_the_models_s
 def test_later_books_say_what_came_since() -> None:
     """What is booked between two looks is the difference, by role and purpose."""
     books = UsageLedger()
-    books.add(booked(ONE, questions=2, refused=1))
+    books.add(booked(ONE, n_questions=2, n_invalid=1))
     earlier = books.entries
     assert books.entries_since(earlier) == ()
-    books.add(booked(ONE, questions=1, unanswered=1))
+    books.add(booked(ONE, n_questions=1, n_unanswered=1))
     books.add(PurposeUsage(role="critic", purpose="score", n_questions=1, usage=ONE))
     assert books.entries_since(earlier) == (
         PurposeUsage(role="critic", purpose="score", n_questions=1, usage=ONE),
-        booked(ONE, questions=1, unanswered=1),
+        booked(ONE, n_questions=1, n_unanswered=1),
     )
     assert books.entries_since(()) == books.entries
     assert sum_usage(books.entries) == ONE + ONE + ONE

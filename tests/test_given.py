@@ -46,7 +46,7 @@ def huge(text: str) -> Transition:
         (lambda: Trace("p").record("text"), "what is recorded is a str; give a Transition("),  # type: ignore[arg-type]
         (lambda: Trace("p").record(STEP, 0.5), "the score of a step is a float; give what"),  # type: ignore[arg-type]
         (lambda: Trace("p").record(STEP, Label(progress_after=1, source="human")), "record(step, gold=...)"),  # type: ignore[arg-type]
-        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Gold("),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Label("),  # type: ignore[arg-type]
         (lambda: Trace("p", id="t").record(huge("n")), "step 0 of trace t cannot be written: "),
     ],
 )
@@ -167,18 +167,18 @@ def configured(folder: Path, **more: JsonValue) -> Path:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"judges": 3}, "unknown key judges; did you mean calibrator.contrast.judges?"),
-        ({"calibrator": {"judges": 3}}, "did you mean calibrator.contrast.judges?"),
+        ({"n_judges": 3}, "unknown key n_judges; did you mean calibrator.contrast.n_judges?"),
+        ({"calibrator": {"n_judges": 3}}, "did you mean calibrator.contrast.n_judges?"),
         (
             {"calibrator": {"contrast": {"judge": 3}}},
-            "unknown key calibrator.contrast.judge; did you mean judges?",
+            "unknown key calibrator.contrast.judge; did you mean n_judges?",
         ),
         ({"trace": "traces"}, "unknown key trace; did you mean traces?"),
         ({"budgets": {"max_calls": 3}}, "unknown key budgets; did you mean budget?"),
         ({"max_calls": 3}, "unknown key max_calls; did you mean budget.max_calls?"),
         (
-            {"calibrator": {"slices": 1}},
-            "calibrator.slices: Input should be greater than or equal to 2 (got 1)",
+            {"calibrator": {"holdout_folds": 1}},
+            "calibrator.holdout_folds: Input should be greater than or equal to 2 (got 1)",
         ),
     ],
 )

@@ -138,8 +138,8 @@ def flattered(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Cal
     return {
         "reasoning": f"{after} are sorted.",
         "evidence": ["are sorted"],
-        "progress_before": before,
-        "progress_after": 9 if believes else after,
+        "phi_before": before,
+        "phi_after": 9 if believes else after,
         "confidence": 0.9,
     }
 

@@ -210,6 +210,6 @@ def test_the_same_traces_test_until_their_error_probability_is_used_up() -> None
 def test_measuring_again_leaves_traces_fresh() -> None:
     """A test that can only take back does not count."""
     traces = [trace(name) for name in NAMES]
-    again = a_test(traces, "given").model_copy(update={"use": "demote"})
+    again = a_test(traces, "given").model_copy(update={"kind": "demote"})
     assert list_tested_marks([again]) == frozenset()
     assert list_tested_marks([a_test(traces[:1], "given")]) == {traces[0].recording.fingerprint}

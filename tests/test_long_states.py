@@ -102,7 +102,8 @@ def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
 
     def id_of(pair: ContrastPair) -> str:
         names = {"purpose", "transition", "right", "wrong", "mistake", "scope"}
-        return digest_json(pair.model_dump(mode="json", include=names))
+        fields = pair.model_dump(mode="json", include=names)
+        return digest_json(fields | {side: getattr(pair, side).hashed_fields for side in ("right", "wrong")})
 
     pair, other = make_pair(), longer(event(), 3).transition
     assert pair.id == id_of(pair)

@@ -45,7 +45,7 @@ def side(*said: float, traces: int = TRACES) -> list[ScoredStep]:
 
 def decided(without: list[ScoredStep], with_: list[ScoredStep], **options: object) -> ReplayTestResult:
     """Return the outcome of a test that has enough traces."""
-    found = decide_replay_test(without, with_, **{"before": 0, **options})  # type: ignore[arg-type]
+    found = decide_replay_test(without, with_, **{"n_earlier_tests": 0, **options})  # type: ignore[arg-type]
     assert isinstance(found, ReplayTestResult)
     return found
 
@@ -127,7 +127,7 @@ def test_a_later_batch_needs_more() -> None:
     signs = make_rng(1, "later")
     with_ = [step(t, 0, 4, 5 if signs.random() < 0.85 else 9) for t in range(TRACES)]
     assert decided(side(7), with_).outcome == "better"
-    assert decided(side(7), with_, before=999).outcome == "not_shown"
+    assert decided(side(7), with_, n_earlier_tests=999).outcome == "not_shown"
 
 
 def test_a_step_without_a_score_stays_in_the_test() -> None:

@@ -210,8 +210,8 @@ def counted(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallI
     return {
         "reasoning": f"{after} are sorted.",
         "evidence": ["are sorted"],
-        "progress_before": before,
-        "progress_after": after,
+        "phi_before": before,
+        "phi_after": after,
         "confidence": 0.9,
     }
 

@@ -330,20 +330,20 @@ class Calibrator:
 
     def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
         if offered.dropped_element is not None:
-            self._add_counts(dropped=1)
+            self._add_counts(n_dropped=1)
             self._emit(TraceSkipped(trace_id=offered.dropped_element.id, reason="dropped"))
         if not offered.is_queued:
             return self._record_skipped(trace, "stopped" if self._stopped else "full")
-        self._add_counts(taken=1)
+        self._add_counts(n_accepted=1)
         return True
 
     def _record_skipped(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
-        self._add_counts(rejected=1)
+        self._add_counts(n_rejected=1)
         self._emit(TraceSkipped(trace_id=trace.id, reason=reason))
         return False
 
     def _record_failure(self, trace: Trace, error: Exception) -> None:
-        self._add_counts(failed=1)
+        self._add_counts(n_failed=1)
         self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
 
     def _stop(self, reason: str) -> None:

@@ -252,7 +252,7 @@ class FailFastJudge:
                     f"the judge gave no valid reply to any of the first {FAIL_FAST_CALLS} comparisons, without which "
                     "none of their pairs is kept, so nothing more is asked; the last reply was refused: "
                     f"{error}. Look at the model (models.critic.model), at `mode` and at `max_tokens`, or do "
-                    "without comparisons (contrast.judges: 0); what was paid for is stored"
+                    "without comparisons (contrast.n_judges: 0); what was paid for is stored"
                 ) from error
             raise
         self._has_replied = True

@@ -326,7 +326,7 @@ def find_missing(
     return (
         f"{words}one slice of {slices} tests, and of {_count_traces_text(len(traces))} {usable} have gold and were not "
         f"learned from; label or record about {missing * slices} more with gold, set a smaller "
-        f"calibrator.slices, or name {MIN_TRACES} traces that are to be held out as `heldout`"
+        f"calibrator.holdout_folds, or name {MIN_TRACES} traces that are to be held out as `heldout`"
     )
 
 

@@ -84,7 +84,7 @@ async def generate_contrast_pairs(
         BudgetSpent: The budget has no room for a call.
     """
     if settings.n_judges and judge is None:
-        raise ConfigError("contrast.judges asks for comparisons; pass a judge, or set it to 0")
+        raise ConfigError("contrast.n_judges asks for comparisons; pass a judge, or set it to 0")
     maker = PairGenerator(
         purpose,
         trace_id,

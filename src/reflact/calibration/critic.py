@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.cache import ResultCache
@@ -44,21 +44,16 @@ DEFAULT_CRITIC_SETTINGS = CriticSettings()
 class CriticReply(ReplyModel):
     """What the critic is asked to fill in."""
 
-    model_config = ConfigDict(validate_by_name=True)
-
     reasoning: str = Field(
         max_length=2000, description="What the purpose asks for, and what of it the state after shows."
     )
     evidence: tuple[str, ...] = Field(
         max_length=20, description="Texts copied from the state after or from the change."
     )
-    progress_before: Progress = Field(
-        alias="phi_before", description="How much of the purpose the state before fulfils, from 0 to 10."
+    phi_before: Progress = Field(
+        description="How much of the purpose the state before fulfils, from 0 to 10."
     )
-    progress_after: Progress = Field(
-        alias="phi_after",
-        description="How much of the purpose the state after fulfils, from 0 to 10.",
-    )
+    phi_after: Progress = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
     confidence: Share = Field(description="How likely the numbers are right, from 0 to 1.")
 
     @field_validator("reasoning")
@@ -72,8 +67,8 @@ class CriticReply(ReplyModel):
     def evaluation(self) -> Evaluation:
         """The reply as a value of its own."""
         return Evaluation(
-            progress_before=self.progress_before,
-            progress_after=self.progress_after,
+            progress_before=self.phi_before,
+            progress_after=self.phi_after,
             reasoning=self.reasoning,
             evidence=tuple(self.evidence),
             confidence=self.confidence,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.perturbations import (
     DISTANCE_TOLERANCE,
@@ -79,14 +79,13 @@ class ProgressRange(FrozenModel):
 class MistakenReply(ReplyModel):
     """An evaluation that makes a mistake."""
 
-    model_config = ConfigDict(validate_by_name=True)
     version: ClassVar[int] = 1
     mistake: str = Field(description="The kind of mistake that the evaluation makes.")
     reasoning: str = Field(
         min_length=1, max_length=600, description="How the mistaken judge argues, in two or three sentences."
     )
-    progress_after: float = Field(
-        alias="phi_after", ge=0, le=10, description="The mistaken score of the state after the action."
+    phi_after: float = Field(
+        ge=0, le=10, description="The mistaken score of the state after the action."
     )
     why: str = Field(min_length=1, max_length=300, description="What is wrong about it, in one sentence.")
 
@@ -148,9 +147,9 @@ def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[Mis
     """Return the check of a mistaken evaluation: its number lies within reach, its words are its own."""
 
     def check(reply: MistakenReply) -> None:
-        if not reach.low - DISTANCE_TOLERANCE <= reply.progress_after <= reach.high + DISTANCE_TOLERANCE:
+        if not reach.low - DISTANCE_TOLERANCE <= reply.phi_after <= reach.high + DISTANCE_TOLERANCE:
             raise ValueError(
-                f"phi_after must be from {reach.low:g} to {reach.high:g}, not {reply.progress_after:g}"
+                f"phi_after must be from {reach.low:g} to {reach.high:g}, not {reply.phi_after:g}"
             )
         if not keep_letters_and_digits(reply.reasoning) or not keep_letters_and_digits(reply.why):
             raise ValueError("reasoning and why must hold words")

@@ -255,7 +255,7 @@ class PairGenerator:
         check = make_mistake_check(right, choice.reach)
         said = (await self._llm.ask(prompt, mistake_reply_type(kind), call_id=place, check=check)).value
         wrong = right.model_copy(
-            update={"progress_after": said.progress_after, "reasoning": said.reasoning, "evidence": ()}
+            update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
         )
         return PairCandidate(
             construction="asked",
