@@ -8,9 +8,9 @@ from typing import Literal
 
 from reflact.calibration.splits import list_labeled_events
 from reflact.calibration.trace import Trace
+from reflact.memory import protocols
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import CardStatus, ContrastPair, PromotionEvidence, Scope, ScoreEvent
-from reflact.memory import protocols
 from reflact.memory.protocols import (
     BatchTest,
     StoredCalibration,

@@ -9,12 +9,12 @@ from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, HoldoutBy, PairSettings
-from reflact.calibration.events import CalibrationEvent, BatchTestPostponed, TraceAccepted
+from reflact.calibration.events import BatchTestPostponed, CalibrationEvent, TraceAccepted
 from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
-from reflact.memory.models import Evaluation
 from reflact.memory import protocols
+from reflact.memory.models import Evaluation
 from reflact.memory.protocols import StoredTrace
 
 BY_TRACE = HoldoutRule(4, "trace")

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.anyio
 
 def settings(**contrast: object) -> CalibratorSettings:
     """Return settings without judges."""
-    return CalibratorSettings(contrast=PairSettings.model_validate({"n_judges": 0, "candidates_per_event": 1, **contrast}))
+    return CalibratorSettings(
+        contrast=PairSettings.model_validate({"n_judges": 0, "candidates_per_event": 1, **contrast})
+    )
 
 
 def still(name: str) -> Trace:

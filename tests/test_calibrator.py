@@ -26,11 +26,11 @@ from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
+    BatchTestPostponed,
     CalibrationEvent,
     CalibratorStopped,
     PairBatchTested,
     PairsGenerated,
-    BatchTestPostponed,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,

@@ -70,7 +70,7 @@ def bad(kind: str) -> httpx.Response:
 def step() -> ScoreEvent:
     """Return a step of which only a model can make an inflated score."""
     gold = Label(progress_before=2, progress_after=6, source="human", reasoning=RIGHT)
-    return event().model_copy(update={"gold": gold})
+    return event().model_copy(update={"label": gold})
 
 
 async def made(endpoint: Endpoint, *, each: int = 1, store: Any = None) -> GenerationResult:

@@ -18,7 +18,7 @@ from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
 from reflact.calibration.rendering import estimate_tokens
 from reflact.config.critic import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
-from reflact.memory.models import Action, Evaluation, Scope, Transition
+from reflact.memory.models import Action, Scope, Transition
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -179,9 +179,7 @@ async def test_equal_questions_are_asked_once() -> None:
 
 async def test_equal_states_under_two_purposes_are_independent() -> None:
     """What was said for one purpose is never said for another."""
-    llm = ScriptedLLM(
-        lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2)
-    )
+    llm = ScriptedLLM(lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2))
     critic = Critic(llm)
     assert (await critic.score(PAID, purpose="Pay.")).evaluation.progress_after == 9
     assert (await critic.score(PAID, purpose="Ship.")).evaluation.progress_after == 2

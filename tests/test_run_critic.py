@@ -414,7 +414,7 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
         Trainer(limited, target=ToyTarget())
     environment, critic = NOTES
     notes = CriticAnnotator(Critic(ScriptedLLM(lambda *_: "")).pin_to(()))
-    with pytest.raises(ConfigError, match=r"critic\.notes is on, and an annotator is passed"):
+    with pytest.raises(ConfigError, match=r"critic\.annotate is on, and an annotator is passed"):
         Trainer(configured(world, URL, environment=environment, critic=critic), annotate=notes)
 
 
@@ -458,7 +458,9 @@ def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str,
     """A dry run has a row for them that holds what the run then takes, and writes nothing."""
     environment, critic = part
     with playing() as (model, url):
-        path = configured(world, url, environment=environment, critic={**critic, "max_anchors": 2, "n_samples": 2})
+        path = configured(
+            world, url, environment=environment, critic={**critic, "max_anchors": 2, "n_samples": 2}
+        )
         shown = reflact("train", path, "--dry-run")
         assert shown.exit_code == 0, shown.output
         assert not (world.parent / "run").exists()

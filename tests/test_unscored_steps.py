@@ -14,7 +14,6 @@ from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
 from reflact import Calibrator, Trace
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.meta_judge import judge_evaluations
 from reflact.calibration.mistakes import GenerationResult
 from reflact.calibration.perturbations import DistanceBand, build_candidates, find_reference
 from reflact.errors import DataError
@@ -136,23 +135,6 @@ async def test_without_gold_samples_that_agree_make_pairs() -> None:
     result = await made(unscored(gold=False), critic=PlainCritic((2, 6)))
     assert {pair.label_source for pair in result.pairs} == {"agreement"}
     assert [drop.reason for drop in (await made(unscored(gold=False))).dropped] == ["unverified"] * 4
-
-
-async def test_there_is_nothing_to_judge_where_nobody_evaluated() -> None:
-    """The judge of evaluations is asked about those that there are, and about nothing else."""
-    asked: list[Transition] = []
-
-    def middling(*call: object) -> JsonValue:
-        asked.append(event().transition)
-        points = dict.fromkeys(("accuracy", "evidence", "consistency", "calibration", "usefulness"), 5)
-        return {**points, "feedback": "Middling."}
-
-    judge, critic = ScriptedLLM(middling, identity="judge"), ScriptedLLM(middling, identity="critic")
-    found = await judge_evaluations(
-        [unscored(0), event(1)], purpose=PURPOSE, trace_id="t", judge=judge, critic=critic
-    )
-    assert [one.step for one in found] == [1]
-    assert len(asked) == 1
 
 
 # ------------------------------------------------------------------------------------------- purpose

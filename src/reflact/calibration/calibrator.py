@@ -23,12 +23,12 @@ from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSe
 from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
+    BatchTestPostponed,
     CalibrationEvent,
     CalibrationEventCallback,
     CalibrationFinished,
     CalibratorStopped,
     PairBatchTested,
-    BatchTestPostponed,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,

@@ -145,7 +145,7 @@ class CriticGrader:
         }
 
     @property
-    def critic_description(self) -> CriticDescription:
+    def scored_by(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
         return self._critic_description
 
@@ -301,7 +301,7 @@ class CriticAnnotator:
         return self._identity
 
     @property
-    def critic_description(self) -> CriticDescription:
+    def scored_by(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
         return self._critic_description
 

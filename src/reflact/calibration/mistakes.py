@@ -84,9 +84,7 @@ class MistakenReply(ReplyModel):
     reasoning: str = Field(
         min_length=1, max_length=600, description="How the mistaken judge argues, in two or three sentences."
     )
-    phi_after: float = Field(
-        ge=0, le=10, description="The mistaken score of the state after the action."
-    )
+    phi_after: float = Field(ge=0, le=10, description="The mistaken score of the state after the action.")
     why: str = Field(min_length=1, max_length=300, description="What is wrong about it, in one sentence.")
 
 
