@@ -170,7 +170,7 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
     """The calibrator's own calls queue for their places; the critic that it hands out is not among them."""
 
     async def main() -> list[float]:
-        calibrator = Calibrator(slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2), judges=5)
+        calibrator = Calibrator(slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2), n_judges=5)
         took: list[float] = []
         async with calibrator:
             for name in names("learn", 4):
@@ -426,7 +426,7 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
 def test_one_judge_is_refused() -> None:
     """A single comparison shows one order only."""
     with pytest.raises(ConfigError, match="judges"):
-        Calibrator(flattered(), ListMemory(), judges=1)
+        Calibrator(flattered(), ListMemory(), n_judges=1)
 
 
 # ------------------------------------------------------------------------------------- cut off, resumed

@@ -106,16 +106,16 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
         with pytest.raises(DataError, match="the purpose is None; give text"):
             await calibrator.critic.score(STEP, purpose=wrong)
         one: Any = Trace("p")
-        with pytest.raises(DataError, match=r"what is learned from is a Trace; give a list of traces"):
+        with pytest.raises(DataError, match=r"`traces` is a Trace; give a list of traces"):
             await calibrator.calibrate(one)
-        with pytest.raises(DataError, match="what is held out, number 1, is a str; give a Trace"):
+        with pytest.raises(DataError, match="`heldout`, number 1, is a str; give a Trace"):
             await calibrator.calibrate([], heldout=[one, "run.jsonl"])  # type: ignore[list-item]
-        with pytest.raises(DataError, match="what is submitted is a str"):
+        with pytest.raises(DataError, match="the submitted trace is a str"):
             calibrator.submit("run.jsonl")  # type: ignore[arg-type]
-        with pytest.raises(DataError, match="what is handed over is None"):
+        with pytest.raises(DataError, match="the submitted trace is None"):
             await calibrator.submit_and_wait(wrong)
-        with pytest.raises(ConfigError, match="judges: one comparison shows one order only"):
-            Calibrator(llm, memory, judges=1)
+        with pytest.raises(ConfigError, match="n_judges: one comparison shows one order only"):
+            Calibrator(llm, memory, n_judges=1)
     assert not llm.calls
 
 
@@ -137,7 +137,7 @@ def refused(*arguments: object) -> str:
     [
         (
             [HEADER, '{"type":"trace","tr'],
-            "line 2 is not one of an exported memory: it is no whole JSON; if",
+            "line 2 is not one of an exported memory: it is not complete JSON; if",
         ),
         (
             [HEADER, '{"type":"trace","trace":{"id":"t"}}'],
@@ -190,7 +190,7 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path, more: dict[str, JsonVa
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"purpose": "p"', "it is no whole JSON"),
+        ('{"purpose": "p"', "it is not complete JSON"),
         ('{"purpose": 4}', "`purpose`: input should be a valid string, got 4"),
         ('{"purpose": "p"}', "`transition`: is missing"),
     ],

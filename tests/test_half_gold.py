@@ -160,7 +160,7 @@ async def test_a_check_of_the_last_state_alone_is_enough_to_test(tmp_path: Path)
     learn = [letters(n, outcome_only=False) for n in range(12)]
     held_out = [letters(n, outcome_only=True) for n in range(100, 125)]
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(flattered), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(flattered), memory, n_judges=0)
         estimate = await calibrator.estimate_cost(learn, heldout=held_out)
         report = await calibrator.calibrate(learn, heldout=held_out)
     before, after = report.held_out.before, report.held_out.after

@@ -203,7 +203,7 @@ async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -
     learn = [letters(f"learn {n}", gold=False) for n in range(3)]
     labelled = [letters(f"held out {n}", gold=True) for n in range(20)]
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(counted), memory, n_judges=0)
         report = await calibrator.calibrate(learn, heldout=labelled)
         assert {one.pair.label_source for one in await memory.pairs()} == {"agreement"}
     assert (len(report.tests), report.tests[0].n_traces) == (1, 20)
@@ -212,7 +212,7 @@ async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -
 async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
     """Pairs are made of what samples agree on, and wait: no trace is there that could test them."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(counted), memory, n_judges=0)
         report = await calibrator.calibrate(
             [letters(f"run {n}", gold=False) for n in range(8)], allow_untested=True
         )
@@ -227,7 +227,7 @@ async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
 async def test_gold_alone_calibrates_a_critic(tmp_path: Path) -> None:
     """Logs with a program's score and no critic's are learned from and tested on."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(counted), memory, n_judges=0)
         report = await calibrator.calibrate([letters(f"run {n}", gold=True) for n in range(110)])
         assert {one.pair.label_source for one in await memory.pairs()} == {"human"}
     assert len(report.tests) == 1

@@ -47,9 +47,9 @@ class CalibrationBaseline(FrozenModel):
     """What stood in the memory when a calibration began.
 
     Args:
-        known: The ids of pairs that are not made again.
-        promoted: The ids of pairs that were promoted.
-        last_test: The number of the last test, 0 if there was none.
+        known_pair_ids: The ids of pairs that are not made again.
+        promoted_pair_ids: The ids of pairs that were promoted.
+        last_test_number: The number of the last test, 0 if there was none.
     """
 
     known_pair_ids: tuple[str, ...]
@@ -114,11 +114,11 @@ class CalibrationState:
 
     Args:
         identity: What it is known by.
-        parts: What is learned from and what is held out.
-        known: Pairs that were known when it began.
+        split: What is learned from and what is held out.
+        known_pair_ids: Pairs that were known when it began.
         promoted: What is promoted, as far as it has come; by id.
-        before: The tests that were there when it began.
-        ended: Its tests that had ended when it was stopped, and are not taken yet.
+        earlier_tests: The tests that were there when it began.
+        finished_tests: Its tests that had ended when it was stopped, and are not taken yet.
         number: Its number in the store; None while it is not begun.
         report: What came of it earlier, if nothing has changed since.
     """
@@ -262,9 +262,9 @@ class StoredGeneration(GenerationResult):
     """What became of a trace's candidates.
 
     Args:
-        held: Kept pairs that the scan holds back.
-        new: Kept pairs that are new.
-        full: Nothing was made, since the memory has no room for a pair.
+        n_quarantined: Kept pairs that the scan holds back.
+        n_new: Kept pairs that are new.
+        is_memory_full: Nothing was made, since the memory has no room for a pair.
     """
 
     n_quarantined: int = 0

@@ -118,7 +118,7 @@ def stream_contrast_pairs(
 ) -> Stream[ContrastPair | DroppedCandidate]:
     """Hand out the pairs and drops of a round as they come about.
 
-    ``make`` is a ``contrast`` that lacks only its report: ``lambda report: contrast(..., report=report)``.
+    ``generate`` is a ``contrast`` that lacks only its report: ``lambda report: contrast(..., report=report)``.
     """
 
     async def produce(send: CandidateCallback) -> None:

@@ -86,7 +86,7 @@ class Critic:
         memory: Where promoted pairs are; None: no worked examples.
         settings: What is shown and how replies are taken.
         prompts: Where its prompt is; None: the newest versions that are packaged.
-        count: Counts the tokens of a text; see ``estimate``.
+        count_tokens: Counts the tokens of a text; see ``estimate``.
 
     Raises:
         ConfigError: The model is not connected, or the memory is none.

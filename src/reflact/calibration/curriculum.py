@@ -144,7 +144,7 @@ def summarize_accuracy(scored: Sequence[ScoredStep]) -> CriticAccuracyByMistake 
 def deal_mistakes(
     round_plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int, seed: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return for each event of a trace which kinds of mistakes to make pairs of: ``each`` of them.
+    """Return for each event of a trace which kinds of mistakes to make pairs of: ``per_event`` of them.
 
     Over the events of a trace the kinds have their shares, rounded up or down; over many traces they have
     them whole, since which way is drawn for each trace. A kind goes to an event twice only where it has

@@ -24,8 +24,8 @@ class ScoreSummary(ShortReprModel):
     """A critic's scores of some steps, in short; the report has all figures, with intervals.
 
     Args:
-        steps: Steps that were scored.
-        unscored: Steps of which the model gave no valid score.
+        n_steps: Steps that were scored.
+        n_unscored: Steps of which the model gave no valid score.
         error: Mean absolute error of phi after, in 0..10; None where nothing was scored.
         accuracy: Pairwise accuracy, 0..1; None where nothing can be ordered.
     """
@@ -98,8 +98,8 @@ class TraceSkipped(ShortReprModel):
 class PairsGenerated(ShortReprModel):
     """The contrast pairs of a trace are in the store.
 
-    ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none. Where the
-    memory is ``full`` nothing was made: its bound would have put away what waits or is promoted.
+    ``n_quarantined`` of them the scan keeps back or rejected; ``dropped`` are the candidates that became none. Where the
+    memory is ``is_memory_full`` nothing was made: its bound would have put away what waits or is promoted.
     """
 
     kind: Literal["pairs_made"] = "pairs_made"

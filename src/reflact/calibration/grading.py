@@ -99,20 +99,20 @@ class CriticGrader:
 
     An answer is a transition from the item's input to the answer. The input counts 0 whatever the critic
     makes of it, since nothing is answered yet; so where a guard takes credit away, nothing is left. Soft is
-    phi after the answer over ten; hard is 1 where that phi reaches ``passes_at``. What the critic says of an
+    phi after the answer over ten; hard is 1 where that phi reaches ``pass_threshold``. What the critic says of an
     answer without full marks is the feedback. An answer that says nothing (see ``nothing_said``) is
     worth 0, and the critic is not asked. An item's reference is not looked at.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
-        passes_at: The least phi of an answer that counts as a success, above 0 and at most 10.
+        pass_threshold: The least phi of an answer that counts as a success, above 0 and at most 10.
         purpose: Says what an answer to an item is to achieve; a function or a method, by whose name it is
             known in the keys of rollouts.
-        measured: What the critic's scores are worth, for the summary (see ``measure_critic``); None: it was
+        measurements: What the critic's scores are worth, for the summary (see ``measure_critic``); None: it was
             not measured.
 
     Raises:
-        ConfigError: The critic is not pinned, ``passes_at`` is off the scale, or the purpose has no name.
+        ConfigError: The critic is not pinned, ``pass_threshold`` is off the scale, or the purpose has no name.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class CriticAnnotator:
         purpose: Says what an item asks for; a function or a method, by whose name it is known in the run's
             identity.
         state: Renders the state from the turns so far (see ``transitions_of``); known by its name as well.
-        measured: What the critic's scores are worth, for the summary; None: it was not measured.
+        measurements: What the critic's scores are worth, for the summary; None: it was not measured.
 
     Raises:
         ConfigError: The critic is not pinned, or a function has no name.

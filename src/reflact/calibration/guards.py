@@ -205,8 +205,8 @@ class GuardCase(NamedTuple):
     """A transition as guards see it.
 
     Args:
-        changed: Whether its states differ.
-        grounds: What evidence may quote.
+        has_change: Whether its states differ.
+        quotable: What evidence may quote.
         limits: What the guards go by.
         progress_before: What the state before is worth whatever an evaluation says; None: that is its to say.
     """

@@ -40,9 +40,9 @@ class ScoredStep(FrozenModel):
     Args:
         trace_id: The trace, within which steps are alike.
         step: The step's number in it.
-        gold: What is right.
+        label: What is right.
         evaluation: What the critic said, after its guards.
-        wrong: Phi after of the wrong evaluations in contrast pairs of this transition.
+        wrong_progress: Phi after of the wrong evaluations in contrast pairs of this transition.
         mistakes: The kinds of mistakes that these show.
         difficulty: How hard judges found the hardest of these pairs; None where no judge was asked.
     """
@@ -89,7 +89,7 @@ class ConstantBaseline(FrozenModel):
     """What whoever always says the same would reach: the bar below which a critic knows nothing.
 
     Args:
-        phi: The median correct phi of these very steps, the best constant there is.
+        progress: The median correct phi of these very steps, the best constant there is.
         error: Its mean absolute error.
         accuracy: Its pairwise accuracy: all ties.
         brier: The Brier score of a confidence that always is the critic's share of right scores.
@@ -105,8 +105,8 @@ class CriticMetrics(FrozenModel):
     """A critic, measured.
 
     Args:
-        traces: Traces that the steps come from.
-        transitions: Scored steps.
+        n_traces: Traces that the steps come from.
+        n_transitions: Scored steps.
         error: Mean absolute error of phi, in 0..10.
         bias: Mean error, in -10..10; above 0 the critic inflates.
         accuracy: Pairwise accuracy: of pairs of states of one trace whose correct phi differ by

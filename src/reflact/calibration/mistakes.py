@@ -222,7 +222,7 @@ class DroppedCandidate(FrozenModel):
 
     Args:
         reason: The kind of reason.
-        words: The reason in words.
+        explanation: The reason in words.
         step: The event's step in its trace.
         mistake: The kind of mistake that was wanted.
         construction: How the wrong side was to come about; None where it did not come to that.
@@ -240,9 +240,9 @@ class GenerationResult(FrozenModel):
 
     Args:
         pairs: Kept pairs; no two have one id.
-        drops: What the other candidates failed at.
-        candidates: How many there were: ``len(pairs) + len(drops)``.
-        skipped: Events that were not selected: they moved, but by less than ``min_delta``.
+        dropped: What the other candidates failed at.
+        n_candidates: How many there were: ``len(pairs) + len(drops)``.
+        n_skipped: Events that were not selected: they moved, but by less than ``min_delta``.
     """
 
     pairs: tuple[ContrastPair, ...] = ()

@@ -59,9 +59,9 @@ class EventJob(NamedTuple):
 
     Args:
         event: The scored step.
-        hand: The kinds, one for each candidate.
-        place: The number of its first candidate in the round.
-        repeated: Whether an earlier event equals it.
+        mistakes: The kinds, one for each candidate.
+        first_candidate: The number of its first candidate in the round.
+        is_repeated: Whether an earlier event equals it.
     """
 
     event: ScoreEvent

@@ -37,12 +37,12 @@ class MemorySnapshot(NamedTuple):
     """What the store says of pairs at a moment.
 
     Args:
-        known: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
+        known_pair_ids: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
             are, so that a round which was cut off before its test is made again as it was.
-        learned: Traces that pairs were made from, whatever became of these.
-        purposes: What these traces were after.
+        training_trace_ids: Traces that pairs were made from, whatever became of these.
+        training_purposes: What these traces were after.
         promoted: What the critic is shown now.
-        waiting: Pairs that may be tested and were not since they last changed; see ``testable``.
+        waiting_pairs: Pairs that may be tested and were not since they last changed; see ``testable``.
         tests: All tests.
     """
 
@@ -74,7 +74,7 @@ class PromotionTester:
     Args:
         critic: Scores them.
         store: Where pairs stand.
-        limit: Steps that are scored at a time.
+        max_concurrent: Steps that are scored at a time.
     """
 
     def __init__(self, critic: Critic, store: CardStore, *, max_concurrent: int) -> None:

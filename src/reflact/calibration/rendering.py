@@ -32,7 +32,7 @@ def estimate_tokens(text: str) -> int:
 
 
 def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
-    """Return a text in at most ``room`` tokens: two thirds from its beginning, one from its end.
+    """Return a text in at most ``max_tokens`` tokens: two thirds from its beginning, one from its end.
 
     Between them stands a mark with the number of characters that are missing. Where the room does not even
     hold the mark, the mark stands alone: what is missing is never left unsaid.
@@ -113,8 +113,8 @@ class ExampleRenderer:
     """Renders worked examples, each pair once.
 
     Args:
-        each: Tokens for each part of a transition; what is longer is cut with a mark.
-        count: Counts tokens.
+        max_tokens: Tokens for each part of a transition; what is longer is cut with a mark.
+        count_tokens: Counts tokens.
         size: Examples that are remembered; the one that was longest not asked for goes first.
     """
 

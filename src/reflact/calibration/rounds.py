@@ -11,8 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from reflact.calibration.call_policies import (
     FAIL_FAST_CALLS,
-    FailFastJudge,
-    FailFastWriter,
+    FailFastLLM,
     LimitedCritic,
     UsageLedger,
     sum_usage,
@@ -85,9 +84,9 @@ class RoundRunner:
         critic: What is calibrated.
         settings: How.
         prompts: The prompts.
-        tested: Is told of each test.
-        tell: Is told of what else happens.
-        books: Where the calls of ``llm`` and ``critic`` are counted.
+        on_test: Is told of each test.
+        on_event: Is told of what else happens.
+        usage_ledger: Where the calls of ``llm`` and ``critic`` are counted.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class RoundRunner:
         usage_ledger: UsageLedger,
     ) -> None:
         self._llm = llm
-        self._judge = FailFastJudge(llm)
+        self._judge = FailFastLLM(llm, fails_run=True)
         self._store = store
         self._settings = settings
         self._prompts = prompts
@@ -120,9 +119,9 @@ class RoundRunner:
         assert plan is not None
         return plan
 
-    def make_writer(self) -> FailFastWriter:
+    def make_writer(self) -> FailFastLLM:
         """Return who writes for one calibration, of whom nothing was heard yet."""
-        return FailFastWriter(self._llm)
+        return FailFastLLM(self._llm, fails_run=False)
 
     async def generate_pairs(
         self,
@@ -315,7 +314,7 @@ class RoundRunner:
         calibration: CalibrationState,
         steps: Sequence[LabeledStep],
         before: Sequence[ScoredStep | None],
-        writer: FailFastWriter,
+        writer: FailFastLLM,
     ) -> RoundTotals:
         tally, history = (
             RoundTotals(measurements_by_round=await measure_scores(before)),
@@ -341,7 +340,7 @@ class RoundRunner:
         calibration: CalibrationState,
         round_plan: RoundPlan,
         totals: RoundTotals,
-        writer: FailFastWriter,
+        writer: FailFastLLM,
     ) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time.
 

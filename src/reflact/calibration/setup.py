@@ -83,7 +83,7 @@ async def open_connection(
 ) -> AsyncIterator[ModelConnection]:
     """Open the store of model calls and connect a model, under a budget that holds over all starts.
 
-    ``told`` is that of ``Client``.
+    ``on_limit`` is that of ``Client``.
 
     Raises:
         BudgetSpent: On leaving: the time is up.

@@ -58,9 +58,9 @@ class ReplayTestResult(FrozenModel):
 
     Args:
         outcome: The decision.
-        traces: Traces compared, the unit of the test.
-        transitions: Steps in them.
-        unscored: Those of the steps that had no valid score on a side; see ``silent_effect``.
+        n_traces: Traces compared, the unit of the test.
+        n_transitions: Steps in them.
+        n_unscored: Those of the steps that had no valid score on a side; see ``silent_effect``.
         effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
         p_value: Of the test that decided; one-sided.
         alpha: What it was compared with.
@@ -96,12 +96,12 @@ class NotEnoughTraces(FrozenModel):
     """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
 
     Args:
-        traces: Traces that there are.
-        needed: Traces that a test takes.
-        steps: Steps with a gold score in them, where too few of these could be scored.
-        unscored: Those of which the model gave no valid score without the batch.
-        tested: Batches that were tested on these traces, if their error probability is used up.
-        overtaken: Whether a part of the batch was tested, edited or retired by another process, or came from
+        n_traces: Traces that there are.
+        n_needed: Traces that a test takes.
+        n_steps: Steps with a gold score in them, where too few of these could be scored.
+        n_unscored: Those of which the model gave no valid score without the batch.
+        n_tested: Batches that were tested on these traces, if their error probability is used up.
+        batch_changed: Whether a part of the batch was tested, edited or retired by another process, or came from
             a held-out trace as well, while it was scored.
     """
 
@@ -255,7 +255,7 @@ def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0, alpha:
     Args:
         effect_ratio: The effect over its standard deviation between traces, above 0.
         n_earlier_tests: Tests made earlier on the same traces.
-        alpha: The level, where it is not the one that follows from ``before``.
+        alpha: The level, where it is not the one that follows from ``n_earlier_tests``.
     """
     quantile = NormalDist().inv_cdf
     chance = compute_alpha(n_earlier_tests) if alpha is None else alpha

@@ -80,8 +80,8 @@ class HoldoutRule(NamedTuple):
     """How traces are sorted into slices.
 
     Args:
-        total: How many there are.
-        by: ``purpose``: all traces of a purpose are in one. ``trace``: each is dealt by its id.
+        n_folds: How many there are.
+        holdout_by: ``purpose``: all traces of a purpose are in one. ``trace``: each is dealt by its id.
     """
 
     n_folds: int
@@ -89,7 +89,7 @@ class HoldoutRule(NamedTuple):
 
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
-        """Return how traces of so many purposes are sorted; ``by`` is what was asked for, if anything was.
+        """Return how traces of so many purposes are sorted; ``holdout_by`` is what was asked for, if anything was.
 
         Where there are fewer than two purposes for a slice, whole purposes would leave slices empty.
         """
@@ -147,7 +147,7 @@ def split_by_rule(
     rule: HoldoutRule,
     limit: int,
 ) -> HoldoutSplit:
-    """Deal traces into those to learn from and those held out, of which at most ``most`` are used.
+    """Deal traces into those to learn from and those held out, of which at most ``limit`` are used.
 
     Copies of one recording are on one side.
     """

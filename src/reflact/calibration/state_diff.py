@@ -68,7 +68,7 @@ def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -
 
 
 def show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
-    """Return fields that differ as text, a line for each; ``brief`` as in ``show_change``."""
+    """Return fields that differ as text, a line for each; ``shorten`` as in ``show_change``."""
     return show_state("\n".join(_format_change(change, shorten) for change in fields)) or NO_CHANGE_TEXT
 
 

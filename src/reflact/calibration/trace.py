@@ -45,7 +45,7 @@ L = TypeVar("L", TraceHeader, ScoreEvent, TraceEnd)
 class TraceFileContent(NamedTuple):
     """What a file holds up to where it is whole; the bytes that this takes, and those that follow.
 
-    ``open`` says that the last whole line lacks its line break.
+    ``is_open`` says that the last whole line lacks its line break.
     """
 
     header: TraceHeader

@@ -36,7 +36,7 @@ class BoundedQueue(Generic[T]):
 
     Args:
         size: Elements at most.
-        when_full: ``drop_oldest`` makes room by dropping what waited longest; ``reject`` and ``block`` refuse
+        full_queue_policy: ``drop_oldest`` makes room by dropping what waited longest; ``reject`` and ``block`` refuse
             an offer, and ``block`` means that ``put`` waits for room instead.
     """
 
@@ -91,10 +91,10 @@ class HoldoutCollection:
     """Held-out traces that can test now: the newest, by what they hold, and their ids.
 
     Args:
-        slices: Which traces are held out.
-        standing: What was learned from, and what was tested.
-        most: Traces that are enough.
-        fresh: Whether only traces count on which nothing was tested.
+        rule: Which traces are held out.
+        snapshot: What was learned from, and what was tested.
+        limit: Traces that are enough.
+        only_untested: Whether only traces count on which nothing was tested.
     """
 
     def __init__(

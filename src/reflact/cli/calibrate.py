@@ -484,7 +484,7 @@ class CalibrationProgress:
     """Counts what a calibration has done, for when it is stopped.
 
     Args:
-        tell: Is told of each event after it was counted; None: nobody.
+        on_event: Is told of each event after it was counted; None: nobody.
     """
 
     def __init__(self, on_event: CalibrationEventCallback | None) -> None:
