@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from calibrate_command import flattering, record, reflact
 from flattered_world import PURPOSE, steps
 from reflact import Trace
 from reflact.calibration.events import (
@@ -20,7 +21,6 @@ from reflact.calibration.events import (
     PairBatchTested,
 )
 from served import HANGS, reflact_process
-from test_calibrate_cli import flattering, record, reflact
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,9 @@ def require_type(value: object, *expected_types: type, subject: str) -> None:
         DataError: It has another type.
     """
     if not isinstance(value, expected_types):
-        raise DataError(f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[expected_types[0].__name__]}")
+        raise DataError(
+            f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[expected_types[0].__name__]}"
+        )
 
 
 def require_trace_id(name: object, *, subject: str = "the id of a trace") -> str:

@@ -227,7 +227,7 @@ async def test_what_turns_out_to_harm_is_taken_back(tmp_path: Path) -> None:
 PROCESS = """
 import anyio, sys
 from reflact import Critic, MemoryStore
-from test_closed_loop import SETTINGS, traces
+from test_calibration_rounds import SETTINGS, traces
 from flattered_world import flattered
 from reflact.calibration.calibrator import Calibrator
 
