@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,11 @@ from reflact import Critic, MemoryStore, Trainer
 from reflact.calibration.grading import CriticAnnotator
 from reflact.cli.app import app
 from reflact.config.loading import config_identity, load_config
-from reflact.config.training import BudgetConfig
 from reflact.environments.dataset import build_environment
 from reflact.errors import ConfigError
-from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import Budget
 from reflact.records import RunSummary
-from reflact.testing import InMemoryRunStore as FakeStore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
-from reflact.training.setup import Runtime
-from reflact.training.shutdown import GracefulStop, make_runtime_stoppable
+from reflact.training.shutdown import GracefulStop, StoppableAnnotator
 from reflact.types import Rollout, Skill, Split, Turn
 from served import HANGS, asked_of, reflact_process, send, serving
 from toll_world import planned
@@ -298,13 +292,8 @@ def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> N
 async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(tmp_path: Path) -> None:
     """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
     judge = ScriptedLLM(lambda *_: "no score")
-    plan = replace(planned(tmp_path), annotator=CriticAnnotator(Critic(judge).pin_to(())))
-    house = Runtime(
-        plan, FakeStore(), ToyTarget(), ScriptedLLM(lambda *_: ""), Budget(BudgetConfig()), Tracing("r")
-    )
-    brake = GracefulStop(grace=5)
-    notes = make_runtime_stoppable(house, brake).plan.annotator
-    assert notes is not None
+    plan, brake = planned(tmp_path), GracefulStop(grace=5)
+    notes = StoppableAnnotator(CriticAnnotator(Critic(judge).pin_to(())), brake)
     item = plan.data.train[0]
     rollout = Rollout(key="k", item_id=item.id, skill_hash="s", turns=(Turn(role="assistant", content="?"),))
     assert await notes.annotate(item, rollout) == ("reply 1: a critic gave no score",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,19 @@ from reflact.config import loading
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
+from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Target
-from reflact.records import RunStatus, RunSummary, SkillScore
+from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import NamedSkill, score_skill
 from reflact.training import setup as wiring
 from reflact.training.run import Run
-from reflact.training.shutdown import GracefulStop, make_approver_stoppable, make_runtime_stoppable
+from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.types import Item, Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.environments.dataset import DatasetEnvironment
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
 
@@ -103,9 +106,6 @@ class Trainer:
             ConfigError: A key is unknown or has a wrong value.
             DataError: Two items have the same id (raised when the run starts).
         """
-        from reflact.environments.dataset import DatasetEnvironment
-
-        data = DataSet(train=_build_items(train), val=_build_items(val), test=_build_items(test))
         settings = {key.replace("__", "."): value for key, value in config.items()}
         if isinstance(target, str):
             settings["models.target.model"] = target
@@ -113,7 +113,7 @@ class Trainer:
             settings["models.optimizer.model"] = optimizer
         return cls(
             loading.load_keys(settings),
-            environment=DatasetEnvironment(data, grade=grade),
+            environment=_ItemsEnvironment(train, val, test, grade),
             target=None if isinstance(target, str) else target,
             optimizer=None if isinstance(optimizer, str) else optimizer,
         )
@@ -195,12 +195,10 @@ class Trainer:
         approve = None if self._approve is None else make_approver_stoppable(self._approve, brake)
         try:
             placed = on_event if on_event is wiring.ignore_event else EventStepAssigner(on_event)
-            async with wiring.open_runtime(plan, self._overrides, placed) as house:
+            async with wiring.open_runtime(plan, self._overrides, placed, graceful_stop=brake) as house:
                 with house.tracing.run():
                     told = house.tracing.count_events(placed)
-                    summary = await self._run(
-                        Run(make_runtime_stoppable(house, brake), told, approve, brake), brake
-                    )
+                    summary = await self._run(Run(house, told, approve, brake), brake)
                     house.tracing.record_outcome(summary)
         finally:
             self._graceful_stop = self._new_graceful_stop()
@@ -243,14 +241,38 @@ class EventStepAssigner:
         await self._on_event(event)
 
 
-def _build_items(items: Sequence[Item | Example]) -> tuple[Item, ...]:
-    """Return items; pairs of an input and a reference get an id made from their content."""
-    return tuple(
-        item
-        if isinstance(item, Item)
-        else Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
-        for item in items
-    )
+class _ItemsEnvironment(EnvironmentMiddleware):
+    """A data set of lists, built when it is first used: on the worker thread that prepares a run."""
+
+    def __init__(
+        self,
+        train: Sequence[Item | Example],
+        val: Sequence[Item | Example],
+        test: Sequence[Item | Example],
+        grade: Grader,
+    ) -> None:
+        self._splits = (train, val, test)
+        self._grade = grade
+
+    @cached_property
+    def inner(self) -> DatasetEnvironment:  # type: ignore[override]
+        """The data set."""
+        from reflact.environments.dataset import DatasetEnvironment
+
+        train, val, test = (tuple(map(_build_item, items)) for items in self._splits)
+        return DatasetEnvironment(DataSet(train=train, val=val, test=test), grade=self._grade)
+
+    @property
+    def scored_by(self) -> CriticDescription | None:
+        """The critic that grades, if one does."""
+        return self.inner.scored_by
+
+
+def _build_item(item: Item | Example) -> Item:
+    """Return an item; a pair of an input and its right answer gets an id made from its content."""
+    if isinstance(item, Item):
+        return item
+    return Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
 
 
 async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
