@@ -42,7 +42,7 @@ class CalibrationStarted(ShortReprModel):
     ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
     """
 
-    kind: Literal["began"] = "began"
+    kind: Literal["calibration_started"] = "calibration_started"
     n_training_traces: int
     n_held_out_traces: int
     n_held_out_steps: int
@@ -53,7 +53,7 @@ class CalibrationStarted(ShortReprModel):
 class RoundStarted(ShortReprModel):
     """A round of contrast pairs began, over so many traces."""
 
-    kind: Literal["round_began"] = "round_began"
+    kind: Literal["round_started"] = "round_started"
     number: int
     n_traces: int
     usage: Usage = Usage()
@@ -72,14 +72,14 @@ class CriticMeasured(ShortReprModel):
 class CalibrationFinished(ShortReprModel):
     """A call of ``calibrate`` ended; the last of its events."""
 
-    kind: Literal["calibrated"] = "calibrated"
+    kind: Literal["calibration_finished"] = "calibration_finished"
     report: CalibrationReport
 
 
 class TraceAccepted(ShortReprModel):
     """A trace came up in the queue: it is learned from, or kept to test on."""
 
-    kind: Literal["trace_taken"] = "trace_taken"
+    kind: Literal["trace_accepted"] = "trace_accepted"
     trace_id: str
     use: Literal["learn", "hold_out"]
 
@@ -90,7 +90,7 @@ class TraceSkipped(ShortReprModel):
     ``dropped`` ones had been queued and made room for newer ones.
     """
 
-    kind: Literal["trace_left_out"] = "trace_left_out"
+    kind: Literal["trace_skipped"] = "trace_skipped"
     trace_id: str
     reason: Literal["full", "dropped", "stopped"]
 
@@ -102,7 +102,7 @@ class PairsGenerated(ShortReprModel):
     memory is ``is_memory_full`` nothing was made: its bound would have put away what waits or is promoted.
     """
 
-    kind: Literal["pairs_made"] = "pairs_made"
+    kind: Literal["pairs_generated"] = "pairs_generated"
     trace_id: str
     n_candidates: int
     n_pairs: int
@@ -115,7 +115,7 @@ class PairsGenerated(ShortReprModel):
 class PairBatchTested(ShortReprModel):
     """A batch of pairs was tested on held-out traces; promoted ones count from the next score on."""
 
-    kind: Literal["batch_tested"] = "batch_tested"
+    kind: Literal["pair_batch_tested"] = "pair_batch_tested"
     use: Literal["promote", "demote"] = "promote"
     evidence: PromotionEvidence
     usage: Usage = Usage()
@@ -124,7 +124,7 @@ class PairBatchTested(ShortReprModel):
 class BatchTestPostponed(ShortReprModel):
     """A batch waits: there are too few held-out traces to decide on it."""
 
-    kind: Literal["not_tested"] = "not_tested"
+    kind: Literal["test_postponed"] = "test_postponed"
     n_pairs: int
     n_traces: int
     n_needed_traces: int
@@ -135,7 +135,7 @@ class BatchTestPostponed(ShortReprModel):
 class TraceFailed(ShortReprModel):
     """Something went wrong with a trace, or beside any; the calibrator goes on with the next one."""
 
-    kind: Literal["failed"] = "failed"
+    kind: Literal["trace_failed"] = "trace_failed"
     trace_id: str | None
     error: str
     message: str
@@ -144,7 +144,7 @@ class TraceFailed(ShortReprModel):
 class CalibratorStopped(ShortReprModel):
     """The calibrator takes no further traces: its budget is spent, or its model cannot be reached at all."""
 
-    kind: Literal["stopped"] = "stopped"
+    kind: Literal["calibrator_stopped"] = "calibrator_stopped"
     reason: str
 
 

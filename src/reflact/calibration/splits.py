@@ -20,7 +20,7 @@ from reflact.memory.protocols import BatchTest, count_tests
 MIN_PURPOSES = 2
 """As many purposes there have to be for each slice before whole purposes are sorted into slices."""
 
-CALLER_HOLDOUT_NAME = "given"
+CALLER_HOLDOUT_NAME = "caller"
 """The name of held-out traces that a caller chose."""
 
 
