@@ -74,7 +74,7 @@ class Calibrator:
 
     Args:
         llm: Writes mistakes and compares; scores as well if ``critic`` is None.
-        store: Where traces, pairs and tests go, such as ``MemoryStore``.
+        store: If traces, pairs and tests go, such as ``MemoryStore``.
         critic: The critic to calibrate; None: one on ``llm`` that reads ``store``.
         n_judges: Blind comparisons of each pair; None: the number in the settings.
         settings: The section ``calibrator`` of the configuration.

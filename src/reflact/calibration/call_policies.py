@@ -102,7 +102,7 @@ class UsageLedger:
 
     @property
     def entries(self) -> tuple[PurposeUsage, ...]:
-        """All that was booked, sorted by role and purpose."""
+        """All that was counted, sorted by role and purpose."""
         return tuple(self._entries[key] for key in sorted(self._entries))
 
     @property
@@ -111,7 +111,7 @@ class UsageLedger:
         return sum_usage(self.entries)
 
     def entries_since(self, earlier: Iterable[PurposeUsage]) -> tuple[PurposeUsage, ...]:
-        """Return what was booked beyond earlier entries of these books."""
+        """Return what was counted after earlier entries of this ledger."""
         before = {(one.role, one.purpose): one for one in earlier}
         found = [_subtract_entry(one, before.get((one.role, one.purpose))) for one in self.entries]
         return tuple(one for one in found if one.n_questions)
@@ -162,7 +162,7 @@ def _subtract_entry(later: PurposeUsage, earlier: PurposeUsage | None) -> Purpos
 
 
 def subtract_usage(later: Usage, earlier: Usage) -> Usage:
-    """Return what was consumed between two looks at the same books."""
+    """Return the usage between two states of one ledger."""
     usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})

@@ -177,10 +177,10 @@ async def open_calibration(
 
     Args:
         inputs: What it is given.
-        identity: What it is known by; see ``Given.identity``.
+        identity: What it is known by; see ``CalibrationInputs.identity``.
         last_calibration: The last calibration that was given the same.
         snapshot: What is in the memory now.
-        store: Where pairs are.
+        store: If pairs are.
     """
     if last_calibration is not None and last_calibration.result is None:
         baseline = _parse_stored(CalibrationBaseline, last_calibration.baseline)

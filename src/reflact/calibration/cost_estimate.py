@@ -69,7 +69,7 @@ def estimate_cost(
     Args:
         calibration: The calibration as it begins, or as it began if it was stopped.
         missing: Why nothing would come to a test.
-        anchors: Gold pairs that are measured.
+        anchors: Labelled pairs that are measured.
         settings: How pairs are made and tested.
         n_samples: Samples of each of the critic's scores.
         max_reasks: How often an invalid reply is sent back at most.

@@ -165,7 +165,7 @@ class Critic:
         return critic
 
     def wrap_llm(self, wrap: Callable[[LLM], LLM]) -> Critic:
-        """Return an equal critic that asks its model through a door, and shares no scores with this one."""
+        """Return an equal critic that asks a wrapped model and shares no cached scores with this one."""
         critic = copy(self)
         critic._llm = wrap(self._llm)
         critic._scores = ResultCache(self._settings.cache_size)

@@ -1,7 +1,7 @@
 """The closed union of what can happen in a calibration: what a calibrator tells whoever listens.
 
 Beside an agent a calibrator raises nothing into the agent's loop: what goes wrong is told here, like
-everything else. ``usage``, where an event has it, is what all calls of the calibrator consumed until then,
+everything else. ``usage``, if an event has it, is what all calls of the calibrator consumed until then,
 replies that were refused or found in a store included.
 """
 
@@ -26,8 +26,8 @@ class ScoreSummary(ShortReprModel):
     Args:
         n_steps: Steps that were scored.
         n_unscored: Steps of which the model gave no valid score.
-        error: Mean absolute error of phi after, in 0..10; None where nothing was scored.
-        accuracy: Pairwise accuracy, 0..1; None where nothing can be ordered.
+        error: Mean absolute error of progress after, in 0..10; None if nothing was scored.
+        accuracy: Pairwise accuracy, 0..1; None if nothing can be ordered.
     """
 
     n_steps: int
@@ -164,7 +164,7 @@ CalibrationEvent = Annotated[
 ]
 
 CalibrationEventCallback = Callable[[CalibrationEvent], None]
-"""Is told of an event; must not block."""
+"""Gets an event; must not block."""
 
 CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
 """Reads such an event from JSON."""

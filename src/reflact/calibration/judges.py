@@ -1,6 +1,6 @@
 """Blind comparisons of the two sides of a pair: who sits where, when the outcome is certain, what it is.
 
-Deciding is pure; ``compare`` asks. A judge does not know which side is which. Half of the comparisons show
+Deciding is pure; ``compare_sides`` asks. A judge does not know which side is which. Half of the comparisons show
 the right one first. A pair is kept where enough of them find it, and in neither order fewer than half do, so
 that whoever always picks the first, or the second, keeps nothing.
 """
@@ -90,8 +90,8 @@ def keep_probability(
     Args:
         n_judges: Comparisons, at least 2.
         min_agreement: The least share that has to find the right side.
-        first_rate: How probable it is that one finds it where it stands first.
-        second_rate: The same where it stands second; None: as probable.
+        first_rate: How probable it is that one finds it if it stands first.
+        second_rate: The same if it stands second; None: as probable.
     """
     total = 0.0
     for a, b in ((n_judges // 2, n_judges - n_judges // 2), (n_judges - n_judges // 2, n_judges // 2)):

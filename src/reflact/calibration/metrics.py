@@ -1,7 +1,7 @@
 """How good a critic's scores are: plain numbers with intervals that know that steps of a trace are alike.
 
-Scores are compared with the correct phi after the step. An interval is the 95% percentile interval over
-``RESAMPLES`` resamples of whole traces, so that a long trace counts as one witness and not as many.
+Scores are compared with the correct progress after the step. An interval is the 95% percentile interval over
+``N_RESAMPLES`` resamples of whole traces, so that a long trace counts as one witness and not as many.
 Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), 13.
 """
 
@@ -28,7 +28,7 @@ N_BINS = 10
 """Bins of equal width that confidences are sorted into; the last one holds 1 as well."""
 
 RIGHT_TOLERANCE = 1.0
-"""A score is right where it is at most so far from the correct one: what confidences are about."""
+"""A score is right if it is at most so far from the correct one: what confidences are about."""
 
 MIN_LABEL_DIFFERENCE = 0.5
 """States count as ordered where their correct phi differ at least so much."""
@@ -44,7 +44,7 @@ class ScoredStep(FrozenModel):
         evaluation: What the critic said, after its guards.
         wrong_progress: Phi after of the wrong evaluations in contrast pairs of this transition.
         mistakes: The kinds of mistakes that these show.
-        difficulty: How hard judges found the hardest of these pairs; None where no judge was asked.
+        difficulty: How hard judges found the hardest of these pairs; None if no judge was asked.
     """
 
     trace_id: str
@@ -57,7 +57,7 @@ class ScoredStep(FrozenModel):
 
     @property
     def error(self) -> float:
-        """Critic minus gold, phi after the step."""
+        """Critic minus gold, progress after the step."""
         return self.evaluation.progress_after - self.label.progress_after
 
     @property
@@ -140,7 +140,7 @@ class CriticMetrics(FrozenModel):
 
 
 def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMetrics | None:
-    """Return what a critic's scores are worth, None where there are none."""
+    """Return what a critic's scores are worth, None if there are none."""
     if not scored:
         return None
     sample = _TraceBootstrap(scored, stream_name=f"{seed}/all")
@@ -168,7 +168,7 @@ def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMet
 
 
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
-    """Return the pairwise accuracy, None where nothing can be ordered; see ``Measures.accuracy``."""
+    """Return the pairwise accuracy, None if nothing can be ordered; see ``CriticMetrics.accuracy``."""
     traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
     pairs = sum(trace.pairs for trace in traces)
     return sum(trace.shares for trace in traces) / pairs if pairs else None

@@ -28,7 +28,7 @@ from reflact.prompts import PromptBook, fence
 from reflact.types import FrozenModel
 
 MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
-"""Where a kind of mistake leads; ``against_progress``: too low where there is progress, too high else."""
+"""The direction of a kind of mistake; ``against_progress``: too low if there is progress, too high else."""
 
 
 class Mistake(FrozenModel):
@@ -37,7 +37,7 @@ class Mistake(FrozenModel):
     Args:
         name: Small letters and underscores.
         description: What such a critic does, in one or two sentences that a model can act on.
-        direction: Where it leads.
+        direction: If it leads.
     """
 
     name: str = Field(pattern=r"^[a-z_]+$")
@@ -66,11 +66,11 @@ KNOWN_MISTAKES: Final = (
         description="Describes what happened rightly, but gives a number that does not match it.",
     ),
 )
-"""The kinds in ``memory.MISTAKES``, as models are told of them."""
+"""The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them."""
 
 
 class ProgressRange(FrozenModel):
-    """The numbers that a mistaken phi after may take, both ends included."""
+    """The numbers that a mistaken progress after may take, both ends included."""
 
     low: float
     high: float
@@ -111,9 +111,9 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
 def compute_reach(
     mistake: Mistake, right: Evaluation, *, band: DistanceBand, variant: int = 0
 ) -> ProgressRange | None:
-    """Return where a mistake of a kind may lead, beside what is right; None where the scale ends before.
+    """Return the range that a mistake of a kind may reach beside the right score; None if the scale ends before it.
 
-    A kind that may lead both ways goes where the scale has more room, and every second variation the other
+    A kind that may lead both ways goes to the side on which the scale has more room, and every second variation the other
     way, if there is any.
     """
     high = ProgressRange(
@@ -225,7 +225,7 @@ class DroppedCandidate(FrozenModel):
         explanation: The reason in words.
         step: The event's step in its trace.
         mistake: The kind of mistake that was wanted.
-        construction: How the wrong side was to come about; None where it did not come to that.
+        construction: How the wrong side was to come about; None if it did not come to that.
     """
 
     reason: DropReason
@@ -304,7 +304,7 @@ class ContrastSettings(ConfigSection):
 DEFAULT_CONTRAST_SETTINGS = ContrastSettings()
 
 CandidateCallback: TypeAlias = Callable[[ContrastPair | DroppedCandidate], Awaitable[None]]
-"""Is told of each pair and each drop as it comes about."""
+"""Gets each pair and each dropped candidate when it is ready."""
 
 OTHER_PURPOSE_MISTAKE = "inflated_score"
 """The kind of mistake that an evaluation makes which is meant for another purpose."""
@@ -365,7 +365,7 @@ def choose_candidates(
 
 
 def find_other_purpose(purpose: str, others: Sequence[str], *, index: int) -> str | None:
-    """Return the purpose at a place among those that differ from a given one; None where there is none."""
+    """Return the purpose at a place among those that differ from a given one; None if there is none."""
     different = {
         keep_letters_and_digits(other): other
         for other in sorted(others)

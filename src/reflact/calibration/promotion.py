@@ -42,7 +42,7 @@ class MemorySnapshot(NamedTuple):
         training_trace_ids: Traces that pairs were made from, whatever became of these.
         training_purposes: What these traces were after.
         promoted: What the critic is shown now.
-        waiting_pairs: Pairs that may be tested and were not since they last changed; see ``testable``.
+        waiting_pairs: Pairs that may be tested and were not since they last changed; see ``list_testable_pairs``.
         tests: All tests.
     """
 
@@ -73,7 +73,7 @@ class PromotionTester:
 
     Args:
         critic: Scores them.
-        store: Where pairs stand.
+        store: If pairs stand.
         max_concurrent: Steps that are scored at a time.
     """
 
@@ -84,7 +84,7 @@ class PromotionTester:
         self._max_concurrent = max_concurrent
 
     async def take_snapshot(self) -> MemorySnapshot:
-        """Return where the critic's pairs stand now."""
+        """Return the present status of the critic's pairs."""
         stored, tests = await self._store.pairs(), await self._store.tests()
         ended = [test for test in tests if test.evidence is not None]
         tested = {unit: test.at for test in ended for unit in test.unit_ids}
@@ -124,7 +124,7 @@ class PromotionTester:
     ) -> PromotionEvidence | NotEnoughTraces:
         """Promote a batch if it lowers the error on held-out steps beside what is promoted already.
 
-        Nothing is sent, and no error probability is used up, where there are too few traces.
+        Nothing is sent, and no error probability is used up, if there are too few traces.
         """
         with_ = [*promoted, *batch]
         return await self._run_test(batch, steps, without=promoted, with_=with_, name=name, use="promote")

@@ -15,7 +15,7 @@ from reflact.types import FrozenModel, ShortReprModel
 
 
 class PairCount(FrozenModel):
-    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None where none was compared."""
+    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None if none was compared."""
 
     mistake: str
     n_pairs: int
@@ -50,7 +50,7 @@ class PurposeUsage(FrozenModel):
 
 
 class MetricsChange(FrozenModel):
-    """A critic measured before and after on the same steps; None where there were none.
+    """A critic measured before and after on the same steps; None if there were none.
 
     ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``n_unscored``
     steps are in neither measure: the model gave no valid score of them before or after.
@@ -78,8 +78,8 @@ class CalibrationReport(ShortReprModel):
         n_archived: Kept pairs that the memory's bound put away before they could be tested.
         n_left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
         tests: The evidence of all batches that were tested, in order.
-        not_tested_reason: Why a batch was not tested, in words; None where all were.
-        writer_stop_reason: Why the writer of mistakes was asked no more, in words; None where it was not.
+        not_tested_reason: Why a batch was not tested, in words; None if all were.
+        writer_stop_reason: Why the writer of mistakes was asked no more, in words; None if it was not.
         held_out: The change on held-out traces, which chose what was promoted.
         anchors: The change on anchors, which chose nothing.
         metrics_by_round: The critic on the held-out traces before the first round and after each that was tested.
@@ -166,7 +166,7 @@ OUTCOME_TEXTS: Final = {
 
 
 class MetricDescription(NamedTuple):
-    """A figure of ``Measures``: its name, the field, and what to know when reading it."""
+    """A figure of ``CriticMetrics``: its name, the field, and what to know when reading it."""
 
     label: str
     field_name: str

@@ -84,9 +84,9 @@ class RoundRunner:
         critic: What is calibrated.
         settings: How.
         prompts: The prompts.
-        on_test: Is told of each test.
-        on_event: Is told of what else happens.
-        usage_ledger: Where the calls of ``llm`` and ``critic`` are counted.
+        on_test: Gets each test.
+        on_event: Gets what else happens.
+        usage_ledger: Counts the calls of ``llm`` and ``critic``
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RoundRunner:
         shown_pairs: Sequence[ContrastPair] | None = None,
         on_pair: PairCallback | None = None,
     ) -> StoredGeneration:
-        """Make a trace's pairs and store each as it comes about; steps that are anchors teach nothing."""
+        """Make a trace's pairs and store each when it is ready; steps that are anchors teach nothing."""
         submissions: list[Submission] = []
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
 
@@ -230,9 +230,9 @@ class RoundRunner:
         """Calibrate, round by round, and measure before and after.
 
         Args:
-            calibration: The calibration, see ``open``.
-            anchors: Gold pairs that are measured.
-            ignore_finished: Make another one where it is over and nothing has changed since; else its report is
+            calibration: The calibration, see ``open_calibration``.
+            anchors: Labelled pairs that are measured.
+            ignore_finished: Make another one if it is over and nothing has changed since; else its report is
                 returned as it is.
         """
         if calibration.report is not None and not ignore_finished:
@@ -427,7 +427,7 @@ class RoundRunner:
 
 
 async def measure_scores(scored: Sequence[ScoredStep | None]) -> list[CriticMetrics]:
-    """Return what scores measure, as a list; empty where nothing was scored."""
+    """Return what scores measure, as a list; empty if nothing was scored."""
     found = await measure_in_thread([one for one in scored if one is not None])
     return [] if found is None else [found]
 

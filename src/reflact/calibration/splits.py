@@ -91,7 +91,7 @@ class HoldoutRule(NamedTuple):
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
         """Return how traces of so many purposes are sorted; ``holdout_by`` is what was asked for, if anything was.
 
-        Where there are fewer than two purposes for a slice, whole purposes would leave slices empty.
+        If there are fewer than two purposes for a slice, whole purposes would leave slices empty.
         """
         return cls(n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace"))
 

@@ -26,7 +26,7 @@ ABSENT_TEXT = "(not there)"
 """Stands for the side of a change on which a field is not there."""
 
 ROOT_PATH = "state"
-"""Where a change stands that has no field."""
+"""If a change stands that has no field."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _MAX_DIFF_LINES = 200
@@ -34,7 +34,7 @@ _CONTEXT_CHARS = 60
 
 
 class FieldChange(NamedTuple):
-    """One field that differs; ``before`` and ``after`` are JSON text, None where the field is not there."""
+    """One field that differs; ``before`` and ``after`` are JSON text, None if the field is not there."""
 
     path: str
     before: str | None
@@ -211,7 +211,7 @@ class TransitionView:
         return self.transition.canonical_json
 
     def subject_hash(self, purpose: str) -> str:
-        """Return the hash of the transition under a purpose; see ``memory_cards.subject_of``."""
+        """Return the hash of the transition under a purpose; see ``memory.cards.compute_subject_hash``."""
         fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
         return digest_text(join_canonical_json(fields))
 

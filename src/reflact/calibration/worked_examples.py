@@ -40,7 +40,7 @@ class RankingIndex:
     """Reads pairs for ranking, each once: rounds are scored with the same, a memory gives equal ones.
 
     Args:
-        size: Pairs that are remembered, or as many as are read at a time where that is more; the one that
+        size: Pairs that are remembered, or as many as are read at a time if that is more; the one that
             was longest not asked for goes first.
     """
 
@@ -84,7 +84,7 @@ def rank_pairs(
 
     Kinds of mistakes take turns, so that any beginning of the result holds them in equal numbers, as far as
     there are as many. Pairs whose right side gives credit and pairs whose right side gives none balance each
-    other where kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
+    other if kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
     more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action
     and change.
 
@@ -93,7 +93,7 @@ def rank_pairs(
         transition: What is to be scored.
         purpose: Under which purpose.
         include_same: Keep pairs of the same transition under the same purpose, which give the answer away.
-        index: Reads pairs; a ``Reader`` where the same ones come again.
+        index: Reads pairs; a ``RankingIndex`` if the same pairs come again.
     """
     texts = view_transition(transition)
     asked, own = _word_set(purpose, texts), texts.subject_hash(purpose)

@@ -64,7 +64,7 @@ class BoundedQueue(Generic[T]):
         return QueueResult(is_queued=True, dropped_element=dropped)
 
     async def put(self, element: T) -> QueueResult[T]:
-        """Queue an element; waits for room where the policy is ``block``."""
+        """Queue an element; waits for room if the policy is ``block``."""
         while self._full_queue_policy == "block" and len(self._elements) >= self._size and not self._closed:
             await self._changed.wait()
         return self.offer(element)
@@ -189,7 +189,7 @@ class TraceLearner:
     async def test_if_due(self) -> None:
         """Test the pairs that wait, if they are enough for a batch and the held-out traces for a test.
 
-        Where scoring came to no test, it is paid for again only once another batch of pairs waits.
+        If scoring came to no test, it is paid for again only once another batch of pairs waits.
         """
         if self._n_waiting < self._next_test_at or self._holdout is None:
             return

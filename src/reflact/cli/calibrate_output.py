@@ -95,7 +95,7 @@ def _describe_change(change: MetricsChange) -> Iterator[str]:
 
 
 def print_calibration_spend(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
-    """Print what the books of a store say: what this start has paid for, and all starts together."""
+    """Print the spend of this start, and of all starts together."""
     from reflact.reporting.summary import format_spend
 
     books = [_subtract_spend("paid by all starts", after, ())] if before else []
@@ -166,7 +166,7 @@ def _describe_usage(usage: Usage) -> str:
 
 
 def _subtract_spend(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend:
-    """Return what stands in the books beyond an earlier look, under a name.
+    """Return the spend since an earlier state, under a name.
 
     Calls that another process had in flight at the earlier look are settled by now: they leave nothing open.
     """
