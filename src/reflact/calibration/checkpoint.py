@@ -84,14 +84,14 @@ class CalibrationInputs(NamedTuple):
             exclude={"contrast": {"concurrency"}},
         )
         sums = {name: one.checksum for name, one in self.prompts.prompts.items() if name in IDENTITY_PROMPTS}
-        held = None if self.heldout is None else _hash_traces(self.heldout)
+        heldout_hash = None if self.heldout is None else _hash_traces(self.heldout)
         about: list[JsonValue] = [
             self.critic,
             self.llm,
             settings,
             dict(sums),
             _hash_traces(self.traces),
-            held,
+            heldout_hash,
         ]
         return digest_json([*about, *sorted(pair.id for pair in self.anchors)])
 
@@ -187,36 +187,38 @@ async def open_calibration(
         promoted = () if baseline is None else await load_pairs(store, baseline.promoted_pair_ids)
         if baseline is not None and len(promoted) == len(baseline.promoted_pair_ids):
             before = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
-            parts = inputs.split_traces(snapshot, before)
-            ended = _find_finished_tests(snapshot.tests[len(before) :], parts, critic=inputs.critic)
+            split = inputs.split_traces(snapshot, before)
+            ended = _find_finished_tests(snapshot.tests[len(before) :], split, critic=inputs.critic)
             known_ids = frozenset(baseline.known_pair_ids)
             return CalibrationState(
                 identity,
-                parts,
+                split,
                 known_ids,
                 promoted,
                 before,
                 finished_tests=ended,
                 number=last_calibration.number,
             )
-    parts = inputs.split_traces(snapshot, snapshot.tests)
-    course = CalibrationState(identity, parts, snapshot.known_pair_ids, snapshot.promoted, snapshot.tests)
+    split = inputs.split_traces(snapshot, snapshot.tests)
+    calibration = CalibrationState(
+        identity, split, snapshot.known_pair_ids, snapshot.promoted, snapshot.tests
+    )
     result = (
         None
         if last_calibration is None or last_calibration.result is None
         else _parse_stored(CalibrationResult, last_calibration.result)
     )
     if result is not None and result.snapshot_hash == hash_snapshot(snapshot):
-        course.report = result.report
-    return course
+        calibration.report = result.report
+    return calibration
 
 
 async def load_pairs(store: CardStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
     """Return those of the pairs that the store has, by id."""
     if not pair_ids:
         return ()
-    found = {one.pair.id: one.pair for one in await store.pairs(sorted(pair_ids))}
-    return tuple(found[pair_id] for pair_id in sorted(pair_ids) if pair_id in found)
+    pairs = {one.pair.id: one.pair for one in await store.pairs(sorted(pair_ids))}
+    return tuple(pairs[pair_id] for pair_id in sorted(pair_ids) if pair_id in pairs)
 
 
 def hash_snapshot(snapshot: MemorySnapshot) -> str:

@@ -382,14 +382,14 @@ class PairGenerator:
         purpose = choice.purpose
         if purpose is None:
             prompt = build_purpose_prompt(self._prompts, purpose=self._purpose)
-            place = CallId(
+            call_id = CallId(
                 role="contrast",
                 purpose="other_purpose",
                 part=digest_json(self._purpose)[:32],
                 trial=self._round_plan.number,
             )
             check = make_purpose_check(self._purpose)
-            purpose = (await self._llm.ask(prompt, PurposeReply, call_id=place, check=check)).value.purpose
+            purpose = (await self._llm.ask(prompt, PurposeReply, call_id=call_id, check=check)).value.purpose
         right = await self._find_agreement(event, purpose)
         found = build_other_purpose_candidate(
             event, choice.reference, purpose=purpose, right=right, band=self._band
@@ -404,13 +404,13 @@ class PairGenerator:
 
     async def _ask_for_mistake(self, event: ScoreEvent, choice: AskedMistakePlan) -> PairCandidate:
         right, kind = choice.reference.evaluation, choice.mistake.name
-        prompt, place = await run_in_thread(
+        prompt, call_id = await run_in_thread(
             partial(self._build_question, event, choice), *event.transition.payloads
         )
         check = make_mistake_check(right, choice.reach)
-        said = (await self._llm.ask(prompt, mistake_reply_type(kind), call_id=place, check=check)).value
+        reply = (await self._llm.ask(prompt, mistake_reply_type(kind), call_id=call_id, check=check)).value
         wrong = right.model_copy(
-            update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
+            update={"progress_after": reply.phi_after, "reasoning": reply.reasoning, "evidence": ()}
         )
         return PairCandidate(
             construction="asked",
@@ -420,7 +420,7 @@ class PairGenerator:
             right=right,
             wrong=wrong,
             source=choice.reference.source,
-            why=said.why,
+            why=reply.why,
         )
 
     def _build_question(self, event: ScoreEvent, choice: AskedMistakePlan) -> tuple[RenderedPrompt, CallId]:

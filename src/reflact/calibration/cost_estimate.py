@@ -117,5 +117,5 @@ def estimate_cost(
 
 def _can_be_ordered(steps: Sequence[LabeledStep]) -> bool:
     """Whether a critic's scores of these steps can be ordered, so that rounds can go on by its accuracy."""
-    said = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
-    return pairwise_accuracy([step.build_scored_step(said) for step in steps]) is not None
+    evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
+    return pairwise_accuracy([step.build_scored_step(evaluation) for step in steps]) is not None

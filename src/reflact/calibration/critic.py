@@ -216,16 +216,16 @@ class Critic:
         new = await run_in_thread(
             partial(self._reader.list_unindexed, pairs), [pair.mistake for pair in pairs]
         )
-        place, examples = await run_in_thread(
+        step_hash, examples = await run_in_thread(
             partial(self._choose_examples, step, pairs),
             purpose,
             *transition.payloads,
             [pair.mistake for pair in pairs],
             *(state for pair in new for state in pair.transition.payloads),
         )
-        shown = [pair.id for pair in examples.pairs]
-        key = digest_json([place, trial, progress_before, *shown])
-        return await self._scores.get_or_compute(key, lambda: self._ask(step, place, examples))
+        pair_ids = [pair.id for pair in examples.pairs]
+        key = digest_json([step_hash, trial, progress_before, *pair_ids])
+        return await self._scores.get_or_compute(key, lambda: self._ask(step, step_hash, examples))
 
     # ---------------------------------------------------------------------------------- what is shown
 
@@ -240,7 +240,7 @@ class Critic:
     ) -> tuple[str, ShownExamples]:
         """Return the hash of a step under its purpose, and the worked examples for it."""
         settings = self._settings
-        place = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
+        step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
         order = rank_pairs(
             pairs,
             step.view,
@@ -248,7 +248,7 @@ class Critic:
             include_same=settings.include_same_transition,
             index=self._reader,
         )
-        return place, show_examples(
+        return step_hash, show_examples(
             order,
             max_tokens=settings.example_tokens,
             max_pairs=settings.max_examples,
@@ -260,16 +260,16 @@ class Critic:
     # ------------------------------------------------------------------------------------- the question
 
     async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
-        samples, looked_at = self._settings.n_samples, step.view.transition.payloads
+        samples, payloads = self._settings.n_samples, step.view.transition.payloads
         prompt, case = await run_in_thread(
-            partial(self._build_prompt, step, examples), step.purpose, *looked_at
+            partial(self._build_prompt, step, examples), step.purpose, *payloads
         )
-        places = [
+        call_ids = [
             CallId(role="critic", purpose="score", part=step_hash[:16], trial=step.trial * samples + n)
             for n in range(samples)
         ]
-        said = await fan_out(lambda place: self._sample_evaluation(prompt, case, place), places)
-        return _combine_samples(said, case, tuple(pair.id for pair in examples.pairs))
+        evaluations = await fan_out(lambda place: self._sample_evaluation(prompt, case, place), call_ids)
+        return _combine_samples(evaluations, case, tuple(pair.id for pair in examples.pairs))
 
     def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""

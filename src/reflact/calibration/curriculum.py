@@ -159,8 +159,8 @@ def deal_mistakes(
     row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
     hands: list[list[str]] = [[] for _ in range(n_events)]
     order = shuffle(range(n_events), seed, f"{label}/events")
-    for place, kind in enumerate(row):
-        hands[order[place % n_events]].append(kind)
+    for index, kind in enumerate(row):
+        hands[order[index % n_events]].append(kind)
     return tuple(tuple(hand) for hand in hands)
 
 

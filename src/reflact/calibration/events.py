@@ -172,10 +172,10 @@ CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(Calibrati
 
 def summarize_scores(scored: Sequence[ScoredStep | None]) -> ScoreSummary:
     """Return the figures of scores, of which None stands for a step without a valid one."""
-    found = [one for one in scored if one is not None]
+    steps = [one for one in scored if one is not None]
     return ScoreSummary(
-        n_steps=len(found),
-        n_unscored=len(scored) - len(found),
-        error=math.fsum(abs(one.error) for one in found) / len(found) if found else None,
-        accuracy=pairwise_accuracy(found),
+        n_steps=len(steps),
+        n_unscored=len(scored) - len(steps),
+        error=math.fsum(abs(one.error) for one in steps) / len(steps) if steps else None,
+        accuracy=pairwise_accuracy(steps),
     )

@@ -61,9 +61,9 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
     repeated = purpose == question and _normalize_answer(answer) == _normalize_answer(question)
     if repeated or answer.strip() == question.strip():
         return "the answer is the question again"
-    said, asked = split_words(answer), split_words(question)
-    if said in map(split_words, NON_ANSWERS) and not (
-        _contains_words(asked, said) or _contains_words(split_words(purpose), said)
+    answer_words, question_words = split_words(answer), split_words(question)
+    if answer_words in map(split_words, NON_ANSWERS) and not (
+        _contains_words(question_words, answer_words) or _contains_words(split_words(purpose), answer_words)
     ):
         return "the answer says that it does not know"
     return None

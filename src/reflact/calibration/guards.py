@@ -239,9 +239,9 @@ def invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     invented = case.quotable.find_invented(evaluation.evidence) if case.has_change else ()
     if not invented:
         return evaluation
-    kept = tuple(quote for quote in evaluation.evidence if quote not in invented)
+    remaining = tuple(quote for quote in evaluation.evidence if quote not in invented)
     return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence).model_copy(
-        update={"evidence": kept}
+        update={"evidence": remaining}
     )
 
 

@@ -61,15 +61,15 @@ def decide_outcome(
         found_right: Whether the first of them found the right side; one for each that was made.
         min_agreement: The least share.
     """
-    for made in range(1, len(found_right) + 1):
-        left = len(right_first) - made
-        if sum(found_right[:made]) + left < count_needed(len(right_first), min_agreement):
+    for n_done in range(1, len(found_right) + 1):
+        n_left = len(right_first) - n_done
+        if sum(found_right[:n_done]) + n_left < count_needed(len(right_first), min_agreement):
             return "judged_wrong"
         for order in (True, False):
             total = right_first.count(order)
             missed = sum(
                 1
-                for first, hit in zip(right_first, found_right[:made], strict=False)
+                for first, hit in zip(right_first, found_right[:n_done], strict=False)
                 if first is order and not hit
             )
             if 2 * missed > total or total == 0:

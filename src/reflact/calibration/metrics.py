@@ -62,7 +62,7 @@ class ScoredStep(FrozenModel):
 
     @property
     def is_right(self) -> bool:
-        """Whether the score is within ``TOLERANCE`` of the correct one."""
+        """Whether the score is within ``RIGHT_TOLERANCE`` of the correct one."""
         return abs(self.error) <= RIGHT_TOLERANCE
 
 
@@ -110,13 +110,13 @@ class CriticMetrics(FrozenModel):
         error: Mean absolute error of phi, in 0..10.
         bias: Mean error, in -10..10; above 0 the critic inflates.
         accuracy: Pairwise accuracy: of pairs of states of one trace whose correct phi differ by
-            ``LEAST_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
+            ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
             after-states of any two), taken together with the share of wrong evaluations that are further
             from the critic's than the right one. Ties count half. None without any pair.
         consistency: Of successive steps, the share in which the critic orders a state and the one before it
             equally whether it sees both in one call or each in its own. None without successive steps.
         brier: Mean squared difference of confidence and being right.
-        calibration: Expected calibration error over ``BINS`` bins of confidence; above 0 by chance alone
+        calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by chance alone
             where steps are few.
         constant: The constant predictor beside it.
         by_mistake: Steps by the kind of mistake that they invite, sorted by name.

@@ -87,8 +87,8 @@ def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | Non
         and not label.reasoning.strip()
         and _measure_distance(own, before, label.progress_after) <= MAX_LABEL_DISTANCE
     ):
-        given = {"progress_before": before, "progress_after": label.progress_after}
-        return ReferenceEvaluation(evaluation=own.model_copy(update=given), source=label.source)
+        numbers = {"progress_before": before, "progress_after": label.progress_after}
+        return ReferenceEvaluation(evaluation=own.model_copy(update=numbers), source=label.source)
     low, high = _format_progress(before), _format_progress(label.progress_after)
     bare = f"It was at {low} before the action and is at {high} after it."
     right = Evaluation(
@@ -247,10 +247,10 @@ def _perturb_input(
         "It credits an effect, but the states before and after are the same.",
     )
     claim = f"The agent says: {transition.action.name} is done, and with it all that was asked for."
-    told = _add_claim(transition.before, claim)
-    if told is not None:
+    with_claim = _add_claim(transition.before, claim)
+    if with_claim is not None:
         yield (
-            transition.model_copy(update={"after": told}),
+            transition.model_copy(update={"after": with_claim}),
             stays.model_copy(
                 update={
                     "reasoning": f"All that is new is a claim. A claim is no effect, so it stays at {low}.",

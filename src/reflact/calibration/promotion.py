@@ -60,11 +60,11 @@ class MemorySnapshot(NamedTuple):
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         """Return the pairs that wait and were made of none of these traces."""
-        held = {trace.id for trace in held_out}
+        held_out_ids = {trace.id for trace in held_out}
         return tuple(
             one.pair
             for one in self.waiting_pairs
-            if held.isdisjoint(origin.trace_id for origin in one.origins)
+            if held_out_ids.isdisjoint(origin.trace_id for origin in one.origins)
         )
 
 
@@ -155,9 +155,9 @@ class PromotionTester:
         traces = {step.trace for step in steps}
         ids = tuple(sorted(pair.id for pair in batch))
         booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
-        few = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
-        if few is not None:
-            return few
+        missing = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
+        if missing is not None:
+            return missing
         before = await self.score(steps, without)
         unscored = before.count(None)
         if use == "promote" and len(steps) - unscored < MIN_COVERAGE * len(steps):
@@ -170,14 +170,14 @@ class PromotionTester:
         except DataError:  # the batch was sound when it was read, so somebody was faster
             return NotEnoughTraces(n_traces=len(traces), batch_changed=True)
         sides, silent = pair_scores(before, after), _list_unscored(steps, before, after)
-        found = await to_thread.run_sync(
+        result = await to_thread.run_sync(
             lambda: decide_replay_test(
                 sides.before, sides.after, n_earlier_tests=test.n_earlier_tests, use=use, unscored=silent
             )
         )
-        if isinstance(found, NotEnoughTraces):
-            return found
-        evidence = self._build_promotion(found, test)
+        if isinstance(result, NotEnoughTraces):
+            return result
+        evidence = self._build_promotion(result, test)
         try:
             await self._store.close_test(test.number, evidence)
         except DataError:

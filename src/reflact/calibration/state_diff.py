@@ -103,13 +103,13 @@ def _compare_elements(before: list[JsonValue], after: list[JsonValue], path: str
     start, end = _count_common_ends(before, after, is_same_json)
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     for n in range(max(len(old), len(new))):
-        place = f"{path}[{start + n}]"
+        element_path = f"{path}[{start + n}]"
         if n >= len(old):
-            yield FieldChange(place, None, _format_json(new[n]))
+            yield FieldChange(element_path, None, _format_json(new[n]))
         elif n >= len(new):
-            yield FieldChange(place, _format_json(old[n]), None)
+            yield FieldChange(element_path, _format_json(old[n]), None)
         else:
-            yield from list_changes(old[n], new[n], place)
+            yield from list_changes(old[n], new[n], element_path)
 
 
 def _join_path(path: str, name: str) -> str:

@@ -73,17 +73,19 @@ def read_trace_file(path: Path) -> TraceFileContent:
     events: list[ScoreEvent] = []
     ends: list[TraceEnd] = []
     for number, line in enumerate(lines[1:], 2):
-        place = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         try:
-            value = _parse_json(line, place)
+            value = _parse_json(line, location)
         except _TornLine:
             break
         if ends:
-            raise DataError(f"{place}, follows the end of the trace; a file holds one trace, so take it out")
+            raise DataError(
+                f"{location}, follows the end of the trace; a file holds one trace, so take it out"
+            )
         if isinstance(value, dict) and "events" in value:
-            ends.append(_parse_line(value, TraceEnd, place))
+            ends.append(_parse_line(value, TraceEnd, location))
         else:
-            events.append(_parse_event(value, place, step=len(events)))
+            events.append(_parse_event(value, location, step=len(events)))
     finished = ends == [TraceEnd(events=len(events))]
     length = sum(map(len, lines[: 1 + len(events) + finished]))
     unbroken = not content[:length].endswith(b"\n")

@@ -50,11 +50,14 @@ class RankingIndex:
 
     def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
         """Return what ranking needs to know of pairs, each once."""
-        (last, reads), given = self._last_pairs, tuple(pairs)
-        if given != last:
-            self._entries.ensure_size(len(given))
-            reads = tuple({pair.id: self._index_pair(pair) for pair in given}.values())
-        self._last_pairs = given, reads  # these very objects, which are found equal without a look into them
+        (last, reads), requested = self._last_pairs, tuple(pairs)
+        if requested != last:
+            self._entries.ensure_size(len(requested))
+            reads = tuple({pair.id: self._index_pair(pair) for pair in requested}.values())
+        self._last_pairs = (
+            requested,
+            reads,
+        )  # these very objects, which are found equal without a look into them
         return reads
 
     def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
@@ -64,12 +67,12 @@ class RankingIndex:
         return tuple(pair for pair in pairs if self._entries.get(pair) is None)
 
     def _index_pair(self, pair: ContrastPair) -> RankingEntry:
-        found = self._entries.get(pair)
-        if found is None:
+        entry = self._entries.get(pair)
+        if entry is None:
             words = _word_set(pair.purpose, TransitionView(pair.transition))
-            found = RankingEntry(pair, pair.id, pair.hashes.subject, words)
-            self._entries.put(pair, found)
-        return found
+            entry = RankingEntry(pair, pair.id, pair.hashes.subject, words)
+            self._entries.put(pair, entry)
+        return entry
 
 
 def rank_pairs(
@@ -108,8 +111,8 @@ def rank_pairs(
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
     """Yield pairs, given with the best first, so that kinds take turns and credit and no credit balance."""
     queues: dict[tuple[str, bool], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
-    for place, pair in enumerate(pairs):
-        queues[pair.mistake, pair.right.delta > 0].append((place, pair))
+    for index, pair in enumerate(pairs):
+        queues[pair.mistake, pair.right.delta > 0].append((index, pair))
     credited, shown = 0, 0
     turn: set[str] = set()
     while queues:

@@ -65,10 +65,10 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
     """Yield what was made of the traces, and what became of it before any test."""
-    kept = sum(kind.n_pairs for kind in report.pairs)
+    n_pairs = sum(kind.n_pairs for kind in report.pairs)
     yield (
         f"{report.n_training_traces} traces, {report.n_candidates} candidates, rounds made: {report.n_rounds}; "
-        f"{kept} pairs, {report.n_candidates - kept} dropped, {report.n_promoted} promoted"
+        f"{n_pairs} pairs, {report.n_candidates - n_pairs} dropped, {report.n_promoted} promoted"
     )
     for kind in report.pairs:
         hard = "" if kind.difficulty is None else f", mean difficulty {kind.difficulty:.2f}"
