@@ -14,7 +14,6 @@ from pydantic import JsonValue
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
-from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
 from reflact.config.models import ModelConfig
 from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
@@ -324,10 +323,6 @@ async def _contrast(listener: Listener) -> None:
         judge=listener,
         critic=Critic(listener),
         settings=ContrastSettings(n_judges=2),
-    )
-    same = MetaJudgeSettings(allow_same_model=True)
-    await judge_evaluations(
-        [event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same
     )
 
 

@@ -20,7 +20,6 @@ from prompt_examples import Listener
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
-from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
 from reflact.config.critic import CriticSettings
 from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.data import DataSet
@@ -244,10 +243,6 @@ async def _contrast(listener: Listener, says: Says) -> None:
         judge=listener,
         critic=Critic(listener),
         settings=ContrastSettings(n_judges=2, state_tokens=TOKENS),
-    )
-    settings = MetaJudgeSettings(allow_same_model=True, state_tokens=TOKENS)
-    await judge_evaluations(
-        events, purpose=says("purpose"), trace_id="t", judge=listener, critic=listener, settings=settings
     )
 
 

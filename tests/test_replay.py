@@ -66,7 +66,7 @@ async def test_a_critic_that_remembers_states_gains_nothing() -> None:
         asked = re.findall(r"shelf \d+", EXAMPLE.sub("", content))[-1]
         remembered = any(asked in shown for _, shown in EXAMPLE.findall(content))
         phi = 4.0 if remembered else 9.0
-        said = {"progress_before": 0, "progress_after": phi, "confidence": 1}
+        said = {"phi_before": 0, "phi_after": phi, "confidence": 1}
         return {"reasoning": "r", "evidence": [asked], **said}
 
     critic, steps = Critic(ScriptedLLM(parrot)), list_labeled_steps([trace(n) for n in range(4)])

@@ -214,9 +214,9 @@ def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) ->
             "`gold.source`: input should be 'program'",
         ),
         ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
-        ({"note": 1}, "`note`: no such field is known here"),
+        ({"note": 1}, "`note`: is not a known field"),
         ({"purpose": "Ship."}, "begins another trace"),
-        ({"events": 3}, "no such field is known here"),
+        ({"events": 3}, "is not a known field"),
     ],
 )
 @pytest.mark.parametrize("last", [False, True])

@@ -54,7 +54,6 @@ PROMPT_NAMES = (
     "contrast",
     "other_purpose",
     "judge",
-    "meta_judge",
 )
 
 

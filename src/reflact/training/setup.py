@@ -329,7 +329,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
 def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
     if not config.uses_critic:
         return
-    reason = "critic.notes" if config.critic.annotate else "environment.grader: critic"
+    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
     if not config.models.critic.model:
         raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
     if config.environment.grader == "critic" and overrides.environment is not None:
@@ -338,7 +338,7 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
             "passed in Python: give that one a CriticGrader"
         )
     if config.critic.annotate and overrides.annotator is not None:
-        raise ConfigError("critic.notes is on, and an annotator is passed in Python: choose one of them")
+        raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
 
 
 def _find_critic(collaborator: object) -> CriticDescription | None:

@@ -45,8 +45,8 @@ def huge(text: str) -> Transition:
         (lambda: Trace("p", id="\ud800"), "on one line"),
         (lambda: Trace("p").record("text"), "what is recorded is a str; give a Transition("),  # type: ignore[arg-type]
         (lambda: Trace("p").record(STEP, 0.5), "the score of a step is a float; give what"),  # type: ignore[arg-type]
-        (lambda: Trace("p").record(STEP, Label(progress_after=1, source="human")), "record(step, gold=...)"),  # type: ignore[arg-type]
-        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Gold("),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, Label(progress_after=1, source="human")), "record(step, label=...)"),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Label("),  # type: ignore[arg-type]
         (lambda: Trace("p", id="t").record(huge("n")), "step 0 of trace t cannot be written: "),
     ],
 )
@@ -106,16 +106,16 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
         with pytest.raises(DataError, match="the purpose is None; give text"):
             await calibrator.critic.score(STEP, purpose=wrong)
         one: Any = Trace("p")
-        with pytest.raises(DataError, match=r"what is learned from is a Trace; give a list of traces"):
+        with pytest.raises(DataError, match=r"`traces` is a Trace; give a list of traces"):
             await calibrator.calibrate(one)
-        with pytest.raises(DataError, match="what is held out, number 1, is a str; give a Trace"):
+        with pytest.raises(DataError, match="`heldout`, number 1, is a str; give a Trace"):
             await calibrator.calibrate([], heldout=[one, "run.jsonl"])  # type: ignore[list-item]
-        with pytest.raises(DataError, match="what is submitted is a str"):
+        with pytest.raises(DataError, match="the submitted trace is a str"):
             calibrator.submit("run.jsonl")  # type: ignore[arg-type]
-        with pytest.raises(DataError, match="what is handed over is None"):
+        with pytest.raises(DataError, match="the submitted trace is None"):
             await calibrator.submit_and_wait(wrong)
-        with pytest.raises(ConfigError, match="judges: one comparison shows one order only"):
-            Calibrator(llm, memory, judges=1)
+        with pytest.raises(ConfigError, match="n_judges: one comparison shows one order only"):
+            Calibrator(llm, memory, n_judges=1)
     assert not llm.calls
 
 
@@ -167,18 +167,18 @@ def configured(folder: Path, **more: JsonValue) -> Path:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"judges": 3}, "unknown key judges; did you mean calibrator.contrast.judges?"),
-        ({"calibrator": {"judges": 3}}, "did you mean calibrator.contrast.judges?"),
+        ({"n_judges": 3}, "unknown key n_judges; did you mean calibrator.contrast.n_judges?"),
+        ({"calibrator": {"n_judges": 3}}, "did you mean calibrator.contrast.n_judges?"),
         (
             {"calibrator": {"contrast": {"judge": 3}}},
-            "unknown key calibrator.contrast.judge; did you mean judges?",
+            "unknown key calibrator.contrast.judge; did you mean n_judges?",
         ),
         ({"trace": "traces"}, "unknown key trace; did you mean traces?"),
         ({"budgets": {"max_calls": 3}}, "unknown key budgets; did you mean budget?"),
         ({"max_calls": 3}, "unknown key max_calls; did you mean budget.max_calls?"),
         (
-            {"calibrator": {"slices": 1}},
-            "calibrator.slices: Input should be greater than or equal to 2 (got 1)",
+            {"calibrator": {"holdout_folds": 1}},
+            "calibrator.holdout_folds: Input should be greater than or equal to 2 (got 1)",
         ),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path, more: dict[str, JsonVa
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"purpose": "p"', "it is no whole JSON"),
+        ('{"purpose": "p"', "it is not complete JSON"),
         ('{"purpose": 4}', "`purpose`: input should be a valid string, got 4"),
         ('{"purpose": "p"}', "`transition`: is missing"),
     ],

@@ -155,7 +155,7 @@ def test_no_text_adds_an_element_or_an_attribute(text: str) -> None:
     def bones(report: CalibrationReport) -> list[tuple[str, tuple[str, ...]]]:
         return [(node.name, tuple(node.attributes)) for node in page_of(report).all()]
 
-    said = NOTHING.model_copy(update={"outlook": text, "not_tested_reason": text})
+    said = NOTHING.model_copy(update={"power_summary": text, "not_tested_reason": text})
     assert bones(said) == bones(NOTHING.model_copy(update={"not_tested_reason": ""}))
 
 
@@ -285,7 +285,7 @@ def test_the_rounds_are_drawn_in_order_with_their_intervals() -> None:
 
 def test_a_calibration_without_rounds_has_no_course() -> None:
     """One measurement is no course: the page says that there was none instead of drawing it."""
-    root = page_of(everything().model_copy(update={"by_round": (measures(1),)}))
+    root = page_of(everything().model_copy(update={"metrics_by_round": (measures(1),)}))
     assert "rounds-error-title" not in [node.attributes.get("id") for node in root.all()]
     assert "No round was made." in page_of(NOTHING).text
     assert "3 rounds were made, and the critic was not measured after any of them." in root.text

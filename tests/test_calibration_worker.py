@@ -9,12 +9,13 @@ from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, steps
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings, HoldoutBy, PairSettings
-from reflact.calibration.events import CalibrationEvent, TestPostponed, TraceAccepted
+from reflact.calibration.events import BatchTestPostponed, CalibrationEvent, TraceAccepted
 from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
+from reflact.memory import protocols
 from reflact.memory.models import Evaluation
-from reflact.memory.protocols import StoredTrace, TestableTrace
+from reflact.memory.protocols import StoredTrace
 
 BY_TRACE = HoldoutRule(4, "trace")
 
@@ -54,8 +55,8 @@ class Counting(ListMemory):
         self.loaded.append(trace_id)
         return await super().trace(trace_id)
 
-    async def testable(self, *, before: int | None, most: int) -> tuple[TestableTrace, ...]:
-        found = await super().testable(before=before, most=most)
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[protocols.TestableTrace, ...]:
+        found = await super().testable_traces(before=before, limit=limit)
         self.pages.append(len(found))
         return found
 
@@ -101,12 +102,12 @@ def test_pairs_wait_for_fresh_traces_when_the_error_probability_is_used_up() -> 
 
     async def wear_out() -> None:
         while not is_level_used_up(20, len(memory.booked)):
-            await memory.open_test([], held_out="given", traces=[one.recording for one in held])
+            await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held])
 
     anyio.run(wear_out)
     made = len(memory.booked)
     _, told = worked_on([*held, *learn[:10]], chosen, memory)
-    waits = [one.explanation for one in told if isinstance(one, TestPostponed)]
+    waits = [one.explanation for one in told if isinstance(one, BatchTestPostponed)]
     assert len(waits) == 1
     assert "record at least 20 fresh traces" in waits[0]
     for trace in held:
@@ -136,7 +137,7 @@ def test_copies_beside_an_agent_are_one_trace() -> None:
     traces = [*(recorded(name, content="one run") for name in held), *map(recorded, others)]
     memory, told = worked_on(traces, settings())
     assert memory.booked == []
-    assert [one.n_traces for one in told if isinstance(one, TestPostponed)] == [1]
+    assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [1]
 
 
 @pytest.mark.slow

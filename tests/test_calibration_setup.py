@@ -26,8 +26,8 @@ PURPOSE = "Write a report."
 SAID = {
     "reasoning": "A file is there.",
     "evidence": ["one file"],
-    "progress_before": 0,
-    "progress_after": 3,
+    "phi_before": 0,
+    "phi_after": 3,
     "confidence": 0.9,
 }
 

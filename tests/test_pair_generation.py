@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from pydantic import JsonValue
 
 from contrast_world import PURPOSE, PlainCritic, event, mistaken, round_of
-from reflact import Calibrator, Trace
+from memory_pairs import make_pair
+from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs, select_events
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.meta_judge import judge_evaluations
 from reflact.calibration.mistakes import GenerationResult
 from reflact.calibration.perturbations import DistanceBand, build_candidates, find_reference
+from reflact.concurrency import INLINE_LIMIT
 from reflact.errors import DataError
-from reflact.memory.models import Action, Label, ScoreEvent, Transition
+from reflact.memory.cards import ScanFinding, compute_subject_hash, subject_hash
+from reflact.memory.models import Action, ContrastPair, Label, ScoreEvent, Transition
 from reflact.memory.protocols import StoredTrace
-from reflact.memory.store import MemoryStore
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
+from reflact.types import digest_json
 
 pytestmark = pytest.mark.anyio
 
@@ -138,23 +141,6 @@ async def test_without_gold_samples_that_agree_make_pairs() -> None:
     assert [drop.reason for drop in (await made(unscored(gold=False))).dropped] == ["unverified"] * 4
 
 
-async def test_there_is_nothing_to_judge_where_nobody_evaluated() -> None:
-    """The judge of evaluations is asked about those that there are, and about nothing else."""
-    asked: list[Transition] = []
-
-    def middling(*call: object) -> JsonValue:
-        asked.append(event().transition)
-        points = dict.fromkeys(("accuracy", "evidence", "consistency", "calibration", "usefulness"), 5)
-        return {**points, "feedback": "Middling."}
-
-    judge, critic = ScriptedLLM(middling, identity="judge"), ScriptedLLM(middling, identity="critic")
-    found = await judge_evaluations(
-        [unscored(0), event(1)], purpose=PURPOSE, trace_id="t", judge=judge, critic=critic
-    )
-    assert [one.step for one in found] == [1]
-    assert len(asked) == 1
-
-
 # ------------------------------------------------------------------------------------------- purpose
 
 
@@ -210,8 +196,8 @@ def counted(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallI
     return {
         "reasoning": f"{after} are sorted.",
         "evidence": ["are sorted"],
-        "progress_before": before,
-        "progress_after": after,
+        "phi_before": before,
+        "phi_after": after,
         "confidence": 0.9,
     }
 
@@ -221,7 +207,7 @@ async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -
     learn = [letters(f"learn {n}", gold=False) for n in range(3)]
     labelled = [letters(f"held out {n}", gold=True) for n in range(20)]
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(counted), memory, n_judges=0)
         report = await calibrator.calibrate(learn, heldout=labelled)
         assert {one.pair.label_source for one in await memory.pairs()} == {"agreement"}
     assert (len(report.tests), report.tests[0].n_traces) == (1, 20)
@@ -230,7 +216,7 @@ async def test_labels_on_held_out_traces_are_enough_for_a_test(tmp_path: Path) -
 async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
     """Pairs are made of what samples agree on, and wait: no trace is there that could test them."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(counted), memory, n_judges=0)
         report = await calibrator.calibrate(
             [letters(f"run {n}", gold=False) for n in range(8)], allow_untested=True
         )
@@ -245,9 +231,113 @@ async def test_without_any_gold_nothing_is_promoted(tmp_path: Path) -> None:
 async def test_gold_alone_calibrates_a_critic(tmp_path: Path) -> None:
     """Logs with a program's score and no critic's are learned from and tested on."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
-        calibrator = Calibrator(ScriptedLLM(counted), memory, judges=0)
+        calibrator = Calibrator(ScriptedLLM(counted), memory, n_judges=0)
         report = await calibrator.calibrate([letters(f"run {n}", gold=True) for n in range(110)])
         assert {one.pair.label_source for one in await memory.pairs()} == {"human"}
     assert len(report.tests) == 1
     assert report.held_out.before is not None
     assert report.held_out.before.error.value == 0
+
+
+# ---------- long states
+
+
+def longer(step: ScoreEvent, rows: int) -> ScoreEvent:
+    """Return a step whose states have so many fields more, which do not change."""
+    more: dict[str, JsonValue] = {f"row {n}": {"text": "some words"} for n in range(rows)}
+    before, after = step.transition.before, step.transition.after
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    grown = Transition(before={**before, **more}, action=step.transition.action, after={**after, **more})
+    return step.model_copy(update={"transition": grown})
+
+
+class Where:
+    """Known ids: none; remembers on which threads it was asked."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __contains__(self, pair_id: object) -> bool:
+        self.threads.add(threading.get_ident())
+        return False
+
+
+async def made_of(steps: Iterable[ScoreEvent], known: Where) -> GenerationResult:
+    """Make the pairs of steps that need no model."""
+    return await generate_contrast_pairs(
+        tuple(steps),
+        purpose=PURPOSE,
+        trace_id="t",
+        round_plan=round_of(),
+        llm=ScriptedLLM(mistaken),
+        settings=ContrastSettings(n_judges=0),
+        known_pair_ids=known,
+    )
+
+
+@pytest.mark.parametrize("rows", [0, INLINE_LIMIT])
+async def test_pairs_of_long_states_are_made_off_the_loop(rows: int) -> None:
+    """Perturbed inputs and their ids are computed on another thread where states are long, else in place."""
+    known = Where()
+    made = await made_of([longer(event(n), rows) for n in range(3)], known)
+    assert made.pairs
+    assert (known.threads != {threading.get_ident()}) is (rows > 0)
+
+
+async def test_long_states_make_the_pairs_that_short_ones_make() -> None:
+    """What does not change makes no difference to what is made of steps, and in which order."""
+    few = await made_of([event(n) for n in range(3)], Where())
+    many = await made_of([longer(event(n), INLINE_LIMIT) for n in range(3)], Where())
+
+    def told(made: GenerationResult) -> list[object]:
+        pairs = [
+            (p.construction, p.mistake, p.right, p.wrong.progress_after, p.provenance) for p in made.pairs
+        ]
+        return [pairs, made.dropped, made.n_candidates]
+
+    assert told(few) == told(many)
+
+
+@pytest.mark.parametrize("rows", [0, INLINE_LIMIT])
+async def test_pairs_of_long_states_are_scanned_off_the_loop(rows: int, tmp_path: Path) -> None:
+    """A store looks at the texts of a long pair on another thread, at those of a short one in place."""
+    threads: set[int] = set()
+
+    def scan(texts: Iterable[str]) -> ScanFinding | None:
+        threads.add(threading.get_ident())
+        return None
+
+    step = longer(event(), rows)
+    pair = make_pair().model_copy(update={"transition": step.transition})
+    async with MemoryStore(tmp_path / "memory.db", scan=scan) as store:
+        assert (await store.submit(pair)).is_new
+        assert (await store.pairs())[0].pair == pair
+    assert (threads == {threading.get_ident()}) is (rows == 0)
+
+
+def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
+    """A pair's id follows from its content, also where it is the changed copy of one whose id is known."""
+
+    def id_of(pair: ContrastPair) -> str:
+        names = {"purpose", "transition", "right", "wrong", "mistake", "scope"}
+        fields = pair.model_dump(mode="json", include=names)
+        return digest_json(fields | {side: getattr(pair, side).hashed_fields for side in ("right", "wrong")})
+
+    pair, other = make_pair(), longer(event(), 3).transition
+    assert pair.id == id_of(pair)
+    changes: dict[str, object] = {
+        "purpose": "another",
+        "transition": other,
+        "right": pair.wrong,
+        "wrong": pair.right,
+        "mistake": "mine",
+        "scope": pair.scope.model_copy(update={"user": "me"}),
+    }
+    for name, value in changes.items():
+        copied = pair.model_copy(update={name: value})
+        assert copied.id == id_of(copied) != pair.id
+        assert subject_hash(copied) == compute_subject_hash(copied.purpose, copied.transition)
+    judged = pair.model_copy(update={"n_judgements": 2, "agreement": 1.0, "reason": "so"}, deep=True)
+    assert judged.id == id_of(judged) == pair.id
+    assert pair == ContrastPair.model_validate(pair.model_dump())

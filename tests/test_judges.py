@@ -191,7 +191,7 @@ async def test_hopeless_comparisons_end_early() -> None:
 async def test_difficulty_is_the_share_that_erred() -> None:
     """A kept pair says how many judges there were and which share found it; a lost one is a drop."""
     gold = Label(progress_before=2, progress_after=6, source="human", reasoning="Half of it.")
-    steps = [event(n, said=(2, 9)).model_copy(update={"gold": gold}) for n in range(10)]
+    steps = [event(n, said=(2, 9)).model_copy(update={"label": gold}) for n in range(10)]
 
     async def made(accuracy: float) -> GenerationResult:
         return await generate_contrast_pairs(

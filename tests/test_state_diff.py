@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from reflact.calibration.rendering import estimate_tokens, truncate_to_tokens
-from reflact.calibration.state_diff import NO_CHANGE_TEXT, list_changes, show_change, show_state
+from reflact.calibration.state_diff import (
+    NO_CHANGE_TEXT,
+    TransitionView,
+    list_changes,
+    show_change,
+    show_state,
+    view_transition,
+)
+from reflact.memory.cards import compute_subject_hash
+from reflact.memory.models import Action, Transition
 
 VALUES: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "b\nc", "\ud800"]),
@@ -138,3 +147,28 @@ def test_a_cut_fits_and_says_what_is_missing(text: str, room: int) -> None:
     assert text.endswith(tail)
     assert len(head) + len(tail) + int(mark[1].replace(",", "")) >= len(text) - 2
     assert estimate_tokens(short) <= room or (head, tail) == ("", "")
+
+
+# ---------- seen
+
+STATES: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(before=STATES, after=STATES, name=st.text(), arguments=STATES)
+def test_what_is_made_in_parts_is_what_is_made_at_once(
+    before: JsonValue, after: JsonValue, name: str, arguments: JsonValue
+) -> None:
+    """Hashes and texts are those of the transition, made once."""
+    step = Transition(before=before, action=Action(name=name, arguments=arguments), after=after)
+    texts = TransitionView(step)
+    assert texts.canonical_json == step.canonical_json
+    assert texts.subject_hash("p") == compute_subject_hash("p", step)
+    assert (texts.before_text, texts.after_text) == (show_state(before), show_state(after))
+    assert texts.change_text == show_change(before, after)
+    assert texts.short_change_text == show_change(before, after, shorten=True)
+    assert view_transition(texts) is texts
+    assert view_transition(step).transition is step

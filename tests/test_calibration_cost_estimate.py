@@ -5,44 +5,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from calibrate_command import configured, flattering, one_line, record, reflact
 from calibration_memory import ListMemory
-from flattered_world import PURPOSE, answer, steps
+from flattered_world import PURPOSE, answer, flattered_traces
 from reflact import Calibrator, Critic, Trace
 from reflact.calibration.config import CalibratorSettings, PairSettings
 from reflact.calibration.cost_estimate import CalibrationCostEstimate
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.errors import ReplyError
-from reflact.memory.models import ContrastPair, Evaluation, Provenance
+from reflact.memory.models import ContrastPair, Provenance
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 
 pytestmark = pytest.mark.anyio
-
-CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
-
-
-def trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
-    """Return a trace of two steps whose critic was flattered wherever it claims success."""
-    claims = CLAIMS[2 * number : 2 * number + 2]
-    made = Trace(purpose, id=f"{name} {number}")
-    for place, (step, right) in enumerate(steps(made.id, number, count=2, claims=claims)):
-        said = Evaluation(
-            progress_before=right.progress_before,
-            progress_after=min(10.0, right.progress_after + 3 * claims[place]),
-            reasoning="The agent says that all is finished.",
-            evidence=("filed",),
-        )
-        made.record(step, said, label=right if gold else None)
-    return made
-
-
-def traces(name: str, number: int, *, gold: bool = True) -> list[Trace]:
-    """Return several of them."""
-    return [trace(name, n, gold=gold) for n in range(number)]
 
 
 def settings(
@@ -86,7 +66,9 @@ async def test_a_calibration_stays_between_its_bounds(
 ) -> None:
     """What a store of calls pays for is at least the low count; all that is asked is at most the high one."""
     how = settings(judges=judges, rounds=rounds, patience=patience)
-    estimate, calls = await taken(how, traces("learn", 8, gold=gold), traces("held out", 20))
+    estimate, calls = await taken(
+        how, flattered_traces("learn", 8, gold=gold), flattered_traces("held out", 20)
+    )
     assert estimate.min_calls <= different(calls).total()
     assert len(calls) <= estimate.max_calls
 
@@ -113,13 +95,17 @@ def first_always(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: 
 async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer], gold: bool) -> None:
     """However often replies are refused, samples fail and judges err: calls do not exceed the bound."""
     how = settings(judges=4, rounds=2, patience=2, per_event=4)
-    estimate, calls = await taken(how, traces("learn", 5, gold=gold), traces("held out", 20), script)
+    estimate, calls = await taken(
+        how, flattered_traces("learn", 5, gold=gold), flattered_traces("held out", 20), script
+    )
     assert estimate.min_calls <= len(calls) <= estimate.max_calls
 
 
 async def test_too_few_held_out_traces_are_said_beforehand() -> None:
     """With nineteen of them there is one round, and the words say what is missing."""
-    estimate, calls = await taken(settings(rounds=3), traces("learn", 4), traces("held out", 19))
+    estimate, calls = await taken(
+        settings(rounds=3), flattered_traces("learn", 4), flattered_traces("held out", 19)
+    )
     assert estimate.missing_reason is not None
     assert "19 held-out traces" in estimate.power_summary
     assert estimate.max_rounds == 1
@@ -128,7 +114,7 @@ async def test_too_few_held_out_traces_are_said_beforehand() -> None:
 
 async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
     """Traces without gold are held out in vain, and that is said before they are paid for."""
-    held_out = traces("held out", 30, gold=False)
+    held_out = flattered_traces("held out", 30, gold=False)
     estimate = await Calibrator(ScriptedLLM(obliging), ListMemory()).estimate_cost([], heldout=held_out)
     assert (estimate.n_held_out_traces, estimate.n_held_out_steps, estimate.max_calls) == (0, 0, 0)
     assert estimate.missing_reason is not None
@@ -136,7 +122,7 @@ async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
 
 async def test_anchors_are_measured_and_never_learned_from() -> None:
     """An anchor that is to be kept counts like one that is; its trace has no candidates."""
-    learn = traces("learn", 3)
+    learn = flattered_traces("learn", 3)
     event = learn[0].events[0]
     assert event.evaluation is not None
     anchor = ContrastPair(
@@ -152,17 +138,20 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
     )
     llm, memory = ScriptedLLM(obliging), ListMemory()
     calibrator = Calibrator(llm, memory, settings=settings())
-    plain = await calibrator.estimate_cost(learn, heldout=traces("held out", 20))
-    given = await calibrator.estimate_cost(learn, heldout=traces("held out", 20), anchors=[anchor])
+    plain = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20))
+    given = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
     memory.kept = (anchor,)
-    assert await calibrator.estimate_cost(learn, heldout=traces("held out", 20), anchors=[anchor]) == given
+    assert (
+        await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
+        == given
+    )
     assert (plain.n_anchor_steps, given.n_anchor_steps) == (0, 1)
     assert plain.max_candidates - given.max_candidates == 4
 
 
 async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
     """Where nothing is passed to test on, the rule's slice of the traces is counted as held out."""
-    given = traces("any", 90)
+    given = flattered_traces("any", 90)
     calibrator = Calibrator(ScriptedLLM(obliging), ListMemory(), settings=settings())
     estimate = await calibrator.estimate_cost(given)
     report = await calibrator.calibrate(given)
@@ -175,7 +164,7 @@ async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
 
 async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
     """Its samples multiply all scores."""
-    learn, held_out = traces("learn", 2), traces("held out", 20)
+    learn, held_out = flattered_traces("learn", 2), flattered_traces("held out", 20)
     llm = ScriptedLLM(obliging)
     alone = await Calibrator(llm, ListMemory(), settings=settings()).estimate_cost(learn, heldout=held_out)
     critic = Critic(llm, settings=Critic(llm).settings.model_copy(update={"n_samples": 3}))
@@ -183,3 +172,44 @@ async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
     three = await calibrator.estimate_cost(learn, heldout=held_out)
     assert three.min_calls == 3 * alone.min_calls
     assert three.max_calls > 2 * alone.max_calls
+
+
+# ---------- calibration budget
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with traces to learn from and others that are held out."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    return tmp_path
+
+
+def test_the_command_says_what_is_kept_and_goes_on(folder: Path) -> None:
+    """When its budget is spent it says what is kept, and the same command goes on."""
+    with flattering() as (url, asked):
+        path, small = configured(folder, url), ("--set", "budget.max_calls=30")
+        stopped = reflact(path, *small)
+        again = one_line(reflact(path, "--dry-run").stdout)
+        whole = reflact(path)
+        assert len(set(asked)) == len(asked)
+    assert stopped.exit_code == 1
+    *_, kept, error = stopped.stderr.splitlines()
+    assert kept.startswith(
+        "stopped in round 1, with 6 of its 6 traces done, 6 pairs made in all, and batches"
+    )
+    assert "the answers of the 30 calls that were paid for are in the store" in kept
+    assert "goes on with the test of round 1" in kept
+    assert error.startswith("error: budget.max_calls is 30: 30 are used")
+    assert "was begun and stopped: it goes on from there" in again
+    assert whole.exit_code == 0, whole.output
+
+
+def test_one_that_cannot_begin_says_so(folder: Path) -> None:
+    """Without any call nothing is done, and that is what is said."""
+    with flattering() as (url, asked):
+        stopped = reflact(configured(folder, url), "--set", "budget.max_calls=0", "--show", "quiet")
+        assert asked == []
+    assert (
+        "stopped before the first round: no call was answered, so there is nothing to keep" in stopped.stderr
+    )

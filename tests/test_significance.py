@@ -45,7 +45,7 @@ def side(*said: float, traces: int = TRACES) -> list[ScoredStep]:
 
 def decided(without: list[ScoredStep], with_: list[ScoredStep], **options: object) -> ReplayTestResult:
     """Return the outcome of a test that has enough traces."""
-    found = decide_replay_test(without, with_, **{"before": 0, **options})  # type: ignore[arg-type]
+    found = decide_replay_test(without, with_, **{"n_earlier_tests": 0, **options})  # type: ignore[arg-type]
     assert isinstance(found, ReplayTestResult)
     return found
 
@@ -127,12 +127,12 @@ def test_a_later_batch_needs_more() -> None:
     signs = make_rng(1, "later")
     with_ = [step(t, 0, 4, 5 if signs.random() < 0.85 else 9) for t in range(TRACES)]
     assert decided(side(7), with_).outcome == "better"
-    assert decided(side(7), with_, before=999).outcome == "not_shown"
+    assert decided(side(7), with_, n_earlier_tests=999).outcome == "not_shown"
 
 
 def test_a_step_without_a_score_stays_in_the_test() -> None:
     """Twenty traces of one step each, one without a score: a batch that helps the others passes."""
-    found = decided(side(7, traces=19), side(4, traces=19), silent=[UnscoredStep("t019", 0.0)])
+    found = decided(side(7, traces=19), side(4, traces=19), unscored=[UnscoredStep("t019", 0.0)])
     assert (found.outcome, found.n_traces, found.n_transitions, found.n_unscored) == ("better", 20, 20, 1)
 
 
@@ -140,10 +140,10 @@ def test_a_batch_that_makes_the_critic_fall_silent_does_not_pass() -> None:
     """What it takes from the errors that are left does not make up for steps without a score."""
     scores = [step(trace, 0, 4, 7) for trace in range(TRACES)]
     gone = [UnscoredStep(one.trace_id, bound_unscored_effect(one.label, one, None)) for one in scores[:8]]
-    found = decided(scores[8:], [step(t, 0, 4, 6.5) for t in range(8, TRACES)], silent=gone)
+    found = decided(scores[8:], [step(t, 0, 4, 6.5) for t in range(8, TRACES)], unscored=gone)
     assert (found.outcome, found.n_unscored) == ("not_shown", 8)
     assert found.effect.value < 0
-    assert decided(scores[8:], scores[8:], silent=gone, use="demote").outcome == "worse"
+    assert decided(scores[8:], scores[8:], unscored=gone, use="demote").outcome == "worse"
 
 
 @pytest.mark.parametrize(("gold", "farthest"), [(0, 10), (4, 6), (5, 5), (10, 10)])

@@ -187,12 +187,12 @@ async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_pat
             self,
             unit_ids: Sequence[str],
             *,
-            held_out: str,
+            holdout_id: str,
             traces: Collection[TraceIdentity],
-            use: Literal["promote", "demote"] = "promote",
+            kind: Literal["promote", "demote"] = "promote",
         ) -> BatchTest:
             await faster.calibrate(learn, heldout=heldout)
-            return await super().open_test(unit_ids, holdout_id=held_out, traces=traces, kind=use)
+            return await super().open_test(unit_ids, holdout_id=holdout_id, traces=traces, kind=kind)
 
     async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
         faster = Calibrator(flattered(), other, settings=SETTINGS)
@@ -227,7 +227,7 @@ async def test_what_turns_out_to_harm_is_taken_back(tmp_path: Path) -> None:
 PROCESS = """
 import anyio, sys
 from reflact import Critic, MemoryStore
-from test_closed_loop import SETTINGS, traces
+from test_calibration_rounds import SETTINGS, traces
 from flattered_world import flattered
 from reflact.calibration.calibrator import Calibrator
 
@@ -235,7 +235,7 @@ async def main():
     async with MemoryStore(sys.argv[1]) as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
         learn, heldout = await traces(calibrator, "learn", 8), await traces(calibrator, "held out", 24)
-        print((await calibrator.calibrate(learn, heldout=heldout)).promoted)
+        print((await calibrator.calibrate(learn, heldout=heldout)).n_promoted)
 
 anyio.run(main)
 """
