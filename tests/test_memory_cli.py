@@ -144,7 +144,7 @@ def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
     assert done.stdout == f"wrote {len(file.read_text(encoding='ascii').splitlines())} lines to {file}\n"
     assert run("export", store).stdout == file.read_text(encoding="ascii")
     assert "new: 2 units, 0 traces" in run("import", other, file).stdout
-    assert json.loads(run("import", other, file, "--json").stdout)["units"] == 0
+    assert json.loads(run("import", other, file, "--json").stdout)["n_units"] == 0
     assert run("list", other, "--status", "quarantined", "--json").stdout.count("\n") == 4
 
 

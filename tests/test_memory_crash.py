@@ -52,7 +52,7 @@ LOAD = """
             evaluation = Evaluation(progress_before=0, progress_after=1, reasoning="r" * 3000)
             await memory.append(trace, ScoreEvent(step=n, transition=transition, evaluation=evaluation))
             acknowledge("event", f"{trace}-{n}")
-            test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
+            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
             acknowledge("test", test.number)
             await memory.close_test(test.number, evidence_for(test, promoted=n % 2 == 0))
             if n % 2 == 0:
@@ -71,7 +71,7 @@ SHARE = """
             shared = [make_pair(n, note="shared") for n in range(10)]
             own = [make_pair(n, note=name) for n in range(pairs)]
             await fan_out(memory.submit, shared + own, limit=8)
-            test = await memory.open_test([own[0].id], held_out="h", traces=HELD_OUT)
+            test = await memory.open_test([own[0].id], holdout_id="h", traces=HELD_OUT)
             await memory.close_test(test.number, evidence_for(test))
             acknowledge("before", test.before)
 

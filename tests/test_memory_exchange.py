@@ -139,7 +139,7 @@ async def test_what_comes_in_is_scanned(tmp_path: Path) -> None:
 
 
 def another_right(value: Any) -> None:
-    value["pair"]["right"]["phi_after"] = 9
+    value["pair"]["right"]["progress_after"] = 9
 
 
 def half(value: Any) -> None:

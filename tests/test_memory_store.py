@@ -169,7 +169,7 @@ async def test_evidence_of_another_batch_promotes_nothing(memory: MemoryStore) -
     await fan_out(memory.submit, pairs)
     test = await memory.open_test([pairs[0].id], holdout_id="h", traces=HELD_OUT)
     good = evidence_for(test)
-    for wrong in ({"pair_ids": (pairs[1].id,)}, {"batches_before": 5}):
+    for wrong in ({"pair_ids": (pairs[1].id,)}, {"n_earlier_tests": 5}):
         with pytest.raises(DataError, match="evidence is not that of test 1"):
             await memory.close_test(test.number, good.model_copy(update=wrong))
     assert await status(memory, pairs[0]) == "quarantined"
@@ -182,8 +182,8 @@ async def test_evidence_of_another_batch_promotes_nothing(memory: MemoryStore) -
 UNFIT: list[tuple[dict[str, object], str]] = [
     ({"p_value": 0.5}, "its p-value 0.5 is above its level 0.0152"),
     ({"alpha": 0.025}, "its level is 0.025, and that after 0 tests is 0.0152"),
-    ({"traces": 19, "p_value": 0.001}, "19 traces, and fewer than 20 decide nothing"),
-    ({"transitions": 59}, "60 traces cannot have 59 transitions"),
+    ({"n_traces": 19, "p_value": 0.001}, "19 traces, and fewer than 20 decide nothing"),
+    ({"n_transitions": 59}, "60 traces cannot have 59 transitions"),
     ({"effect": 0.0}, "its effect is 0, which is no gain"),
     ({"effect": float("nan")}, "its effect is nan, which is no gain"),
     ({"p_value": 0.0}, "a p-value of 0 is none that 60 traces can have"),
@@ -605,7 +605,7 @@ async def test_gold_that_comes_with_a_step_again_is_kept(memory: MemoryStore) ->
     await memory.open_trace("t", "Do it.")
     await memory.append("t", event(0))
     for gold in (first, other):
-        assert not await memory.append("t", event(0).model_copy(update={"gold": gold}))
+        assert not await memory.append("t", event(0).model_copy(update={"label": gold}))
         stored = await memory.trace("t")
         assert stored is not None
         assert stored.events[0].label == first

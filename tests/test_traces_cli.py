@@ -95,12 +95,12 @@ def test_traces_are_listed_with_what_they_hold(store: Path) -> None:
     assert found[0] == {
         "id": "monday-1",
         "purpose": "Sort the mail.",
-        "events": 3,
-        "scored": 1,
-        "gold": 2,
-        "pairs": 1,
+        "n_events": 3,
+        "n_scored": 1,
+        "n_labelled": 2,
+        "n_pairs": 1,
     }
-    assert found[1]["pairs"] == 0
+    assert found[1]["n_pairs"] == 0
     table = run("list", store, "--kind", "trace").stdout
     assert [word in table for word in ("monday-22", "Sort the mail.", "scored")] == [True] * 3
 
@@ -164,7 +164,7 @@ def test_only_a_whole_id_is_forgotten(store: Path) -> None:
         assert f"is called '{name}'" in refused.stderr
         assert refused.stderr.endswith(f"these begin so: {others}\n")
     assert "removed 0 stored replies" in run("forget", store, "monday-2", "--calls").stdout
-    assert run("list", store, "--kind", "trace", "--json").stdout.count('"events":3') == 2
+    assert run("list", store, "--kind", "trace", "--json").stdout.count('"n_events":3') == 2
 
 
 def test_the_beginning_of_a_pairs_id_is_only_taken_for_one(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def require_memory(memory: object, *, caller: str) -> None:
     Raises:
         ConfigError: It is none, such as a path.
     """
-    if not callable(getattr(memory, "promoted", None)):
+    if not callable(getattr(memory, "promoted_pairs", None)):
         raise ConfigError(
             f"{caller} needs an open memory and got {describe_type(memory)}: `async with MemoryStore(path) as memory` gives "
             "one"

@@ -66,13 +66,13 @@ def open_test(
     tables.table("memory_tests").insert(
         {
             "number": test.number,
-            "held_out": holdout_id,
-            "before": test.n_earlier_tests,
+            "holdout_id": holdout_id,
+            "n_earlier_tests": test.n_earlier_tests,
             "unit_ids": canonical_json(list(unit_ids)),
-            "use": kind,
-            "traces": canonical_json(list(test.content_fingerprints)),
-            "names": canonical_json(list(test.name_fingerprints)),
-            "since": since,
+            "kind": kind,
+            "content_fingerprints": canonical_json(list(test.content_fingerprints)),
+            "name_fingerprints": canonical_json(list(test.name_fingerprints)),
+            "first_history_row": since,
             "at": format_time(now),
         }
     )
@@ -95,7 +95,7 @@ def close_test(tables: Tables, number: int, evidence: PromotionEvidence, *, now:
         if test.kind == "promote" and evidence.passed_test:
             changing.change_status(tables, row, "promoted", now=now, test=number, evidence=evidence)
         elif test.kind == "promote":
-            tables.table("memory_units").update(row.number, {"refused": 1})
+            tables.table("memory_units").update(row.number, {"failed_test": 1})
         elif not evidence.passed_test:
             changing.change_status(tables, row, "quarantined", now=now, reason=MEASURED_HARM, test=number)
 
@@ -122,7 +122,7 @@ def _read_unchanged_units(tables: Tables, test: BatchTest) -> list[UnitRow]:
     """Return the units of a batch that are as they were when the test was opened."""
     where = (
         "id IN (SELECT value FROM json_each(?)) AND number NOT IN (SELECT unit FROM memory_history "
-        "WHERE sequence > (SELECT since FROM memory_tests WHERE number = ?)) ORDER BY id"
+        "WHERE sequence > (SELECT first_history_row FROM memory_tests WHERE number = ?)) ORDER BY id"
     )
     return units.select_rows(tables, where, (canonical_json(list(test.unit_ids)), test.number))
 
@@ -132,12 +132,12 @@ def read_tests(tables: Tables) -> list[BatchTest]:
     return [
         BatchTest(
             number=row["number"],
-            holdout_id=row["held_out"],
-            n_earlier_tests=row["before"],
+            holdout_id=row["holdout_id"],
+            n_earlier_tests=row["n_earlier_tests"],
             unit_ids=tuple(json.loads(row["unit_ids"])),
-            kind=row["use"],
-            content_fingerprints=tuple(json.loads(row["traces"])),
-            name_fingerprints=tuple(json.loads(row["names"])),
+            kind=row["kind"],
+            content_fingerprints=tuple(json.loads(row["content_fingerprints"])),
+            name_fingerprints=tuple(json.loads(row["name_fingerprints"])),
             evidence=row["evidence"]
             and decode_value(PromotionEvidence, row["evidence"], f"evidence of test {row['number']}"),
             at=parse_time(row["at"]),

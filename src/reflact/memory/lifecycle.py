@@ -63,8 +63,8 @@ def _insert_unit(tables: Tables, unit: Unit, status: CardStatus, reason: str | N
             "version": first.version,
             "trust": first.trust,
             "created_by": first.created_by,
-            "created": at,
-            "changed": at,
+            "created_at": at,
+            "changed_at": at,
             "subject": None if unit.pair is None else subject_hash(unit.pair),
             "scope": encode_value(first.scope),
             "provenance": encode_value(first.provenance),
@@ -92,7 +92,7 @@ def _write_history(
     test: int | None = None,
 ) -> None:
     """Write lines of a unit's history: the state before, the state after, the reason."""
-    same = {"unit": row.number, "test": test, "version": row.version, "at": format_time(now)}
+    same = {"unit": row.number, "test_number": test, "version": row.version, "at": format_time(now)}
     tables.table("memory_history").insert_all(
         {"before": before, "after": after, "reason": reason, **same} for before, after, reason in changes
     )
@@ -141,7 +141,7 @@ def write_status(
     named = build_tags(after, kinds, parse_scope(row))  # type: ignore[arg-type]
     tables.table("memory_units").update(
         row.number,
-        {"status": after, "reason": reason, "refused": 0, "changed": format_time(now), "tags": named},
+        {"status": after, "reason": reason, "failed_test": 0, "changed_at": format_time(now), "tags": named},
     )
     _write_history(tables, row, (row.status, after, reason), now=now, test=test)
 
@@ -160,7 +160,7 @@ def edit_unit(
     said = Unit(row.id, tuple(edited_cards), None).card_texts
     edited = row._replace(version=row.version + 1)
     tables.table("memory_units").update(
-        row.number, {"version": edited.version, "words": build_index_text(said), "refused": 0}
+        row.number, {"version": edited.version, "words": build_index_text(said), "failed_test": 0}
     )
     _write_history(tables, edited, (row.status, "candidate", "edited"), now=now)
     status, reason = choose_status(finding)
@@ -175,7 +175,7 @@ def release_unit(tables: Tables, row: UnitRow, *, reason: str, now: datetime) ->
     """
     if row.status != "quarantined" or row.reason is None:
         raise DataError(f"unit {row.id} is {row.status} and not held; there is nothing to release")
-    tables.table("memory_units").update(row.number, {"reason": None, "changed": format_time(now)})
+    tables.table("memory_units").update(row.number, {"reason": None, "changed_at": format_time(now)})
     _write_history(tables, row, (row.status, row.status, reason), now=now)
 
 
@@ -197,12 +197,12 @@ def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -
 
 WEAKEST_CONDITION = (
     f"kind = ? AND status IN {ACTIVE_STATUSES} "
-    "ORDER BY refused DESC, utility, status = 'promoted', trust, changed, number LIMIT 1"
+    "ORDER BY failed_test DESC, utility, status = 'promoted', trust, changed_at, number LIMIT 1"
 )
 
 
 def _strength_key(row: UnitRow) -> tuple[bool, float, bool, float, str, int]:
-    return not row.refused, row.utility, row.status == "promoted", row.trust, row.changed, row.number
+    return not row.failed_test, row.utility, row.status == "promoted", row.trust, row.changed_at, row.number
 
 
 def count_free(tables: Tables, kind: str, max_active: int) -> int:
@@ -210,7 +210,7 @@ def count_free(tables: Tables, kind: str, max_active: int) -> int:
     free = []
     for kinds in _group_kinds(kind):
         refused = tables.table("memory_units").count_where(
-            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND refused = 1",  # noqa: S608 - constant
+            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND failed_test = 1",  # noqa: S608 - constant
             [json.dumps(kinds)],
         )
         free.append(max_active - _count_active(tables, kinds) + refused)
@@ -253,7 +253,7 @@ AND json_extract(pair, '$.purpose') IN (
 """Pairs of other traces that look at their step under a purpose that one trace alone has."""
 
 CALIBRATION_RESPONSES = """
-key IN (SELECT key FROM calls WHERE substr(sample, 1, instr(sample, '/')) IN
+key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 ('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
 """Replies of models to calibration's questions, by who asked."""

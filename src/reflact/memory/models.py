@@ -98,6 +98,13 @@ class Evaluation(FrozenModel):
         """The change, in -10..10."""
         return self.progress_after - self.progress_before
 
+    @property
+    def hashed_fields(self) -> dict[str, JsonValue]:
+        """Its fields as hashes use them: ids of pairs and calls rest on these names, so they never change."""
+        fields = self.model_dump(mode="json")
+        numbers = {"phi_before": fields.pop("progress_before"), "phi_after": fields.pop("progress_after")}
+        return {**fields, **numbers}
+
 
 class Label(FrozenModel):
     """What is right for a transition, who says so, and how far those who say so are apart (0 for one).
@@ -249,6 +256,7 @@ class ContrastPair(FrozenModel):
     def hashes(self) -> PairHashes:
         """Its hashes; they take time in proportion to the states, once for each object and its copies."""
         said = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
+        said |= {"right": self.right.hashed_fields, "wrong": self.wrong.hashed_fields}
         texts = {name: canonical_json(value) for name, value in said.items()}
         texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}

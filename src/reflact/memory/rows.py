@@ -107,7 +107,7 @@ PAIR_UNIT = "pair"
 
 
 RANK_QUERY = """
-SELECT number, id, trust, utility, changed FROM memory_units
+SELECT number, id, trust, utility, changed_at FROM memory_units
 WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
 """
 
@@ -143,13 +143,13 @@ class UnitRow(NamedTuple):
     kind: str
     status: CardStatus
     reason: str | None
-    refused: int
+    failed_test: int
     version: int
     trust: float
     utility: float
     created_by: str
-    created: str
-    changed: str
+    created_at: str
+    changed_at: str
     scope: str
     provenance: str
     pair: str | None
@@ -257,8 +257,8 @@ def _build_stored_pair(row: UnitRow, unit_origins: tuple[Origin, ...]) -> Stored
         trust=row.trust,
         utility=row.utility,
         created_by=row.created_by,
-        created_at=parse_time(row.created),
-        changed_at=parse_time(row.changed),
+        created_at=parse_time(row.created_at),
+        changed_at=parse_time(row.changed_at),
         origins=unit_origins,
     )
 
@@ -283,8 +283,8 @@ def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> 
             provenance=provenance,
             created_by=row.created_by,
             reason=row.reason,
-            created_at=parse_time(row.created),
-            changed_at=parse_time(row.changed),
+            created_at=parse_time(row.created_at),
+            changed_at=parse_time(row.changed_at),
         )
         for card_id, kind, text in found
         if not kinds or kind in kinds
@@ -307,7 +307,7 @@ def find_units(tables: Tables, query: CardQuery, *, pairs: bool = False) -> list
 def read_history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
     """Return a unit's history, the first change first."""
     changes = tables.execute(
-        "SELECT before, after, reason, test, version, at FROM memory_history WHERE unit = ? "
+        "SELECT before, after, reason, test_number, version, at FROM memory_history WHERE unit = ? "
         "ORDER BY sequence",
         (number,),
     ).fetchall()

@@ -27,19 +27,19 @@ SELECT traces.id, purpose,
     ),
     count(step),
     coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0),
-    coalesce(sum(json_extract(event, '$.gold.source') <> 'agreement'), 0)
+    coalesce(sum(json_extract(event, '$.label.source') <> 'agreement'), 0)
 FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY traces.id ORDER BY traces.id
 """
 
 
 TESTABLE_QUERY = """
-SELECT rowid, id, purpose, content, EXISTS (
+SELECT rowid, id, purpose, content_hash, EXISTS (
     SELECT 1 FROM traces AS copy
     JOIN memory_origins ON memory_origins.trace_id = copy.id
     JOIN memory_units ON memory_units.id = owner
-    WHERE copy.content = traces.content AND pair IS NOT NULL
+    WHERE copy.content_hash = traces.content_hash AND pair IS NOT NULL
 )
-FROM traces WHERE known > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+FROM traces WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
 """
 
 
@@ -170,7 +170,7 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if known is None:
         tables.table("traces").insert(
-            {"id": trace_id, "purpose": canonical_json(purpose), "content": hash_purpose(purpose)}
+            {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
         )
     elif known[0] != canonical_json(purpose):
         raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
@@ -178,7 +178,7 @@ def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
 
 def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     """Append an event; see ``SQLiteTraces.append``."""
-    trace = tables.execute("SELECT content FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    trace = tables.execute("SELECT content_hash FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if trace is None:
         raise DataError(f"trace {trace_id} is not stored; open it before its events are appended")
     stored = tables.execute(
@@ -190,7 +190,7 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         last = not tables.execute(later, (trace_id, event.step)).fetchone()
         content = extend_content_hash(trace[0], event.transition) if trace[0] is not None and last else None
         tables.execute(
-            "UPDATE traces SET content = ?, known = known + ? WHERE id = ?",
+            "UPDATE traces SET content_hash = ?, n_labelled = n_labelled + ? WHERE id = ?",
             (content, _is_labelled(event), trace_id),
         )
         tables.table("trace_events").insert({"trace_id": trace_id, "step": event.step, "event": text})
@@ -210,7 +210,7 @@ def _is_labelled(event: ScoreEvent) -> bool:
 
 def _replace_event(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
     tables.execute(
-        "UPDATE traces SET known = known + ? WHERE id = ?",
+        "UPDATE traces SET n_labelled = n_labelled + ? WHERE id = ?",
         (_is_labelled(event) - _is_labelled(old), trace_id),
     )
     tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
@@ -223,7 +223,7 @@ def store_content_hash(tables: Tables, trace_id: str) -> None:
         content = hash_purpose(stored.purpose)
         for event in stored.events:
             content = extend_content_hash(content, event.transition)
-        tables.table("traces").update(trace_id, {"content": content})
+        tables.table("traces").update(trace_id, {"content_hash": content})
 
 
 def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
