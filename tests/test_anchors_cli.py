@@ -40,7 +40,7 @@ def anchors(store: Path, *options: str) -> Result:
 def test_each_anchor_is_a_line_of_aligned_columns(store: Path) -> None:
     """Its id's beginning, where it comes from, the right score and the purpose, with nothing unseen."""
     head, *lines = anchors(store).stdout.splitlines()
-    assert head == "anchor        trace     step  phi after  purpose"
+    assert head == "anchor        trace     step  progress after  purpose"
     first, second, third = (pair.id[:12] for pair in ANCHORS)
     assert set(lines) == {
         f"{first}  monday       1          3  Write the report.",
@@ -67,5 +67,5 @@ def test_a_memory_without_any_says_so(tmp_path: Path) -> None:
     """Pairs to learn from are no anchors; it is said beside the table where they come from."""
     anyio.run(fill, tmp_path / "memory.db", ())
     found = anchors(tmp_path / "memory.db")
-    assert found.stdout.splitlines() == ["anchor  trace  step  phi after  purpose"]
-    assert "holds no anchors: the key `anchors` of a calibration names a file of them" in found.stderr
+    assert found.stdout.splitlines() == ["anchor  trace  step  progress after  purpose"]
+    assert "has no anchors: the key `anchors` of a calibration names a file of anchors" in found.stderr

@@ -104,11 +104,11 @@ def test_the_command_says_that_the_log_still_holds_it(tmp_path: Path) -> None:
     with reading(path):
         said = forget(path).stdout
         assert "forgot trace zebrafink 1: 20 events" in said
-        assert "still stands in memory.db-wal" in said
-        assert "give this command again" in said
+        assert "memory.db-wal still contains" in said
+        assert "run this command again" in said
         again = forget(path)
         assert again.exit_code == 2
-        assert "may still stand in memory.db-wal, which is being read" in again.stderr
+        assert "memory.db-wal may still contain data" in again.stderr
     done = forget(path)
     assert done.exit_code == 2
     assert "nothing in" in done.stderr

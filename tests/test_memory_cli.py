@@ -59,9 +59,9 @@ def test_a_list_has_a_line_for_each_card_and_columns_that_are_aligned(tmp_path: 
 
     anyio.run(fill_it)
     head, *lines = run("list", tmp_path / "m.db").stdout.splitlines()
-    assert head.split() == ["card", "kind", "status", "utility", "says"]
+    assert head.split() == ["card", "kind", "status", "utility", "text"]
     assert len(lines) == 5
-    at = head.index("says")
+    at = head.index("text")
     assert {line[at:] for line in lines} >= {"Short.", "検索 finds what follows.", f"{'x' * 59}…"}
     assert {line[at - 2 : at] for line in lines} == {"  "}
     assert sum("critic_calibration  quarantined" in line for line in lines) == 1
@@ -86,8 +86,8 @@ def test_a_search_finds_by_words(store: Path) -> None:
 
 def test_a_list_says_that_it_is_empty_or_cut(store: Path) -> None:
     """Both are said beside the table and not in it."""
-    assert "holds no card that was asked for" in run("search", store, "walrus").stderr
-    assert "the first 1 cards; --limit shows more" in run("list", store, "--limit", 1).stderr
+    assert "has no matching cards" in run("search", store, "walrus").stderr
+    assert "only the first 1 cards; --limit shows more" in run("list", store, "--limit", 1).stderr
     assert run("list", store).stderr == ""
 
 
@@ -116,7 +116,7 @@ def test_forgetting_says_what_went(store: Path) -> None:
     for more in ((), ("--json",)):
         again = run("forget", store, "t", *more)
         assert (again.exit_code, again.stdout) == (2, "")
-        assert "came from a trace 't'; list them with" in again.stderr
+        assert "came from a trace 't'; list traces with" in again.stderr
     assert json.loads(run("forget", store, "t", "--calls", "--json").stdout)["unit_ids"] == []
 
 
@@ -129,11 +129,11 @@ def test_replies_go_where_they_are_asked_to(store: Path) -> None:
 
     anyio.run(ask)
     assert (
-        "1 stored replies of models to calibration's questions may quote it"
+        "1 cached replies to questions of calibrations may quote it"
         in run("forget", store, "t").stdout
     )
-    assert "removed 1 stored replies" in run("forget", store, "t", "--calls").stdout
-    assert "removed 0 stored replies" in run("forget", store, "t", "--calls").stdout
+    assert "removed 1 cached replies" in run("forget", store, "t", "--calls").stdout
+    assert "removed 0 cached replies" in run("forget", store, "t", "--calls").stdout
 
 
 def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_an_export_comes_back(store: Path, tmp_path: Path) -> None:
         (("import", "STORE", "STORE"), "cannot read"),
         (("export", "STORE", "nowhere/out"), "cannot write nowhere/out"),
         (("list", "FOREIGN"), "not a SQLite database"),
-        (("import", "STORE", "FOREIGN"), "line 1 is not one"),
+        (("import", "STORE", "FOREIGN"), "line 1 is not part"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

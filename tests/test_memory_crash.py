@@ -59,7 +59,7 @@ LOAD = """
                 acknowledge("promoted", pair.id)
 
     async def main(path, round, writers):
-        async with MemoryStore(path, active_cards=10**6) as memory:
+        async with MemoryStore(path, max_active_cards=10**6) as memory:
             await fan_out(lambda w: writer(memory, f"{round}-{w}"), range(writers))
 
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
@@ -73,7 +73,7 @@ SHARE = """
             await fan_out(memory.submit, shared + own, limit=8)
             test = await memory.open_test([own[0].id], holdout_id="h", traces=HELD_OUT)
             await memory.close_test(test.number, evidence_for(test))
-            acknowledge("before", test.before)
+            acknowledge("before", test.n_earlier_tests)
 
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
@@ -121,8 +121,8 @@ def assert_sound(path: Path) -> None:
     assert column(path, "SELECT sum(units) FROM memory_active") in ({len(units)}, {None})
     last = "(SELECT after FROM memory_history WHERE unit = number ORDER BY sequence DESC LIMIT 1)"
     assert column(path, f"SELECT id FROM memory_units WHERE status <> {last}") == set()
-    unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test NOT IN "
-    proven = "(SELECT number FROM memory_tests WHERE json_extract(evidence, '$.promoted'))"
+    unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test_number NOT IN "
+    proven = "(SELECT number FROM memory_tests WHERE json_extract(evidence, '$.passed_test'))"
     assert column(path, unproven + proven) == set()
 
 

@@ -164,7 +164,7 @@ async def test_a_unit_that_does_not_fit_is_refused_with_its_line(
     changed = altered(lines, unit_of(PROMOTED.id), alter)
     number = next(n for n, line in enumerate(lines, 1) if unit_of(PROMOTED.id)(json.loads(line)))
     async with MemoryStore(tmp_path / "b.db") as other:
-        with pytest.raises(DataError, match=f"line {number}: .* do not fit"):
+        with pytest.raises(DataError, match=f"line {number}: .* do not match"):
             await other.import_lines(changed)
         assert await other.trace_ids() == ()
 
@@ -174,12 +174,12 @@ async def test_a_unit_that_does_not_fit_is_refused_with_its_line(
     [
         ([], "no exported memory"),
         (["", " "], "no exported memory"),
-        (["{"], "line 1 is not one"),
-        (["[" * 100_000], "line 1 is not one"),
-        (['{"type": "unknown"}'], "line 1 is not one"),
-        (['{"type": "reflact_memory", "version": 2}'], "line 1 is not one"),
+        (["{"], "line 1 is not part"),
+        (["[" * 100_000], "line 1 is not part"),
+        (['{"type": "unknown"}'], "line 1 is not part"),
+        (['{"type": "reflact_memory", "version": 2}'], "line 1 is not part"),
         (['{"type": "reflact_memory"}', '{"type": "reflact_memory"}'], "line 2: the first line"),
-        (['{"type": "reflact_memory"}', "", '{"type": "trace"}'], "line 3 is not one"),
+        (['{"type": "reflact_memory"}', "", '{"type": "trace"}'], "line 3 is not part"),
         (['{"type": "trace", "trace": {"id": "t", "purpose": "p", "events": []}}'], "line 1: the first"),
     ],
 )

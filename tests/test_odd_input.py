@@ -98,7 +98,7 @@ async def test_a_number_of_too_many_digits_is_refused(memory: MemoryStore) -> No
         await memory.append("t", event_of(LONG))
     with pytest.raises(DataError, match=r"a pair made of step 1 of trace trace cannot be stored: .*digits"):
         await memory.submit(pair_of(LONG))
-    with pytest.raises(DataError, match="write such a number as a text"):
+    with pytest.raises(DataError, match="write the number as a text"):
         await memory.add_anchors([pair_of(LONG)])
     assert await memory.pairs() == ()
     assert await memory.anchors() == ()

@@ -109,7 +109,7 @@ async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
         await memory.add_anchors([make_pair(1)])
     with pytest.raises(DataError, match="made of trace second"):
         await memory.add_anchors([of_step(make_pair(5), "second", 7)])
-    with pytest.raises(DataError, match=f"speaks of the transition of stored pair {pair.id}"):
+    with pytest.raises(DataError, match=f"has the transition of stored pair {pair.id}"):
         await memory.add_anchors([of_step(pair, "third", 0)])
     assert await memory.anchors() == ()
 

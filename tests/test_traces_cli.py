@@ -62,7 +62,7 @@ def test_files_and_folders_of_traces_are_handed_in(tmp_path: Path) -> None:
     extra = record(tmp_path, "tuesday")
     for source in (tmp_path / "traces", extra):
         said = run("import", path, source).stdout
-        assert said == "new: 0 units, 1 traces with 3 steps, 0 anchors; 0 of the units are held or rejected\n"
+        assert said == "new: 0 units, 1 traces with 3 steps, 0 anchors; 0 of the units need review or were rejected\n"
     extra.write_bytes(extra.read_bytes()[:-3])
     said = run("import", path, extra).stdout
     assert "trace tuesday: 10 bytes of its file are not whole" in said
@@ -108,12 +108,12 @@ def test_traces_are_listed_with_what_they_hold(store: Path) -> None:
 def test_a_trace_is_shown_step_by_step(store: Path) -> None:
     """What was done, what changed, what the critic said and what is right; long changes are cut, marked."""
     shown = run("show", store, "monday-1").stdout
-    assert "steps: 3, 1 scored, 2 with gold" in shown
-    assert "pairs made of it: 1" in shown
+    assert "steps: 3, 1 scored, 2 labelled" in shown
+    assert "pairs: 1" in shown
     assert 'step 0: sort { "letters": 1 }' in shown
     assert "critic: 0 to 7, confidence 0.5" in shown
-    assert "gold: 0 to 2, from human" in shown
-    assert "gold: 0 to 2, from agreement" in shown
+    assert "label: 0 to 2, from human" in shown
+    assert "label: 0 to 2, from agreement" in shown
     assert "characters cut" in shown
     assert "\x1b" not in shown
     whole = json.loads(run("show", store, "monday-1", "--json").stdout)
@@ -163,7 +163,7 @@ def test_only_a_whole_id_is_forgotten(store: Path) -> None:
         assert refused.exit_code == 2
         assert f"is called '{name}'" in refused.stderr
         assert refused.stderr.endswith(f"these begin so: {others}\n")
-    assert "removed 0 stored replies" in run("forget", store, "monday-2", "--calls").stdout
+    assert "removed 0 cached replies" in run("forget", store, "monday-2", "--calls").stdout
     assert run("list", store, "--kind", "trace", "--json").stdout.count('"n_events":3') == 2
 
 
