@@ -121,12 +121,13 @@ class Conversation(Generic[R]):
         for call in message.tool_calls or ():
             if call.type == "function":
                 call.function.arguments = replace_surrogates(call.function.arguments)
-        if self._handlers is not None:
-            self.body = self._handlers.reask_handler(self.body, completion, invalid)
-            return
         ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
-        said = [{"role": "assistant", "content": message.content}] if message.content else []
-        self.body["messages"] += [*said, {"role": "user", "content": ask}]
+        if self._handlers is None:
+            written = [{"role": "assistant", "content": message.content}] if message.content else []
+            self.body["messages"] += [*written, {"role": "user", "content": ask}]
+            return
+        self.body = self._handlers.reask_handler(self.body, completion, invalid)
+        self.body["messages"][-1]["content"] = ask  # instructor's own sentence speaks of JSON alone, and shouts
 
 
 class _Bound(instructor.OpenAISchema):
