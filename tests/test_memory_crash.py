@@ -23,8 +23,10 @@ WRITERS = 6
 PROCESSES = 4
 PAIRS = 250
 HERE = Path(__file__).parent
+HANGS = 600
+"""Seconds after which a process hangs; no test waits for so long."""
 
-HOUSE = """
+PREAMBLE = """
     import os, sys
     from itertools import count
     from pathlib import Path
@@ -80,12 +82,12 @@ SHARE = """
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    source = textwrap.dedent(HOUSE) + textwrap.dedent(script)
+    source = textwrap.dedent(PREAMBLE) + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", source, *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
     )
 
 
@@ -157,7 +159,7 @@ async def test_four_processes_write_one_file(tmp_path: Path) -> None:
     """Four processes that make and write one file at once lose nothing, and count each other's tests."""
     path = tmp_path / "shared.db"
     children = [start(SHARE, str(path), f"p{n}", str(PAIRS)) for n in range(PROCESSES)]
-    said = [child.communicate(timeout=120)[0] for child in children]
+    said = [child.communicate(timeout=HANGS)[0] for child in children]
     assert [child.returncode for child in children] == [0] * PROCESSES
     assert sorted(said) == [f"before {n}\n" for n in range(PROCESSES)]
     assert_sound(path)
