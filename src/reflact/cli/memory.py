@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -23,12 +23,14 @@ from reflact.cli.memory_output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from reflact.calibration.trace import Trace
-    from reflact.memory.models import ContrastPair, Label, MemoryCard
-    from reflact.memory.protocols import ForgetResult, TraceSummary
-    from reflact.memory.store import ImportResult
+    from reflact.memory.models import Label, MemoryCard
+    from reflact.memory.protocols import ForgetResult
+    from reflact.memory.store import ImportResult, MemoryStore
+
+T = TypeVar("T")
 
 MAX_CONCURRENT_TRACES = 8
 """Traces that are imported at a time; concurrent writes share a transaction."""
@@ -76,14 +78,15 @@ def list_stored(
     import anyio
 
     from reflact.errors import UsageError
+    from reflact.memory.store import MemoryStore
 
     kinds = kind or []
     if not set(NON_CARD_KINDS).isdisjoint(kinds) and (len(kinds) > 1 or status):
         raise UsageError(f"--kind {kinds[0]} cannot be combined with other kinds or --status; list it alone")
     if kinds == ["trace"]:
-        print_traces(anyio.run(_read_summaries, store), store, json=json)
+        print_traces(anyio.run(_read_all, store, MemoryStore.summaries), store, json=json)
     elif kinds == ["anchor"]:
-        print_anchors(anyio.run(_read_anchors, store), store, json=json)
+        print_anchors(anyio.run(_read_all, store, MemoryStore.anchors), store, json=json)
     else:
         print_cards(anyio.run(_find_cards, store, "", status, kind, limit), store, limit, json=json)
 
@@ -289,14 +292,9 @@ async def _find_cards(
         return await store.find(query)
 
 
-async def _read_summaries(path: Path) -> tuple[TraceSummary, ...]:
+async def _read_all(path: Path, read: Callable[[MemoryStore], Awaitable[T]]) -> T:
     async with open_existing(path) as store:
-        return await store.summaries()
-
-
-async def _read_anchors(path: Path) -> tuple[ContrastPair, ...]:
-    async with open_existing(path) as store:
-        return await store.anchors()
+        return await read(store)
 
 
 async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:

@@ -132,24 +132,34 @@ def shorten(text: str, limit: int) -> str:
     return words if len(words) <= limit else f"{words[: limit - 1]}…"
 
 
+def _print_table(
+    values: Sequence[FrozenModel],
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right_aligned: Collection[int],
+    json: bool,
+) -> None:
+    """Print values as lines of JSON, or their rows as a table."""
+    for text in (
+        map(format_json_line, values) if json else format_table(names, [*rows], right_aligned=right_aligned)
+    ):
+        typer.echo(text)
+
+
 def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
     """Print traces as a table, or as lines of JSON."""
-    if json:
-        for one in summaries:
-            typer.echo(format_json_line(one))
-        return
-    rows = [
+    rows = (
         (
             one.id,
             *map(str, (one.n_events, one.n_scored, one.n_labelled, one.n_pairs)),
             shorten(one.purpose, MAX_CELL_CHARS),
         )
         for one in summaries
-    ]
+    )
     names = ("trace", "steps", "scored", "labelled", "pairs", "purpose")
-    for text in format_table(names, rows, right_aligned=range(1, 5)):
-        typer.echo(text)
-    if not summaries:
+    _print_table(summaries, names, rows, right_aligned=range(1, 5), json=json)
+    if not summaries and not json:
         typer.echo(
             f"{store} has no traces: a calibration with `traces: FOLDER` reads files from their folder; "
             f"`reflact memory import {store} FOLDER` imports them",
@@ -159,11 +169,7 @@ def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) 
 
 def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
     """Print anchors as a table, or as lines of JSON."""
-    if json:
-        for one in anchors:
-            typer.echo(format_json_line(one))
-        return
-    rows = [
+    rows = (
         (
             one.id[:12],
             one.provenance.trace_id or "",
@@ -172,12 +178,10 @@ def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -
             shorten(one.purpose, MAX_CELL_CHARS),
         )
         for one in anchors
-    ]
-    for text in format_table(
-        ("anchor", "trace", "step", "progress after", "purpose"), rows, right_aligned={2, 3}
-    ):
-        typer.echo(text)
-    if not anchors:
+    )
+    names = ("anchor", "trace", "step", "progress after", "purpose")
+    _print_table(anchors, names, rows, right_aligned={2, 3}, json=json)
+    if not anchors and not json:
         typer.echo(
             f"{store} has no anchors: the key `anchors` of a calibration names a file of anchors", err=True
         )
@@ -185,26 +189,25 @@ def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -
 
 def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
     """Print cards as a table, or as lines of JSON."""
-    if json:
-        for card in cards:
-            typer.echo(format_json_line(card))
-        return
-    rows = [
+    rows = (
         (
             card.id[:12],
             card.kind,
-            card.status if card.reason is None else f"{card.status} ({card.reason})",
+            _describe_status(card),
             f"{card.utility:.2f}",
             shorten(card.strategy or card.content, MAX_CELL_CHARS),
         )
         for card in cards
-    ]
-    for text in format_table(("card", "kind", "status", "utility", "text"), rows, right_aligned={3}):
-        typer.echo(text)
-    if not cards:
+    )
+    _print_table(cards, ("card", "kind", "status", "utility", "text"), rows, right_aligned={3}, json=json)
+    if not json and not cards:
         typer.echo(f"{store} has no matching cards", err=True)
-    elif len(cards) == limit:
+    elif not json and len(cards) == limit:
         typer.echo(f"only the first {limit} cards; --limit shows more", err=True)
+
+
+def _describe_status(card: MemoryCard) -> str:
+    return card.status if card.reason is None else f"{card.status} ({card.reason})"
 
 
 def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
@@ -228,7 +231,7 @@ def _list_facts(card: MemoryCard) -> list[tuple[str, str]]:
     origin = card.provenance
     facts = {
         "pair": card.pair_id,
-        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
+        "status": _describe_status(card),
         "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
         "version": str(card.version),
         "roles": ", ".join(card.scope.roles),

@@ -127,7 +127,9 @@ class Conversation(Generic[R]):
             self.body["messages"] += [*written, {"role": "user", "content": ask}]
             return
         self.body = self._handlers.reask_handler(self.body, completion, invalid)
-        self.body["messages"][-1]["content"] = ask  # instructor's own sentence speaks of JSON alone, and shouts
+        self.body["messages"][-1]["content"] = (
+            ask  # instructor's own sentence speaks of JSON alone, and shouts
+        )
 
 
 class _Bound(instructor.OpenAISchema):

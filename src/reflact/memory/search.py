@@ -53,13 +53,19 @@ def split_words(text: str) -> list[str]:
     ``concurrent=False`` keeps ``regex`` from releasing the interpreter's lock at each word. Two threads that
     alternate so fast would starve the event loop.
     """
-    words: list[str] = []
-    for run in _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold(), concurrent=False):
-        if _UNSPACED.search(run, concurrent=False):
-            words.extend(run[at : at + 2] for at in range(len(run)))
-        else:
-            words.append(run)
-    return words
+    return [
+        word
+        for run in _find_runs(text)
+        for word in ([run[at : at + 2] for at in range(len(run))] if _is_unspaced(run) else [run])
+    ]
+
+
+def _find_runs(text: str) -> list[str]:
+    return _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold(), concurrent=False)
+
+
+def _is_unspaced(run: str) -> bool:
+    return _UNSPACED.search(run, concurrent=False) is not None
 
 
 def build_index_text(texts: Iterable[str]) -> str:
@@ -120,8 +126,8 @@ def _select_rare_words(tables: Tables, words: Sequence[str]) -> list[str]:
 
 def _split_query(text: str) -> Iterator[str]:
     """Yield the words of a query; a single character of an unspaced script matches as a prefix."""
-    for run in _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
-        if not _UNSPACED.search(run):
+    for run in _find_runs(text):
+        if not _is_unspaced(run):
             yield run
         elif len(run) == 1:
             yield f"{run}*"
@@ -145,12 +151,7 @@ def _match_any(column: str, names: Sequence[str]) -> str:
 
 def _list_scope_fields(scope: Scope) -> tuple[tuple[str, Sequence[str]], ...]:
     user = () if scope.user is None else (scope.user,)
-    return (
-        ("role", scope.roles),
-        ("tool", scope.tools),
-        ("task", scope.task_categories),
-        ("user", user),
-    )
+    return ("role", scope.roles), ("tool", scope.tools), ("task", scope.task_categories), ("user", user)
 
 
 def _build_tag(name: str, value: str) -> str:

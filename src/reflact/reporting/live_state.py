@@ -137,7 +137,9 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
         case events.SkillVersionCreated(version=version) if state.current is None:
             state = replace(state, current=version, best=version)
         case events.TrialRequested():
-            earlier = [trial for trial in state.trials if (trial.step, trial.part) == (event.step, event.part)]
+            earlier = [
+                trial for trial in state.trials if (trial.step, trial.part) == (event.step, event.part)
+            ]
             state = replace(state, trials=(*earlier, event))
         case events.StageStarted() | events.StageFinished() | events.StageProgressed():
             state = _update_stage(state, event, at)
