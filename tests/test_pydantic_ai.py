@@ -123,7 +123,7 @@ async def test_a_state_that_is_no_json_is_one_sentence() -> None:
 async def test_a_recorded_run_becomes_a_trace() -> None:
     """Steps are handed over as they happen and scored beside or after the run."""
     seen: list[Transition] = []
-    with record_tools(Shop.state, step=seen.append) as recorder:
+    with record_tools(Shop.state, on_transition=seen.append) as recorder:
         await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
     reply = {
         "reasoning": "r",

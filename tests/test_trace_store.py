@@ -1,4 +1,4 @@
-"""Which steps pairs and anchors were made of: all count, for anchors, held-out traces and forgetting."""
+"""Stored traces: which can test a batch, and which pairs and anchors came from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory.cards import AnchorExclusions, subject_hash
 from reflact.memory.encoding import encode_value
-from reflact.memory.models import Action, ContrastPair, Origin, Provenance, Transition
+from reflact.memory.models import (
+    Action,
+    ContrastPair,
+    Label,
+    LabelSource,
+    Origin,
+    Provenance,
+    ScoreEvent,
+    Transition,
+)
 from reflact.memory.rows import add_origins
 from reflact.memory.store import ImportResult
 from reflact.store.database import Tables
@@ -67,20 +76,21 @@ async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemorySt
     assert stored.origins == (Origin(trace_id="other", step=2),)
 
 
-@pytest.mark.parametrize("state", [None, True, 1, 1.5, "", "1", "\ud800", [], {"a": ["\u00e9"]}])
-def test_what_shows_the_state_that_an_anchor_scores_teaches_nothing(state: JsonValue) -> None:
+def test_what_shows_the_state_that_an_anchor_scores_teaches_nothing() -> None:
     """A step of whatever trace, on either side, under the anchor's purpose; its state before is no reason."""
 
     def step(before: JsonValue, after: JsonValue) -> Transition:
         return Transition(before=before, action=Action(name="look"), after=after)
 
-    anchor = make_pair(1).model_copy(update={"transition": step("empty", state)})
-    held, origin = AnchorExclusions.from_anchors([anchor]), Origin(trace_id="another", step=9)
-    for showing in (step(state, "x"), step("x", state), step(state, state)):
-        assert held.excludes(anchor.purpose, showing, origin)
-        assert not held.excludes("Burn the report.", showing, origin)
-    assert not held.excludes(anchor.purpose, step("empty", "x"), origin)
-    assert not held.excludes(anchor.purpose, step("x", [state]), origin)
+    states: list[JsonValue] = [None, True, 1, 1.5, "", "1", "\ud800", [], {"a": ["\u00e9"]}]
+    for state in states:
+        anchor = make_pair(1).model_copy(update={"transition": step("empty", state)})
+        exclusions, origin = AnchorExclusions.from_anchors([anchor]), Origin(trace_id="another", step=9)
+        for showing in (step(state, "x"), step("x", state), step(state, state)):
+            assert exclusions.excludes(anchor.purpose, showing, origin), state
+            assert not exclusions.excludes("Burn the report.", showing, origin), state
+        assert not exclusions.excludes(anchor.purpose, step("empty", "x"), origin), state
+        assert not exclusions.excludes(anchor.purpose, step("x", [state]), origin), state
 
 
 async def test_an_anchor_that_is_there_stays(memory: MemoryStore) -> None:
@@ -109,7 +119,7 @@ async def test_a_step_that_taught_is_no_anchor(memory: MemoryStore) -> None:
         await memory.add_anchors([make_pair(1)])
     with pytest.raises(DataError, match="made of trace second"):
         await memory.add_anchors([of_step(make_pair(5), "second", 7)])
-    with pytest.raises(DataError, match=f"speaks of the transition of stored pair {pair.id}"):
+    with pytest.raises(DataError, match=f"has the transition of stored pair {pair.id}"):
         await memory.add_anchors([of_step(pair, "third", 0)])
     assert await memory.anchors() == ()
 
@@ -217,3 +227,85 @@ async def test_promotion_and_origins_do_not_touch(memory: MemoryStore) -> None:
     await memory.close_test(test.number, evidence_for(test))
     (stored,) = await memory.pairs()
     assert (stored.status, stored.pair, len(stored.origins)) == ("promoted", pair, 2)
+
+
+def label_by(source: LabelSource = "program") -> Label:
+    return Label(progress_before=0, progress_after=1, source=source)
+
+
+def recorded_trace(
+    name: str, *states: int, source: LabelSource | None = "program", purpose: str = "Count."
+) -> Trace:
+    """Return a trace that went through states."""
+    trace = Trace(purpose, id=name)
+    for state in states:
+        step = Transition(before=state, action=Action(name="add"), after=state + 1)
+        trace.record(step, label=None if source is None else label_by(source))
+    return trace
+
+
+async def content_hashes(memory: MemoryStore) -> dict[str, str]:
+    return {one.id: one.content_hash for one in await memory.testable_traces(before=None, limit=100)}
+
+
+async def test_pages_go_from_the_newest_to_the_oldest(memory: MemoryStore) -> None:
+    """Each trace comes once, whatever the pages; those without label_by from outside do not come at all."""
+    names = [f"t{number * 7 % 10}" for number in range(10)]
+    for number, name in enumerate(names):
+        await recorded_trace(name, number).save_to(memory)
+    await recorded_trace("agreed", 50, source="agreement").save_to(memory)
+    await recorded_trace("unknown", 60, source=None).save_to(memory)
+    found, before = [], None
+    while page := await memory.testable_traces(before=before, limit=3):
+        assert len(page) <= 3
+        found += [one.id for one in page]
+        before = page[-1].number
+    assert found == names[::-1]
+
+
+async def test_a_label_lets_a_trace_test_and_takes_it_out(memory: MemoryStore) -> None:
+    """What is known of a trace follows its labels."""
+    await recorded_trace("t", 1, 2, source=None).save_to(memory)
+    assert await content_hashes(memory) == {}
+    await memory.label("t", 1, label_by("human"))
+    assert set(await content_hashes(memory)) == {"t"}
+    await memory.label("t", 1, label_by("human"))
+    await memory.label("t", 1, label_by("agreement"))
+    assert await content_hashes(memory) == {}
+    await recorded_trace("t", 1, 2).save_to(memory)
+    assert set(await content_hashes(memory)) == {"t"}
+
+
+async def test_what_a_trace_holds_is_kept_as_it_grows(memory: MemoryStore) -> None:
+    """In whatever order its steps come, a stored trace holds what the trace itself does."""
+    whole, other = recorded_trace("t", 1, 2, 3), recorded_trace("other", 1, 2, 3)
+    for number in (0, 2, 1):
+        await memory.open_trace("t", "Count.")
+        await memory.append("t", whole.events[number])
+    await other.save_to(memory)
+    found = await content_hashes(memory)
+    assert found["t"] == found["other"] == whole.recording.content_hashes[-1]
+    await memory.append("other", ScoreEvent(step=3, transition=recorded_trace("x", 9).events[0].transition))
+    assert (await content_hashes(memory))["other"] == recorded_trace(
+        "y", 1, 2, 3, 9
+    ).recording.content_hashes[-1]
+
+
+async def test_a_copy_of_what_taught_is_taught_as_well(memory: MemoryStore) -> None:
+    """A trace tests nothing where a pair was made of it, or of another one that holds the same."""
+    for trace in (recorded_trace("first", 1), recorded_trace("copy", 1), recorded_trace("other", 2)):
+        await trace.save_to(memory)
+    await memory.submit(make_pair(1, trace="first"))
+    assert {one.id: one.has_pairs for one in await memory.testable_traces(before=None, limit=9)} == {
+        "first": True,
+        "copy": True,
+        "other": False,
+    }
+
+
+async def test_purposes_are_counted_up_to_a_bound(memory: MemoryStore) -> None:
+    """However many traces share them."""
+    for number in range(12):
+        await recorded_trace(f"t{number}", number, purpose=f"Purpose {number % 3}.").save_to(memory)
+    assert await memory.purposes(limit=9) == {f"Purpose {number}." for number in range(3)}
+    assert len(await memory.purposes(limit=2)) == 2
