@@ -24,7 +24,7 @@ def record(
     show: ShowOption = ShowMode.live,
     times: TimesOption = False,
 ) -> None:
-    """Train against the live endpoint and write every response to a cassette."""
+    """Train and record each response in a cassette."""
     train_and_show(
         load_trainer_config(config, add_cassette_overrides(overrides, cassette, "record")),
         show=show,
@@ -40,7 +40,7 @@ def replay(  # noqa: PLR0917 - one for each option of the command
     as_json: JsonOption = False,
     times: TimesOption = False,
 ) -> None:
-    """Train from a cassette; the network is never asked.
+    """Train from a cassette, without a network.
 
     A request that the cassette lacks ends the run and names what differs.
     """

@@ -49,7 +49,7 @@ LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At
 
 memory_app = typer.Typer(
     name="memory",
-    help="Look at what calibration has learned, and change what is kept.",
+    help="Show and change what calibration has learned.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -97,7 +97,10 @@ def search(  # noqa: PLR0917 - what the command line offers
     limit: LimitOption = 10,
     json: JsonLinesOption = False,
 ) -> None:
-    """Find cards by their words, the best first; all states and scopes unless options say otherwise."""
+    """Find cards by their words.
+
+    The best match comes first. Without options, cards of all states and scopes are searched.
+    """
     import anyio
 
     print_cards(anyio.run(_find_cards, store, words, status, kind, limit), store, limit, json=json)
@@ -181,7 +184,10 @@ def forget(
     ] = False,
     json: JsonLinesOption = False,
 ) -> None:
-    """Remove everything that came from a trace, and say what was removed; there is no way back."""
+    """Remove everything that came from a trace.
+
+    Prints what was removed. This cannot be undone.
+    """
     import anyio
 
     from reflact.reporting.lines import escape_line

@@ -231,9 +231,9 @@ def train(  # noqa: PLR0917 - one for each option of the command
         bool, typer.Option("--dry-run", help="Print the plan and what it will take, and call nothing.")
     ] = False,
 ) -> None:
-    """Train a skill, or go on with the run that the configuration describes.
+    """Train a skill, or resume a stopped run.
 
-    A run that was stopped goes on where it was; what it has paid for is not asked again.
+    A stopped run resumes where it was. Calls that were paid for are not repeated.
     """
     settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
     if dry_run:
