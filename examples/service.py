@@ -30,13 +30,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from reflact import ReflactError, Trainer, TrainerConfig
-from reflact.concurrency import Stream
-from reflact.config.loading import load_config
+from reflact import ReflactError, Stream, Trainer, TrainerConfig, read_run
+from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.llm.cassettes import ReplayTransport, read_cassette
-from reflact.prompts import find_data_folder
-from reflact.store.runs import open_store
+from reflact.llm import ReplayTransport, read_cassette
+from reflact.testing import find_data_folder
 
 PAGE = Path(__file__).with_name("service.html")
 HOSTS = ["127.0.0.1", "localhost"]
@@ -120,10 +118,10 @@ class Run:
 
     async def told(self) -> tuple[Event, ...]:
         """Return the durable events of all starts so far, in order."""
-        if not self._log.exists():
+        try:
+            return (await read_run(self._log, self._trainer.run_id)).events
+        except UsageError:  # the run has no database yet, or is not in it
             return ()
-        async with open_store(self._log) as store:
-            return await store.events(self._trainer.run_id)
 
 
 # --------------------------------------------------------------------------- server-sent events
@@ -312,14 +310,15 @@ def _sent(chunk: Any) -> bytes:
 def demo(delay: float) -> Run:
     """Return the recorded demo, which needs no key and no network."""
     folder = find_data_folder("demo")
-    config = load_config(folder / "demo.yaml", overrides=["replay.cassette=null"])
+    config = Trainer(folder / "demo.yaml").config
+    config = config.model_copy(update={"replay": config.replay.model_copy(update={"cassette": None})})
     return Run(Trainer(config, transport=Paced(folder / "cassette.jsonl", delay)), database(config))
 
 
 def configured(path: str) -> Run:
     """Return the run of a configuration file."""
-    config = load_config(path)
-    return Run(Trainer(config), database(config))
+    trainer = Trainer(path)
+    return Run(trainer, database(trainer.config))
 
 
 def database(config: TrainerConfig) -> Path:

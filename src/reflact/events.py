@@ -38,7 +38,7 @@ def _now() -> datetime:
 class _Event(FrozenModel):
     """Base: which run, which step (0: before the first), and when.
 
-    Two events are equal where they say the same, whenever they happened. ``about`` names the fields that tell
+    Two events are equal where they say the same, whenever they happened. ``subject_fields`` names the fields that tell
     what a live event is the latest word on.
     """
 
@@ -151,7 +151,7 @@ class TrialRequested(_Event):
     """
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("part",)
+    subject_fields: ClassVar[tuple[str, ...]] = ("part",)
     kind: Literal["gate_looked"] = "gate_looked"
     part: str
     trial: int
@@ -221,7 +221,7 @@ class StageProgressed(_Event):
     """Live: ``done`` of ``total`` parts of a stage are finished."""
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("stage", "note")
+    subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
     kind: Literal["progress"] = "progress"
     stage: Stage
     done: int
@@ -240,7 +240,7 @@ class StageStarted(_Event):
     """Live: a stage of a step begins."""
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("stage",)
+    subject_fields: ClassVar[tuple[str, ...]] = ("stage",)
     kind: Literal["stage_started"] = "stage_started"
     stage: Stage
 
@@ -249,7 +249,7 @@ class StageFinished(_Event):
     """Live: a stage of a step is over, after so many seconds."""
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("stage",)
+    subject_fields: ClassVar[tuple[str, ...]] = ("stage",)
     kind: Literal["stage_finished"] = "stage_finished"
     stage: Stage
     seconds: float
@@ -259,7 +259,7 @@ class _ModelEvent(_Event):
     """Base: which call; ``sample`` is its label, equal in all events of its attempts."""
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("role", "purpose")
+    subject_fields: ClassVar[tuple[str, ...]] = ("role", "purpose")
     role: str
     purpose: str
     call_id: str
@@ -320,7 +320,7 @@ class RateLimited(_Event):
     """
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("endpoint",)
+    subject_fields: ClassVar[tuple[str, ...]] = ("endpoint",)
     kind: Literal["backed_off"] = "backed_off"
     endpoint: str
     status: int | None
@@ -332,7 +332,7 @@ class StepRetried(_Event):
     """Live: too little of a step could be measured, so it is tried again."""
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("step", "reason")
+    subject_fields: ClassVar[tuple[str, ...]] = ("step", "reason")
     kind: Literal["repeated"] = "repeated"
     reason: str
 
@@ -341,7 +341,7 @@ class WarningIssued(_Event):
     """Live: something worth knowing that changes nothing."""
 
     durable: ClassVar[bool] = False
-    about: ClassVar[tuple[str, ...]] = ("message",)
+    subject_fields: ClassVar[tuple[str, ...]] = ("message",)
     kind: Literal["warned"] = "warned"
     message: str
 
