@@ -34,7 +34,7 @@ MODEL = {"base_url": "http://localhost:1/v1", "api_key_env": None, "model": "m"}
 def read_paths() -> tuple[tuple[str, ...], ...]:
     """Return the dotted names of each path of the page, in order."""
     sections = re.split(r"^### ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    lists = (re.findall(r"^\d+\. .+$", section, re.MULTILINE) for section in sections)
+    lists = (re.findall(r"^\d+\. .+(?:\n {3}.+)*", section, re.MULTILINE) for section in sections)
     return tuple(tuple(name for item in items for name in NAME.findall(item)) for items in lists)
 
 
@@ -156,7 +156,7 @@ def test_a_training_takes_the_first_path(tmp_path: Path) -> None:
             recorder.stop()
     recorder.check_order(read_paths()[0])
     entered = {code.co_filename for code in recorder.calls}
-    (stated,) = FILES.findall(PAGE.read_text(encoding="utf-8"))
+    (stated,) = FILES.findall(" ".join(PAGE.read_text(encoding="utf-8").split()))
     assert stated == (str(len(endpoint.awaiting)), str(len(entered))), sorted(endpoint.awaiting)
 
 
