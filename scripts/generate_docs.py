@@ -183,7 +183,10 @@ def event_page() -> str:
     lines = ["", "## Durable events", "", "| kind | fields | meaning |", "|---|---|---|"]
     lines += [_event(kind, _fields(kind)) for kind in durable]
     lines += ["", "## Live events", "", "| kind | fields | newest of | meaning |", "|---|---|---|---|"]
-    lines += [_event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.subject_fields) or "all") for kind in live]
+    lines += [
+        _event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.subject_fields) or "all")
+        for kind in live
+    ]
     lines += ["", f"`Stage` is one of {_words(events.Stage)}.", f"`Action` is one of {_words(GateAction)}."]
     tables = "\n".join([*lines, "", ""])
     page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")

@@ -281,3 +281,57 @@ def test_help_fits_80_columns() -> None:
             if len(line) > 80 or (line.endswith("...") and not line.startswith("Usage:"))
         ]
     assert wrong == []
+
+
+def test_the_picture_of_the_live_view_is_current(tmp_path: Path) -> None:
+    """The picture has the rows that the code draws for a scripted run, in colours for light and dark pages."""
+
+    def read_text_rows(picture: Path) -> list[str]:
+        lines: dict[float, str] = {}
+        for text in ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}text"):
+            height = float(text.attrib["y"])
+            lines[height] = lines.get(height, "") + (text.text or "").replace("\u00a0", " ")
+        return [lines[height] for height in sorted(lines)]
+
+    picture = ROOT / "docs" / "live-view.svg"
+    script = ROOT / "scripts" / "screenshot.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "drawn.svg")], check=True)
+    drawn = read_text_rows(tmp_path / "drawn.svg")
+    assert drawn == read_text_rows(picture), "run scripts/screenshot.py"
+    assert len(drawn) <= 24
+    light, _, dark = read(picture).partition("prefers-color-scheme: dark")
+    classes = set(re.findall(r"live-r\d+(?=\")", read(picture)))
+    assert classes
+    assert [
+        name for name in classes if f".{name} {{ fill: " not in light or f".{name} {{ fill: " not in dark
+    ] == []
+
+
+def test_other_event_loops_are_refused(tmp_path: Path) -> None:
+    """Under trio, `train` and `stream` raise an error that says what to do, and leave nothing behind."""
+    code = """
+import trio
+from reflact import Trainer
+from reflact.errors import UsageError
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+
+async def main():
+    for start in ("train", "stream"):
+        trainer = Trainer({"out_dir": "run"}, environment=ToyEnvironment(), target=ToyTarget(),
+                          optimizer=ScriptedLLM(toy_optimizer()))
+        try:
+            if start == "train":
+                await trainer.train()
+            else:
+                async with trainer.stream() as stream:
+                    async for _ in stream:
+                        pass
+        except UsageError as error:
+            print(start, "asyncio" in str(error))
+
+trio.run(main)
+"""
+    pytest.importorskip("trio")
+    done = run(code, tmp_path)
+    assert done.stdout.split() == ["train", "True", "stream", "True"], done.stderr
+    assert not (tmp_path / "run").exists()
