@@ -249,7 +249,9 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         ),
     ] = False,
 ) -> None:
-    """Make contrast pairs of traces, promote those that help the critic, and measure it before and after.
+    """Calibrate a critic from recorded traces.
+
+    Makes contrast pairs of the traces, promotes those that help the critic, and measures it before and after.
 
     Calls that were paid for are not asked again: a stopped calibration resumes.
     """

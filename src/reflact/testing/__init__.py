@@ -15,6 +15,7 @@ Nothing here calls a model, opens a connection, or depends on time or a global r
 
 from __future__ import annotations
 
+from reflact.prompts import find_data_folder
 from reflact.testing.llm import ScriptedCall, ScriptedLLM, append_reply
 from reflact.testing.store import InMemoryRunStore
 from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
@@ -42,5 +43,6 @@ __all__ = [
     "ToyTarget",
     "TruncationFault",
     "append_reply",
+    "find_data_folder",
     "toy_optimizer",
 ]
