@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from reflact.calibration.critic import Critic
     from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
     from reflact.calibration.events import (
+        BatchTestPostponed,
         CalibrationEvent,
         CalibrationFinished,
         CalibrationStarted,
@@ -22,13 +23,11 @@ if TYPE_CHECKING:
         PairsGenerated,
         RoundStarted,
         ScoreSummary,
-        TestPostponed,
         TraceAccepted,
         TraceFailed,
         TraceSkipped,
     )
     from reflact.calibration.grading import CriticAnnotator, CriticGrader
-    from reflact.calibration.meta_judge import MetaJudgeResult, MetaJudgeSettings, judge_evaluations
     from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
     from reflact.calibration.report import CalibrationReport
     from reflact.calibration.setup import connect
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from reflact.config.critic import CriticSettings
 
 __all__ = [
+    "BatchTestPostponed",
     "CalibrationEvent",
     "CalibrationFinished",
     "CalibrationReport",
@@ -53,14 +53,11 @@ __all__ = [
     "CurriculumSettings",
     "DroppedCandidate",
     "GenerationResult",
-    "MetaJudgeResult",
-    "MetaJudgeSettings",
     "PairBatchTested",
     "PairsGenerated",
     "RoundPlan",
     "RoundStarted",
     "ScoreSummary",
-    "TestPostponed",
     "Trace",
     "TraceAccepted",
     "TraceFailed",
@@ -68,7 +65,6 @@ __all__ = [
     "build_anchors",
     "connect",
     "generate_contrast_pairs",
-    "judge_evaluations",
     "label_replies",
     "list_transitions",
     "plan_next_round",
@@ -100,7 +96,7 @@ __getattr__ = load_exports(
             "PairsGenerated",
             "RoundStarted",
             "ScoreSummary",
-            "TestPostponed",
+            "BatchTestPostponed",
             "TraceAccepted",
             "TraceFailed",
             "TraceSkipped",
@@ -108,11 +104,6 @@ __getattr__ = load_exports(
         "calibration.grading": (
             "CriticAnnotator",
             "CriticGrader",
-        ),
-        "calibration.meta_judge": (
-            "MetaJudgeResult",
-            "MetaJudgeSettings",
-            "judge_evaluations",
         ),
         "calibration.mistakes": (
             "ContrastSettings",
