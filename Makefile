@@ -12,13 +12,15 @@ BIN := $(VENV)/bin
 .PHONY: help demo test chaos check lint types format docs wheel-test clean
 
 help:
-	@echo 'make demo        a complete training run from recorded replies, into $(OUT)'
-	@echo 'make test        the test suite'
-	@echo 'make chaos       a run against a provider that fails in many ways, beside the same run against a calm one'
-	@echo 'make check       everything that CI checks: lint, types, tests, docs, the built wheel'
-	@echo 'make format      rewrite the sources in the house format'
-	@echo 'make docs        write the generated pages of docs/ anew'
-	@echo 'make wheel-test  build sdist and wheel, install the wheel alone, run the demo there'
+	@echo 'make demo        a recorded training run, into $(OUT)'
+	@echo 'make test        the tests but the slow ones; make check runs all'
+	@echo 'make chaos       a run against a provider that fails in many ways'
+	@echo 'make check       what CI checks: lint, types, all tests, docs, the built wheel'
+	@echo 'make lint        ruff, check only'
+	@echo 'make types       mypy, strict'
+	@echo 'make format      fix lint and formatting'
+	@echo 'make docs        update the generated pages of docs/'
+	@echo 'make wheel-test  install the built wheel alone and run the demo there'
 	@echo 'make clean       remove the virtual environment and build products'
 
 demo: $(VENV)/.installed

@@ -1,9 +1,8 @@
-"""An agent at work, with a critic that scores its steps and a calibrator beside it. Runs without a model.
+"""An agent with a critic that scores its steps, and a calibrator beside it. Runs without a model.
 
-The agent files letters, and sometimes only says that it did. Its critic believes it, until the calibrator has
-turned what the critic got wrong into worked examples and shown on held-out runs that they help. The agent
-waits for neither: a run is scored when it is over, and handing it to the calibrator takes no time. Only here,
-where no model takes its time, it waits once for the calibrator, to show what a later run is worth.
+The agent files letters, and sometimes only claims that it did. The critic believes the claim. The calibrator
+turns the critic's mistakes into worked examples, and shows on held-out runs that they help. The agent never
+waits for the calibrator. This program waits once, to show the score of a later run.
 """
 
 import asyncio
@@ -28,19 +27,19 @@ CLAIM = "Everything is filed!"
 
 @dataclass
 class Desk:
-    """What the agent works on."""
+    """The agent's world."""
 
     number: int
     filed: int = 0
     note: str = ""
 
     def state(self) -> JsonValue:
-        """Return what the critic sees."""
+        """Return the state that the critic sees."""
         return {"desk": self.number, "filed": self.filed, "note": self.note}
 
 
 def clerk(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-    """Stands in for the agent's model: files a letter or two, then says that all is done."""
+    """Stand in for the agent's model: file two letters, then claim that all is done."""
     turn = sum(isinstance(message, ModelResponse) for message in messages)
     steps = [ToolCallPart("file", {"letters": 2}), ToolCallPart("write", {"note": CLAIM})]
     return ModelResponse(parts=[steps[turn] if turn < len(steps) else TextPart("Done.")])
@@ -63,8 +62,8 @@ async def write(ctx: RunContext[Desk], note: str) -> str:
     return "written"
 
 
-def flattered(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Stands in for the critic's model: believes claims unless a worked example shows it better."""
+def believe_claims(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
+    """Stand in for the critic's model: believe claims unless a worked example corrects it."""
     examples, question = prompt.messages[-1].content.rpartition("<purpose>")[::2]
     if reply_type.__name__ != "CriticReply":
         return {"reasoning": "It says so.", "why": "Saying is not doing.", "mistake": "x", "phi_after": 0}
@@ -79,42 +78,44 @@ def flattered(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Cal
     }
 
 
-def filed(state: JsonValue) -> int:
+def count_filed(state: JsonValue) -> int:
     """Return how many letters of a desk are filed."""
     assert isinstance(state, dict)
     return int(str(state["filed"]))
 
 
-def checked(step: Transition) -> Label:
-    """Count the letters: here a program knows how far the agent has come."""
-    return Label(progress_before=filed(step.before), progress_after=filed(step.after), source="program")
+def label_step(step: Transition) -> Label:
+    """Count the letters: a program knows how far the agent has come."""
+    return Label(
+        progress_before=count_filed(step.before), progress_after=count_filed(step.after), source="program"
+    )
 
 
 async def run(number: int, critic: Critic) -> Trace:
-    """Let the agent work on one desk, and score what it did."""
+    """Let the agent work on one desk, and score its steps."""
     desk, trace = Desk(number), Trace(PURPOSE, id=f"desk {number}")
     with record_tools(Desk.state) as recorder:
         await agent.run(PURPOSE, deps=desk, capabilities=[recorder])
     for step in recorder.transitions:
-        trace.record(step, await critic.score(step, purpose=PURPOSE), label=checked(step))
+        trace.record(step, await critic.score(step, purpose=PURPOSE), label=label_step(step))
     trace.finish()
     return trace
 
 
 def show(trace: Trace) -> None:
-    """Print what the critic said of a run's last step."""
-    said = trace.events[-1].evaluation
-    assert said is not None
-    print(f"{trace.id}: 2 of 10 letters are filed; the critic says {said.progress_after:g}")
+    """Print the critic's score of a run's last step."""
+    evaluation = trace.events[-1].evaluation
+    assert evaluation is not None
+    print(f"{trace.id}: 2 of 10 letters are filed; the critic says {evaluation.progress_after:g}")
 
 
 async def main() -> None:
-    """Work on ninety desks, and on one more; print what the critic said of the first and of the last one."""
-    # One run in three is held out: the calibrator tests on these, and learns from the others.
-    settings, llm = CalibratorSettings(holdout_folds=3), ScriptedLLM(flattered)
+    """Work on ninety desks and one more; print the critic's score of the first and of the last one."""
+    # One run in three is held out for tests.
+    settings, llm = CalibratorSettings(holdout_folds=3), ScriptedLLM(believe_claims)
     async with (
         MemoryStore("memory.db") as store,
-        Calibrator(llm, store, judges=0, settings=settings) as calibrator,
+        Calibrator(llm, store, n_judges=0, settings=settings) as calibrator,
     ):
         show(first := await run(0, calibrator.critic))
         calibrator.submit(first)

@@ -1,4 +1,4 @@
-"""An environment of one's own: guess a number, with a hint after each wrong guess. Runs without a model."""
+"""An environment of your own: guess a number, with a hint after each wrong guess. Runs without a model."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ from pydantic import JsonValue
 
 from reflact import Grade, Item, Score, Session, Split, Trainer
 from reflact.llm import CallId, RenderedPrompt, ReplyModel
-from reflact.targets.chat import ChatTarget
+from reflact.targets import ChatTarget
 from reflact.testing import ScriptedLLM, append_reply
 
 
 class GuessTheNumber:
-    """Six guesses for a number out of 63: enough for whoever halves what is left."""
+    """Six guesses for a number out of 63: enough for a player that halves the range."""
 
     identity = "guess the number, version 1"  # raise the version when scores change their meaning
 
@@ -33,23 +33,23 @@ class GuessTheNumber:
 
 
 def player(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
-    """Stands in for the target's model: halves what is left if its instructions say so, else counts up."""
-    said = [message.content for message in prompt.messages if message.role != "system"]
-    low, high = (int(word.strip("[],")) for word in said[0].split()[-2:])
-    for guess, hint in zip(said[1::2], said[2::2], strict=True):
+    """Stand in for the target's model: halve the range if the instructions say so, else count up."""
+    turns = [message.content for message in prompt.messages if message.role != "system"]
+    low, high = (int(word.strip("[],")) for word in turns[0].split()[-2:])
+    for guess, hint in zip(turns[1::2], turns[2::2], strict=True):
         low, high = (int(guess) + 1, high) if hint == "higher" else (low, int(guess) - 1)
     return str((low + high) // 2 if "middle" in prompt.messages[0].content else low)
 
 
 def coach(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Stands in for the optimizer's model: has one idea when it sees failures, and none otherwise."""
+    """Stand in for the optimizer's model: propose one rule for failures, and nothing otherwise."""
     if call_id.purpose == "analyst_failure":
-        return append_reply(reply_type, "Guess the middle of what the hints leave.")
+        return append_reply(reply_type, "Guess the middle of the range that the hints leave.")
     return append_reply(reply_type)
 
 
 async def main() -> None:
-    """Train, and print the skill and what it is worth."""
+    """Train, and print the scores."""
     trainer = Trainer(
         {"out_dir": "runs/guess", "train": {"num_epochs": 1, "batch_size": 8}, "gate": {"metric": "mixed"}},
         environment=GuessTheNumber(),

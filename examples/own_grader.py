@@ -1,4 +1,4 @@
-"""A grader of one's own: titles become slugs, and a near miss counts in part. Runs without a model."""
+"""A grader of your own: titles become slugs, and a near miss counts in part. Runs without a model."""
 
 import asyncio
 from difflib import SequenceMatcher
@@ -7,19 +7,18 @@ import anyio
 from pydantic import JsonValue
 
 from reflact import Grade, Item, Score, Trainer
-from reflact.data import DataSet
-from reflact.environments.dataset import DatasetEnvironment
+from reflact.environments import DataSet, DatasetEnvironment
 from reflact.llm import CallId, RenderedPrompt, ReplyModel
-from reflact.targets.chat import ChatTarget
+from reflact.targets import ChatTarget
 from reflact.testing import ScriptedLLM, append_reply
 
 LOWER, HYPHENS = "Use lower case.", "Put a hyphen for each space."
 
 
 async def grade(item: Item, answer: str) -> Grade:
-    """Judge right or wrong by equality, and how near a wrong answer comes by similarity."""
+    """Grade right or wrong by equality, and a wrong answer by its similarity."""
     expected = str(item.reference)
-    # A slow check goes to a worker thread, so that other rollouts go on meanwhile.
+    # A slow check goes to a worker thread, so that other rollouts continue.
     near = await anyio.to_thread.run_sync(lambda: SequenceMatcher(None, answer, expected).ratio())
     feedback = None if answer == expected else f"expected {expected}, got {answer}"
     return Grade(score=Score(hard=float(answer == expected), soft=near), answer=answer, feedback=feedback)
@@ -31,23 +30,22 @@ def items(*titles: str) -> tuple[Item, ...]:
 
 
 def writer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
-    """Stands in for the target's model: does to the title what its instructions say."""
+    """Stand in for the target's model: change the title as the instructions say."""
     instructions, title = prompt.messages[0].content, prompt.messages[-1].content
-    title = title.lower() if LOWER in instructions else title
     title = title.lower() if LOWER in instructions else title
     return title.replace(" ", "-") if HYPHENS in instructions else title
 
 
 def editor(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Stands in for the optimizer's model: proposes the first rule that the document lacks."""
-    lacking = [rule for rule in (LOWER, HYPHENS) if rule not in prompt.messages[-1].content]
-    return append_reply(reply_type, *lacking[:1])
+    """Stand in for the optimizer's model: propose the first rule that the document lacks."""
+    missing = [rule for rule in (LOWER, HYPHENS) if rule not in prompt.messages[-1].content]
+    return append_reply(reply_type, *missing[:1])
 
 
 async def main() -> None:
-    """Train, and print the skill and what it is worth."""
+    """Train, and print the scores."""
     data = DataSet(
-        train=items("The Night Train", "A Room of Stone", "Two Wells", "North by Hand"),
+        train=items("The Night Train", "A Tower of Stone", "Two Wells", "North by Hand"),
         val=items("Salt and Wire", "The Long Way Up", "Green Lamps"),
         test=items("Over the Weir", "Half a Map", "Low Tide"),
     )

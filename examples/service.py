@@ -1,9 +1,9 @@
-"""A service that trains: a page starts a run, shows it while it goes on, and cancels it by leaving.
+"""A service that trains: a page starts a run, shows it, and cancels it when the page is closed.
 
     python examples/service.py                        # the recorded demo, at http://127.0.0.1:8000
     python examples/service.py support=support.yaml   # configurations of your own, each under a name
 
-docs/service.md tells how cancelling and reconnecting work.
+docs/service.md explains cancelling and reconnecting.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from reflact import ReflactError, Trainer, TrainerConfig
-from reflact.concurrency import Stream
-from reflact.config.loading import load_config
+from reflact import ReflactError, Stream, Trainer, TrainerConfig, read_run
+from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.llm.cassettes import ReplayTransport, read_cassette
-from reflact.prompts import find_data_folder
-from reflact.store.runs import open_store
+from reflact.llm import ReplayTransport, read_cassette
+from reflact.testing import find_data_folder
 
 PAGE = Path(__file__).with_name("service.html")
 HOSTS = ["127.0.0.1", "localhost"]
@@ -46,17 +44,17 @@ POLICY = (
     "require-trusted-types-for 'script'"
 )
 BEAT_SECONDS = 15.0
-"""How often a comment goes out, so that proxies see life and a client that has gone is noticed."""
+"""Seconds between comments, which keep proxies open and detect clients that have gone."""
 
 PATIENCE_SECONDS = 60.0
-"""How long a run waits for a client that takes nothing; then the client counts as gone."""
+"""Seconds that a run waits for a client that reads nothing; then the client counts as gone."""
 
 
 # --------------------------------------------------------------------------------------------- runs
 
 
 class Start:
-    """One start of a run, with everyone who watches it."""
+    """One start of a run, with its viewers."""
 
     def __init__(self, stream: Stream[Event]) -> None:
         self.stream = stream
@@ -66,11 +64,11 @@ class Start:
         self._scope = anyio.CancelScope()
 
     async def go(self) -> None:
-        """Run to the end, or until it is ended; what viewers see, they see through views of the stream."""
+        """Run to the end, or until it is cancelled; viewers read views of the stream."""
         try:
             with self._scope:
-                async with self.stream as happenings:
-                    async for _ in happenings:
+                async with self.stream as stream:
+                    async for _ in stream:
                         pass
         except ReflactError as error:
             self.failure = str(error)
@@ -87,11 +85,11 @@ class Start:
 
 
 class Run:
-    """A configured run: it goes on for as long as somebody watches it, and can be started again.
+    """A configured run: it runs while it has viewers, and can be resumed.
 
     Args:
         trainer: Starts it.
-        log: The database that keeps it.
+        log: Its database.
     """
 
     def __init__(self, trainer: Trainer, log: Path) -> None:
@@ -101,8 +99,8 @@ class Run:
         self._start: Start | None = None
 
     @asynccontextmanager
-    async def watched(self, tasks: TaskGroup) -> AsyncIterator[Start]:
-        """Join the start under way, or begin one in ``tasks``; whoever leaves last ends it."""
+    async def watch(self, tasks: TaskGroup) -> AsyncIterator[Start]:
+        """Join the active start, or begin one in ``tasks``; the last viewer ends it."""
         async with self._turn:
             if self._start is None or self._start.over.is_set():
                 self._start = Start(self._trainer.stream())
@@ -118,25 +116,25 @@ class Run:
                     if not start.viewers:
                         await start.end()
 
-    async def told(self) -> tuple[Event, ...]:
+    async def read_log(self) -> tuple[Event, ...]:
         """Return the durable events of all starts so far, in order."""
-        if not self._log.exists():
+        try:
+            return (await read_run(self._log, self._trainer.run_id)).events
+        except UsageError:  # the run has no database yet, or is not in it
             return ()
-        async with open_store(self._log) as store:
-            return await store.events(self._trainer.run_id)
 
 
 # --------------------------------------------------------------------------- server-sent events
 
 
 class EventStream(Response):
-    """The events of a run as server-sent events, for as long as the client stays.
+    """The events of a run as server-sent events.
 
     Args:
         run: The run.
-        tasks: Where the run goes on, beyond this request.
+        tasks: Holds the run, which may outlive this request.
         after: The id of the last durable event that the client has; the stored ones after it come first.
-        latest: Whether a slow client is spared live events that a newer one has made old.
+        latest: If true, a newer live event replaces a waiting one about the same subject.
     """
 
     def __init__(self, run: Run, tasks: TaskGroup, *, after: str | None, latest: bool) -> None:
@@ -151,62 +149,62 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with anyio.create_task_group() as connection:
             client = Client(send, connection.cancel_scope)
-            connection.start_soon(client.leaves, receive)
-            connection.start_soon(client.beat)
-            async with self._run.watched(self._tasks) as start:
-                await self._tell(client, start)
+            connection.start_soon(client.wait_for_disconnect, receive)
+            connection.start_soon(client.send_comments)
+            async with self._run.watch(self._tasks) as start:
+                await self._send_events(client, start)
             connection.cancel_scope.cancel()
         if not client.gone:
             await send({"type": "http.response.body", "body": b""})
 
-    async def _tell(self, client: Client, start: Start) -> None:
-        # The view comes first: what is stored while the log is read is then in one of the two, or in both.
+    async def _send_events(self, client: Client, start: Start) -> None:
+        # The view is opened first, so that an event that is stored meanwhile is in the view, in the log or in both.
         async with start.stream.subscribe(latest_only=self._latest) as view:
             try:
-                told = await self._run.told()
+                logged = await self._run.read_log()
             except ReflactError as error:
-                await client.say(framed("failed", json.dumps(str(error))))
+                await client.send_text(format_event("failed", json.dumps(str(error))))
                 return
-            ids = [event.id for event in told]
+            ids = [event.id for event in logged]
             missed = ids.index(self._after) + 1 if self._after in ids else 0
-            for event in told[missed:]:
-                await client.tell(event)
+            for event in logged[missed:]:
+                await client.send_event(event)
             known = set(ids)
             async for event in view:
                 if not (event.durable and event.id in known):
-                    await client.tell(event)
+                    await client.send_event(event)
         await start.over.wait()
         if start.failure is not None:
-            await client.say(framed("failed", json.dumps(start.failure)))
+            await client.send_text(format_event("failed", json.dumps(start.failure)))
 
 
 class Client:
-    """The way to a client; ``connection`` is cancelled when it has gone."""
+    """A client; ``connection`` is cancelled when it has gone."""
 
     def __init__(self, send: Send, connection: anyio.CancelScope) -> None:
         self._send = send
         self._connection = connection
         self.gone = False
 
-    async def tell(self, event: Event) -> None:
+    async def send_event(self, event: Event) -> None:
         """Send an event; a durable one with its id, which the client names when it comes back."""
         text = event.model_dump_json(ensure_ascii=True)
-        await self.say(framed(event.kind, text, event.id if event.durable else None))
+        await self.send_text(format_event(event.kind, text, event.id if event.durable else None))
 
-    async def say(self, text: str) -> None:
-        """Send text. Waits while the client is slow, and the run with it, but not for ever."""
+    async def send_text(self, text: str) -> None:
+        """Send text, waiting for a slow client for a limited time."""
         with anyio.move_on_after(PATIENCE_SECONDS) as patience:
             await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
         if patience.cancelled_caught:
             self._leave()
 
-    async def beat(self) -> None:
+    async def send_comments(self) -> None:
         """Send comments, which clients ignore."""
         while True:
-            await self.say(": the run goes on\n\n")
+            await self.send_text(": the run is active\n\n")
             await anyio.sleep(BEAT_SECONDS)
 
-    async def leaves(self, receive: Receive) -> None:
+    async def wait_for_disconnect(self, receive: Receive) -> None:
         """Wait until the client closes the connection."""
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -217,7 +215,7 @@ class Client:
         self._connection.cancel()
 
 
-def framed(kind: str, data: str, event_id: str | None = None) -> str:
+def format_event(kind: str, data: str, event_id: str | None = None) -> str:
     """Return one server-sent event; ``data`` is JSON, which has no line breaks."""
     head = "" if event_id is None else f"id: {event_id}\n"
     return f"{head}event: {kind}\ndata: {data}\n\n"
@@ -236,13 +234,13 @@ class Service:
 
     @asynccontextmanager
     async def open(self, _: Starlette) -> AsyncIterator[None]:
-        """Hold the runs under way; at the end of the service they are cancelled."""
+        """Hold the active runs; they are cancelled when the service ends."""
         async with anyio.create_task_group() as self._tasks:
             yield
             self._tasks.cancel_scope.cancel()
 
     async def page(self, _: Request) -> Response:
-        """Return the page; nothing in it runs, loads or connects but what it brings itself."""
+        """Return the page; its policy allows no other script or host."""
         nonce = secrets.token_urlsafe(16)
         text = PAGE.read_text(encoding="utf-8").replace("{nonce}", nonce)
         policy = POLICY.replace("{nonce}", nonce)
@@ -253,7 +251,7 @@ class Service:
         return JSONResponse(list(self._runs))
 
     async def events(self, request: Request) -> Response:
-        """Return the events of a run, which starts where it is not under way."""
+        """Return the events of a run; start it if it is not active."""
         if request.headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
             raise HTTPException(403, "pages of other sites cannot start runs")
         run = self._runs.get(request.path_params["name"])
@@ -263,7 +261,7 @@ class Service:
         return EventStream(run, self._tasks, after=request.headers.get("last-event-id"), latest=latest)
 
 
-def application(runs: Mapping[str, Run]) -> Starlette:
+def create_application(runs: Mapping[str, Run]) -> Starlette:
     """Return the service of some runs, by name."""
     service = Service(runs)
     routes = [
@@ -278,8 +276,8 @@ def application(runs: Mapping[str, Run]) -> Starlette:
 # ------------------------------------------------------------------------------------------- the demo
 
 
-class Paced(httpx.AsyncBaseTransport):
-    """Answers from a recording as a provider would: where drafts are asked for, piece by piece."""
+class PacedReplay(httpx.AsyncBaseTransport):
+    """Answers from a recording as a provider would: piece by piece if a stream is requested."""
 
     def __init__(self, cassette: Path, delay: float) -> None:
         self._recorded = ReplayTransport(cassette, read_cassette(cassette))
@@ -296,34 +294,39 @@ class Paced(httpx.AsyncBaseTransport):
     async def _pieces(self, whole: Any) -> AsyncIterator[bytes]:
         (choice,) = whole["choices"]
         text, end = choice["message"]["content"], choice["finish_reason"]
-        said = [({"content": text[at : at + 8]}, None) for at in range(0, len(text), 8)]
-        for delta, reason in (*said, ({}, end)):
+        pieces = [({"content": text[at : at + 8]}, None) for at in range(0, len(text), 8)]
+        for delta, reason in (*pieces, ({}, end)):
             part = {"index": 0, "delta": delta, "finish_reason": reason}
-            yield _sent({**whole, "object": "chat.completion.chunk", "choices": [part], "usage": None})
+            yield _format_chunk(
+                {**whole, "object": "chat.completion.chunk", "choices": [part], "usage": None}
+            )
             await anyio.sleep(self._delay)
-        yield _sent({**whole, "object": "chat.completion.chunk", "choices": []})
+        yield _format_chunk({**whole, "object": "chat.completion.chunk", "choices": []})
         yield b"data: [DONE]\n\n"
 
 
-def _sent(chunk: Any) -> bytes:
+def _format_chunk(chunk: Any) -> bytes:
     return f"data: {json.dumps(chunk)}\n\n".encode()
 
 
-def demo(delay: float) -> Run:
+def create_demo_run(delay: float) -> Run:
     """Return the recorded demo, which needs no key and no network."""
     folder = find_data_folder("demo")
-    config = load_config(folder / "demo.yaml", overrides=["replay.cassette=null"])
-    return Run(Trainer(config, transport=Paced(folder / "cassette.jsonl", delay)), database(config))
+    config = Trainer(folder / "demo.yaml").config
+    config = config.model_copy(update={"replay": config.replay.model_copy(update={"cassette": None})})
+    return Run(
+        Trainer(config, transport=PacedReplay(folder / "cassette.jsonl", delay)), find_database(config)
+    )
 
 
-def configured(path: str) -> Run:
+def create_run(path: str) -> Run:
     """Return the run of a configuration file."""
-    config = load_config(path)
-    return Run(Trainer(config), database(config))
+    trainer = Trainer(path)
+    return Run(trainer, find_database(trainer.config))
 
 
-def database(config: TrainerConfig) -> Path:
-    """Return where a run is kept."""
+def find_database(config: TrainerConfig) -> Path:
+    """Return the database of a run."""
     return config.store or config.out_dir / "run.db"
 
 
@@ -337,10 +340,10 @@ def main() -> None:
     parser.add_argument(
         "--delay", type=float, default=0.02, help="seconds between the pieces of a demo's draft"
     )
-    given = parser.parse_args()
-    named = (text.partition("=") for text in given.runs)
-    runs = {name: configured(path) for name, _, path in named} or {"demo": demo(given.delay)}
-    uvicorn.run(application(runs), host="127.0.0.1", port=given.port, timeout_graceful_shutdown=1)
+    arguments = parser.parse_args()
+    named = (text.partition("=") for text in arguments.runs)
+    runs = {name: create_run(path) for name, _, path in named} or {"demo": create_demo_run(arguments.delay)}
+    uvicorn.run(create_application(runs), host="127.0.0.1", port=arguments.port, timeout_graceful_shutdown=1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A critic at work on one connection, its calibrator on another with its own budget. Runs without a model.
+"""A critic on one connection, its calibrator on another with its own budget. Runs without a model.
 
-The agent sorts letters and waits for its critic after every step, so no budget may end the critic. The
-calibrator learns when there is time: its calls go through a second connection with a hard limit of its own
-and few questions in flight. Once that is spent it stops and says so, and agent and critic go on.
+The agent waits for its critic after every step, so no budget may end the critic. The calibrator's calls go
+through a second connection, with a limit of its own and few calls in flight. When that budget is spent, the
+calibrator stops and reports it. Agent and critic continue.
 """
 
 import asyncio
@@ -14,8 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
-from reflact.calibration import CalibratorSettings, connect
-from reflact.calibration.events import CalibrationEvent, CalibratorStopped, PairBatchTested
+from reflact.calibration import (
+    CalibrationEvent,
+    CalibratorSettings,
+    CalibratorStopped,
+    PairBatchTested,
+    connect,
+)
 from reflact.llm import BudgetConfig, ModelConfig
 from reflact.memory import Action, Label, Transition
 
@@ -23,27 +28,27 @@ PURPOSE, CLAIM = "Sort all ten letters.", "All letters are sorted!"
 RUNS, CALLS = 80, 1200
 
 
-class Flattered(BaseHTTPRequestHandler):
-    """In place of your endpoint: a model that believes claims until a worked example shows it better."""
+class CredulousModel(BaseHTTPRequestHandler):
+    """In place of your endpoint: a model that believes claims until a worked example corrects it."""
 
     def do_POST(self) -> None:
         """Answer a request as OpenAI-compatible endpoints do."""
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        examples, _, question = asked["messages"][-1]["content"].rpartition("<purpose>")
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        examples, _, question = request["messages"][-1]["content"].rpartition("<purpose>")
         phis = [int(number) for number in re.findall(r"(\d+) of 10", question)]
         believes = CLAIM in question and CLAIM not in examples
-        said = {
+        reply = {
             "reasoning": "All is sorted." if believes else "So many are sorted.",
             "evidence": ["letters are sorted"],
             "phi_before": phis[0] if phis else 0,
             "phi_after": 9 if believes else phis[1] if len(phis) > 1 else 0,
             "confidence": 0.8,
         }
-        if asked["response_format"]["json_schema"]["name"] == "PurposeReply":
-            said = {"purpose": "Sort the letters by colour."}
-        message = {"role": "assistant", "content": json.dumps(said)}
+        if request["response_format"]["json_schema"]["name"] == "PurposeReply":
+            reply = {"purpose": "Sort the letters by colour."}
+        message = {"role": "assistant", "content": json.dumps(reply)}
         usage = {"prompt_tokens": 500, "completion_tokens": 40, "total_tokens": 540}
-        about = {"id": "x", "object": "chat.completion", "created": 0, "model": asked["model"]}
+        about = {"id": "x", "object": "chat.completion", "created": 0, "model": request["model"]}
         choices = [{"index": 0, "finish_reason": "stop", "message": message}]
         content = json.dumps({**about, "choices": choices, "usage": usage}).encode()
         self.send_response(200)
@@ -52,14 +57,14 @@ class Flattered(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that it has there
-        """Say nothing."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
+        """Print no request."""
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """Serve the model, and give its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Flattered) as server:
+def serve_model() -> Iterator[str]:
+    """Serve the model and yield its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), CredulousModel) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
@@ -84,25 +89,25 @@ async def run(number: int, critic: Critic) -> Trace:
     return trace
 
 
-def tell(event: CalibrationEvent) -> None:
-    """Say what the calibrator found out, and why it stopped if it did."""
+def print_event(event: CalibrationEvent) -> None:
+    """Print the outcome of a test, and why the calibrator stopped."""
     if isinstance(event, PairBatchTested):
-        found = event.evidence
+        evidence = event.evidence
         print(
-            f"a batch on {found.n_traces} held-out runs: error falls by {found.effect:.2f}, {found.outcome}"
+            f"a batch on {evidence.n_traces} held-out runs: error falls by {evidence.effect:.2f}, {evidence.outcome}"
         )
     elif isinstance(event, CalibratorStopped):
         print(f"the calibrator stopped: {event.reason}")
 
 
 def show(trace: Trace) -> Trace:
-    """Print what the critic said of the first run and of the last one, where the agent claims to be done."""
-    said, right = trace.events[-1].evaluation, trace.events[-1].label
-    assert said is not None
+    """Print the critic's score of the first run and of the last one."""
+    evaluation, right = trace.events[-1].evaluation, trace.events[-1].label
+    assert evaluation is not None
     assert right is not None
     if trace.id in {"desk 0", f"desk {RUNS}"}:
         print(
-            f"{trace.id}: {right.progress_after:g} of 10 are sorted; the critic says {said.progress_after:g}"
+            f"{trace.id}: {right.progress_after:g} of 10 are sorted; the critic says {evaluation.progress_after:g}"
         )
     return trace
 
@@ -117,19 +122,19 @@ async def main(url: str) -> None:
         Calibrator(
             for_calibrator,
             memory,
-            judges=0,
+            n_judges=0,
             settings=CalibratorSettings(concurrency=2, holdout_folds=3),
-            on_event=tell,
+            on_event=print_event,
         ) as calibrator,
     ):
-        critic = Critic(for_agent, memory=memory)  # of the same model and settings as the one that is tested
+        critic = Critic(for_agent, memory=memory)  # the model and settings that the calibrator tests
         for number in range(RUNS):
             calibrator.submit(show(await run(number, critic)))
-        await calibrator.wait_until_idle()  # no agent has to wait; here it does, to show what was learned
+        await calibrator.wait_until_idle()  # only to show the effect; an agent never has to wait
         show(await run(RUNS, critic))
         print(f"replies: {2 * RUNS + 2} for the agent, {calibrator.usage.calls} for the calibrator")
 
 
 if __name__ == "__main__":
-    with serving() as address:
+    with serve_model() as address:
         asyncio.run(main(address))

@@ -1,9 +1,10 @@
-"""Writes the generated pages of docs/ from the code: keys, commands, errors, dependencies; into events.md the
-tables of events, and into README.md the definitions that it includes.
+"""Write the generated pages of docs/ from the code: keys, commands, errors, dependencies.
+
+It also writes the tables of events into events.md, and the definitions that README.md includes.
 
 Usage: python scripts/generate_docs.py [--check]
 
-With --check nothing is written; the exit code is 1 where a page is not what the code says.
+With --check it writes nothing, and exits with 1 if a page is not current.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from reflact.types import GateAction
 ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
 NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
-TOLD = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
+EVENT_TABLES = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
 INCLUDED = re.compile(r"(<!-- include: (\S+)#(\w+) -->\n```python\n).*?(```\n<!-- end -->)", re.DOTALL)
 
 
@@ -39,19 +40,18 @@ def configuration() -> str:
         "# Configuration",
         NOTE,
         "",
-        "A YAML or TOML file, or a mapping. Unknown keys are errors that name the nearest right one.",
-        "Paths to inputs count from the file; `out_dir` counts from the folder that the command was",
-        "started in. On the command line `--set section.key=value` overrides any key; values are read",
-        "as YAML.",
+        "A YAML or TOML file, or a mapping. An unknown key is an error that names the nearest known key.",
+        "Paths of inputs are relative to the file. `out_dir` is relative to the folder in which the command",
+        "starts. On the command line, `--set section.key=value` overrides any key; values are YAML.",
         "",
-        "A key marked *yes* under **change** may differ between two starts of the same run. All others,",
-        "and the contents of the files that paths name, make up the run's identity: with another value",
-        "it is another run.",
+        "A key marked *yes* under **change** may differ between two starts of the same run. All other keys,",
+        "and the contents of the files that they name, are the run's identity: another value starts another",
+        "run.",
         "",
-        "`models.optimizer` takes the target's connection (model, endpoint, key and mode) where it names",
-        "none of its own; at the same endpoint its limits, and for the same model its prices, too.",
-        "So does `models.critic`, but for the model, which it has to name. Its keys and those of",
-        "`critic` count only where a critic is used.",
+        "If `models.optimizer` names no connection (model, endpoint, key, mode), it uses the target's. At the",
+        "same endpoint it also uses the target's limits, and for the same model its prices. `models.critic`",
+        "does the same, but must name its model. Its keys and those of `critic` matter only if a critic is",
+        "used.",
     ]
     table = list(list_config_keys())
     for name, field in TrainerConfig.model_fields.items():
@@ -74,9 +74,9 @@ def calibration_keys() -> str:
         "# Keys of `reflact calibrate`",
         NOTE,
         "",
-        "A YAML or TOML file; [calibrating a critic](calibration.md) says what they are for. Paths to inputs",
-        "count from the file, `memory` and `store` from the folder that the command was started in. Any",
-        "value may change between starts: what was paid for is found again wherever it fits.",
+        "A YAML or TOML file; [calibrating a critic](calibration.md) explains the keys. Paths of inputs are",
+        "relative to the file. `memory` and `store` are relative to the folder in which the command starts.",
+        "Any value may change between starts; stored replies are reused if they fit.",
         "",
         "| key | type | default | meaning |",
         "|---|---|---|---|",
@@ -105,10 +105,10 @@ def commands() -> str:
         "| 2 | something given is wrong, a key, model, port or store included; nothing was paid |",
         "| 130, 143 | ended by Ctrl-C or SIGTERM; run the same command again to resume |",
         "",
-        "The first Ctrl-C or SIGTERM lets what is under way finish, for `train.grace_seconds` at most, and",
-        "begins nothing new; a step that needs nothing more is committed. The second ends the run at once.",
-        "`calibrate` gives what is under way ten seconds. `eval` and the commands that only read end at the",
-        "first.",
+        "After the first Ctrl-C or SIGTERM, a run starts no new work. Running work may finish within",
+        "`train.grace_seconds`, and a step that needs no more work is committed. The second signal ends the run",
+        "at once. `calibrate` waits ten seconds for running work. `eval` and the commands that only read end at",
+        "the first signal.",
     ]
     for name, command in _commands(typer.main.get_group(app)):
         lines += ["", f"## reflact {name}", "", inspect.cleandoc(command.help or "")]
@@ -144,12 +144,10 @@ def error_tree() -> str:
     lines += [
         "```",
         "",
-        "A `UsageError` is raised before anything is sent. Whatever had finished stays stored.",
-    ]
-    lines += [
+        "A `UsageError` is raised before any request is sent. No error removes finished work from the store.",
         "",
-        "At a terminal each is one sentence on standard error, and below a `CassetteMiss` stands what "
-        "differs; see [commands](cli.md) for exit codes.",
+        "A command prints an error as one sentence on standard error. Below a `CassetteMiss` it prints the",
+        "difference to the nearest recorded request. [Commands](cli.md) lists the exit codes.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -185,11 +183,14 @@ def event_page() -> str:
     lines = ["", "## Durable events", "", "| kind | fields | meaning |", "|---|---|---|"]
     lines += [_event(kind, _fields(kind)) for kind in durable]
     lines += ["", "## Live events", "", "| kind | fields | newest of | meaning |", "|---|---|---|---|"]
-    lines += [_event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.about) or "all") for kind in live]
+    lines += [
+        _event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.subject_fields) or "all")
+        for kind in live
+    ]
     lines += ["", f"`Stage` is one of {_words(events.Stage)}.", f"`Action` is one of {_words(GateAction)}."]
     tables = "\n".join([*lines, "", ""])
     page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
-    return TOLD.sub(lambda found: f"{found[1]}{tables}{found[2]}", page)
+    return EVENT_TABLES.sub(lambda found: f"{found[1]}{tables}{found[2]}", page)
 
 
 def _event(kind: type[Any], *cells: str) -> str:
@@ -243,7 +244,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or say which are not current."""
+    """Write the pages, or print which are not current."""
     stale = [
         (page, text)
         for page, text in pages()

@@ -73,7 +73,7 @@ def left_by(out_dir: Path) -> Ended:
         files={path.name: path.read_bytes().decode("utf-8") for path in exported},
         summary=summary.model_copy(update={**unlike, "surplus": 0}),
         skills=rows(out_dir, "SELECT hash FROM skills ORDER BY hash"),
-        replies=rows(out_dir, "SELECT key FROM replies ORDER BY key"),
+        replies=rows(out_dir, "SELECT key FROM responses ORDER BY key"),
         rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),
         spend=tuple(
             s.model_copy(update={"unsettled": 0, "worst_case": Usage()})

@@ -81,7 +81,7 @@ def test_what_is_under_way_is_kept(tmp_path: Path) -> None:
             endpoint.go_on.set()
             _, errors = process.communicate(timeout=HANGS / 2)
         assert_in_order(process, said + errors, 130)
-        assert stored(tmp_path, "SELECT count(*) FROM replies") == [(len(endpoint.samples),)]
+        assert stored(tmp_path, "SELECT count(*) FROM responses") == [(len(endpoint.samples),)]
         assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
         assert anyio.run(Trainer(path).train).status == "completed"
     assert len(set(endpoint.samples)) == len(endpoint.samples)

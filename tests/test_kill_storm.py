@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 PRELOADED = ["reflact.llm.client", "reflact.store.runs", "reflact.targets.chat", "training_process"]
 
 KEPT = {
-    "replies": "SELECT key, reply FROM replies",
+    "responses": "SELECT key, response FROM responses",
     "rollouts": "SELECT key, rollout FROM rollouts",
     "skills": "SELECT hash, text FROM skills",
     "commits": "SELECT run_id, number, kind, record, state FROM commits",

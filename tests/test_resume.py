@@ -219,7 +219,7 @@ def settled(folder: Path) -> set[str]:
 
 def refused_merges(writes: Sequence[str]) -> str | None:
     """A merge failed for good, and so did the ones above it; no fallback was used."""
-    return _last(r"note 4 refusal/optimizer/merge/", writes)
+    return _last(r"note 4 no_reply/optimizer/merge/", writes)
 
 
 def longer_gate(writes: Sequence[str]) -> str | None:

@@ -299,7 +299,7 @@ def test_quiet_runs_have_a_pulse() -> None:
         sent.append(message)
 
     assert virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, 100.0) == pytest.approx(100)
-    assert [message["body"] for message in sent[1:]] == [b": the run goes on\n\n"] * 7
+    assert [message["body"] for message in sent[1:]] == [b": the run is active\n\n"] * 7
     assert talker.cancelled
 
 
@@ -311,7 +311,7 @@ class SlowLog(EXAMPLE.Run):  # type: ignore[misc, name-defined]
         self._talker = talker
         self._seconds = seconds
 
-    async def told(self) -> tuple[Event, ...]:
+    async def read_log(self) -> tuple[Event, ...]:
         await anyio.sleep(self._seconds)
         return tuple(self._talker.said)
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "reflact"
 
 RANKS = (
-    {"errors", "types", "jsonutil", "records", "messages"},
+    {"errors", "types", "jsonutil", "lazy", "records", "messages"},
     {"config", "events", "data", "prompts", "skills", "gate", "concurrency"},
     {"protocols"},
     {"stages", "llm", "store", "environments", "targets"},

@@ -1,8 +1,8 @@
 """reflact trains skill documents for frozen LLM agents and keeps the evidence.
 
 These names, and those in ``__all__`` of ``reflact.environments``, ``targets``, ``calibration``, ``memory``,
-``llm``, ``events``, ``errors``, ``testing`` and ``integrations.*``, are public. All other modules are private
-and may change with any release.
+``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public. All other modules are
+private and may change with any release.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.critic import Critic
     from reflact.calibration.trace import Trace
+    from reflact.concurrency import Stream
     from reflact.config.training import TrainerConfig
     from reflact.errors import ReflactError
     from reflact.events import Event
     from reflact.memory.store import MemoryStore
     from reflact.protocols import LLM, Environment, Session, Target
-    from reflact.records import RunSummary
+    from reflact.records import CandidateReview, RunSummary
     from reflact.trainer import Trainer, evaluate_skill
     from reflact.training.history import RunHistory, read_run
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "Calibrator",
+    "CandidateReview",
     "Critic",
     "Environment",
     "Event",
@@ -44,6 +46,7 @@ __all__ = [
     "Session",
     "Skill",
     "Split",
+    "Stream",
     "Target",
     "Trace",
     "Trainer",
@@ -59,15 +62,37 @@ _load = load_exports(
         "calibration.calibrator": ("Calibrator",),
         "calibration.critic": ("Critic",),
         "calibration.trace": ("Trace",),
+        "concurrency": ("Stream",),
         "config.training": ("TrainerConfig",),
         "errors": ("ReflactError",),
         "events": ("Event",),
         "memory.store": ("MemoryStore",),
-        "protocols": ("LLM", "Environment", "Session", "Target"),
-        "records": ("RunSummary",),
-        "trainer": ("Trainer", "evaluate_skill"),
-        "training.history": ("RunHistory", "read_run"),
-        "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
+        "protocols": (
+            "LLM",
+            "Environment",
+            "Session",
+            "Target",
+        ),
+        "records": (
+            "CandidateReview",
+            "RunSummary",
+        ),
+        "trainer": (
+            "Trainer",
+            "evaluate_skill",
+        ),
+        "training.history": (
+            "RunHistory",
+            "read_run",
+        ),
+        "types": (
+            "Grade",
+            "Item",
+            "Rollout",
+            "Score",
+            "Skill",
+            "Split",
+        ),
     },
 )
 

@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import RunVar
 from pydantic import JsonValue
 
+from reflact.errors import UsageError
 from reflact.jsonutil import is_short
 
 T = TypeVar("T")
@@ -367,6 +368,21 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
             yield send.send_nowait
 
 
+def require_asyncio() -> None:
+    """Check that the caller runs on asyncio.
+
+    Raises:
+        UsageError: It runs on another library, such as trio.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise UsageError(
+            "reflact needs a running asyncio event loop; trio is not supported: use asyncio.run(...), or "
+            "anyio.run(..., backend='asyncio')"
+        ) from None
+
+
 class Stream(Generic[T]):
     """An iterator over the elements of one producer task, with back-pressure and without loss.
 
@@ -429,6 +445,7 @@ class Stream(Generic[T]):
             self._task.exception()
 
     async def _iterate(self) -> AsyncGenerator[T, None]:
+        require_asyncio()
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
         try:

@@ -12,7 +12,7 @@ import anyio
 from pydantic import JsonValue
 
 from reflact import events
-from reflact.concurrency import Stream
+from reflact.concurrency import Stream, require_asyncio
 from reflact.config import loading
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
@@ -144,7 +144,7 @@ class Trainer:
         The data is read on a worker thread, so that the event loop stays free.
 
         Raises:
-            UsageError: The data, a prompt or the initial skill is wrong.
+            UsageError: The data, a prompt or the initial skill is wrong, or no asyncio event loop runs.
             RunConflict: The folder holds another run, or another process works in it.
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
@@ -186,6 +186,7 @@ class Trainer:
         return self._prepare()
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
+        require_asyncio()
         plan = await anyio.to_thread.run_sync(self._load_plan)
         async with wiring.track_with_mlflow(plan, on_event) as emit:
             return await self._start(plan, emit)

@@ -24,7 +24,7 @@ def record(
     show: ShowOption = ShowMode.live,
     times: TimesOption = False,
 ) -> None:
-    """Train against the live endpoint and write every response to a cassette."""
+    """Train and record each response in a cassette."""
     train_and_show(
         load_trainer_config(config, add_cassette_overrides(overrides, cassette, "record")),
         show=show,

@@ -27,7 +27,10 @@ def demo(
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
     ] = False,
 ) -> None:
-    """Replay a recorded training run, without key or network."""
+    """Replay a recorded training run.
+
+    The demo needs no key and no network.
+    """
     from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
 

@@ -79,7 +79,10 @@ def show(
         typer.Option(metavar="RUN_ID", help="The run of the folder to show. Default: the newest."),
     ] = None,
 ) -> None:
-    """Show a run's steps and scores, or one step in full: its edits, its verdict, its diff."""
+    """Show a run, or one of its steps.
+
+    A run is shown with its steps and scores, a step with its edits, its verdict and its diff.
+    """
     import anyio
 
     from reflact.errors import UsageError

@@ -1,10 +1,9 @@
-"""Spans and metrics of a run, for OpenTelemetry.
+"""Spans and metrics of a run for OpenTelemetry.
 
-Each start of a run is one trace: the run, its steps, their stages, rollouts, and model calls as the
-conventions for generative AI have them (https://github.com/open-telemetry/semantic-conventions-genai). What
-is no part of a step (the baseline, the ends of epochs, the promotion, the final test) hangs under the run.
-Where no SDK is set up the same calls do nothing. Nothing that a model was told or has said is in there unless
-``telemetry.content`` asks for it, nor are the words of errors, which may quote a reply.
+Each start of a run is one trace: the run, its steps, their stages, rollouts, and model calls. Model calls follow
+the conventions for generative AI (https://github.com/open-telemetry/semantic-conventions-genai). Work outside of
+steps is a child of the run: the baseline, the ends of epochs, the promotion and the final test. Without an SDK the
+calls do nothing. Spans contain prompts, replies and error messages only if ``telemetry.content`` is on.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ TOKEN_BOUNDS = tuple(4.0**n for n in range(14))
 SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
 
 
-"""The bounds of histograms that the conventions recommend."""
+"""Bounds of histograms, as the conventions recommend."""
 
 
 class ModelCallSpan:
-    """A model call under way.
+    """The span of a running model call.
 
     Args:
         span: Its span.
-        hide: Frees content of keys; None: no content is taken down.
+        hide: Removes keys from content; None: no content is recorded.
         seen: Whether it is seen what is sent, and what comes from a store.
 
     Attributes:
@@ -72,33 +71,33 @@ class ModelCallSpan:
         self._seen = seen
 
     def record_prompt(self, prompt: RenderedPrompt) -> None:
-        """Take the prompt down, where content is asked for."""
+        """Record the prompt if content is on."""
         if self._hide is not None:
-            said = [_message(m.role, self._hide(m.content)) for m in prompt.messages]
-            self._span.set_attribute("gen_ai.input.messages", json.dumps(said, ensure_ascii=False))
+            messages = [_message(m.role, self._hide(m.content)) for m in prompt.messages]
+            self._span.set_attribute("gen_ai.input.messages", json.dumps(messages, ensure_ascii=False))
 
     def record_reply(self, reply: Reply[R]) -> None:
-        """Take the reply down. How plain text ended is not known here, and a typed reply is whole."""
+        """Record the reply. A typed reply is complete; the end of plain text is unknown here."""
         self.attempts, self.answered = reply.attempts, True
         if self._hide is not None:
             plain = isinstance(reply.value, Text)
             text = reply.value.text if isinstance(reply.value, Text) else reply.value.model_dump_json()
-            said = _message("assistant", self._hide(text)) | {"finish_reason": "unknown" if plain else "stop"}
-            self._span.set_attribute("gen_ai.output.messages", json.dumps([said], ensure_ascii=False))
+            message = _message("assistant", self._hide(text)) | {"finish_reason": "unknown" if plain else "stop"}
+            self._span.set_attribute("gen_ai.output.messages", json.dumps([message], ensure_ascii=False))
 
     def record_failure(self, error: BaseException) -> None:
-        """Take it down that there is no reply."""
+        """Record that the call gave no reply."""
         self.error, self.cut_off = type(error).__name__, not isinstance(error, Exception)
         if isinstance(error, ReplyError):
             self.attempts, self.answered = len(error.reasons), True
 
     @property
     def from_store(self) -> bool:
-        """Whether every answer came from a store, so that there was no operation."""
+        """Whether every answer came from the store, so that nothing was sent."""
         return self._seen and self.answered and not self.usage.calls
 
     def finish(self) -> float:
-        """Take down what it consumed, and return how long it took, in seconds."""
+        """Record the consumption and return the duration in seconds."""
         if self.usage.calls > self.usage.uncounted:
             self._span.set_attribute("gen_ai.usage.input_tokens", self.usage.input_tokens)
             self._span.set_attribute("gen_ai.usage.output_tokens", self.usage.output_tokens)
@@ -112,7 +111,7 @@ class ModelCallSpan:
 
 
 def common_attributes(config: ModelConfig | None) -> Attributes:
-    """Return what spans and metrics of a model's calls share; of one that was passed in nothing is known."""
+    """Return the attributes of a model's spans and metrics; a model passed as an object has few."""
     chat: Attributes = {"gen_ai.operation.name": "chat"}
     if config is None:
         return {**chat, "gen_ai.provider.name": "other"}
@@ -127,7 +126,7 @@ def common_attributes(config: ModelConfig | None) -> Attributes:
 
 
 def request_attributes(config: ModelConfig | None) -> Attributes:
-    """Return what spans of a model's calls say of its settings."""
+    """Return the settings of a model as span attributes."""
     if config is None:
         return {}
     given = {
@@ -145,11 +144,11 @@ def _message(role: str, text: str) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Where a trainer's spans and metrics go.
+    """The providers for a trainer's spans and metrics.
 
     Args:
-        tracer_provider: Takes the spans; None: the one that this process has set, if any.
-        meter_provider: Takes the metrics; None: likewise.
+        tracer_provider: Receives spans; None: the global provider of this process.
+        meter_provider: Receives metrics; None: the global provider of this process.
     """
 
     tracer_provider: trace.TracerProvider | None = None
@@ -157,7 +156,7 @@ class Telemetry:
 
 
 class _SpanPosition(NamedTuple):
-    """Where in the plan something happens.
+    """The position of work in the plan.
 
     Args:
         span: The span of the stage, or what stages hang under.
@@ -181,12 +180,12 @@ _CALL_KEY = context.create_key("reflact-call")
 
 
 class Tracing:
-    """The spans and metrics of one start of a run.
+    """Creates the spans and metrics of one start of a run.
 
     Args:
         run_id: The run.
-        telemetry: Where they go; None: where this process has set.
-        hide: Frees content of keys; None: no content is taken down.
+        telemetry: The providers; None: the global ones.
+        hide: Removes keys from content; None: no content is recorded.
     """
 
     def __init__(
@@ -229,13 +228,13 @@ class Tracing:
 
     @contextmanager
     def run(self, name: str = "reflact.run") -> Iterator[None]:
-        """The span of a start of the run, under a name."""
+        """Open the span of a start of the run."""
         with self._span(name, {}) as span, _attach_value(_POSITION_KEY, _SpanPosition(span, span)):
             yield
 
     @contextmanager
     def step(self, step: int, *, epoch: int) -> Iterator[None]:
-        """The span of a step."""
+        """Open the span of a step."""
         attributes: Attributes = {"reflact.step": step, "reflact.epoch": epoch}
         with (
             self._span("reflact.step", attributes) as span,
@@ -245,9 +244,9 @@ class Tracing:
 
     @contextmanager
     def stage(self, stage: Stage, *, step: int) -> Iterator[None]:
-        """The span of a stage, beside other stages of the block in which it is opened.
+        """Open the span of a stage, as a sibling of other open stages.
 
-        Analysts work while rollouts still run: rollouts then stay with their own stage.
+        Analysts may run during rollouts; rollouts keep their own stage.
         """
         here = _current_position()
         within = None if here is None else trace.set_span_in_context(here.parent)
@@ -260,7 +259,7 @@ class Tracing:
 
     @contextmanager
     def rollout(self, item_id: str) -> Iterator[Span]:
-        """The span of a rollout, under the stage that it belongs to."""
+        """Open the span of a rollout, as a child of its stage."""
         here = _current_position()
         place = here if here is None or here.rollout_place is None else here.rollout_place
         within = None if place is None else trace.set_span_in_context(place.span)
@@ -277,7 +276,7 @@ class Tracing:
     def call(
         self, reply_type: type[ReplyModel], call_id: CallId, config: ModelConfig | None
     ) -> Iterator[ModelCallSpan]:
-        """The span of a model call with all its attempts; one that a store answered is not measured."""
+        """Open the span of a model call with all attempts; stored answers are not measured."""
         shared = {**common_attributes(config), "reflact.role": call_id.role}
         attributes = {
             **shared,
@@ -302,7 +301,7 @@ class Tracing:
                     self._durations.record(seconds, {**shared, **ending})
 
     def count_usage(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
-        """Count what an answer consumed that came from elsewhere than a store."""
+        """Count the consumption of an answer that did not come from the store."""
         call = context.get_value(_CALL_KEY)
         if isinstance(call, ModelCallSpan):
             call.usage += usage
@@ -316,16 +315,16 @@ class Tracing:
     # -------------------------------------------------------------------------------------- what happens
 
     def count_events(self, on_event: EventCallback) -> EventCallback:
-        """Return an emitter that counts steps and decisions on the way."""
+        """Return a callback that counts steps and decisions and passes events on."""
 
-        async def tell(event: Event) -> None:
+        async def count(event: Event) -> None:
             self._count_event(event)
             await on_event(event)
 
-        return tell
+        return count
 
     def record_outcome(self, summary: RunSummary) -> None:
-        """Note on the run's span how it ended."""
+        """Record the outcome on the span of the run."""
         span = trace.get_current_span()
         span.set_attributes({"reflact.status": summary.status, "reflact.training.step": summary.steps})
         if summary.status == "failed":
@@ -357,8 +356,8 @@ class Tracing:
         within: context.Context | None = None,
     ) -> Iterator[Span]:
         """Open a span, by default under the current one, and make it the current one."""
-        told = {"reflact.run.id": self._run_id, **attributes}
-        span = self._tracer.start_span(name, context=within, kind=kind, attributes=told)
+        all_attributes = {"reflact.run.id": self._run_id, **attributes}
+        span = self._tracer.start_span(name, context=within, kind=kind, attributes=all_attributes)
         token = context.attach(trace.set_span_in_context(span))
         try:
             yield span
@@ -476,11 +475,11 @@ class TracedResponseStore:
         """Book a call before it is sent."""
         await self._inner.reserve(reservation)
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer and count what it consumed."""
-        await self._inner.store_response(reply, reservation)
+        await self._inner.store_response(response, reservation)
         self._tracing.count_usage(
-            reply.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
+            response.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
         )
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:

@@ -9,6 +9,7 @@ from reflact.lazy import load_exports
 if TYPE_CHECKING:
     from reflact.config.models import ModelConfig
     from reflact.config.training import BudgetConfig
+    from reflact.llm.cassettes import ReplayTransport, read_cassette
     from reflact.messages import CallId, Draft, Message, RenderedPrompt, Reply, ReplyModel, Text
     from reflact.protocols import LLM
     from reflact.records import Usage
@@ -21,10 +22,12 @@ __all__ = [
     "Message",
     "ModelConfig",
     "RenderedPrompt",
+    "ReplayTransport",
     "Reply",
     "ReplyModel",
     "Text",
     "Usage",
+    "read_cassette",
 ]
 
 __getattr__ = load_exports(
@@ -32,6 +35,10 @@ __getattr__ = load_exports(
     {
         "config.models": ("ModelConfig",),
         "config.training": ("BudgetConfig",),
+        "llm.cassettes": (
+            "ReplayTransport",
+            "read_cassette",
+        ),
         "messages": (
             "CallId",
             "Draft",

@@ -7,43 +7,55 @@ from typing import TYPE_CHECKING
 from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
+    from reflact.memory.cards import create_card
     from reflact.memory.models import (
         Action,
         ContrastPair,
         Evaluation,
         Label,
+        MemoryCard,
         PromotionEvidence,
+        Scope,
         ScoreEvent,
         StateScore,
         Transition,
     )
+    from reflact.memory.protocols import CardQuery
     from reflact.memory.store import MemoryStore
 
 __all__ = [
     "Action",
+    "CardQuery",
     "ContrastPair",
     "Evaluation",
     "Label",
+    "MemoryCard",
     "MemoryStore",
     "PromotionEvidence",
+    "Scope",
     "ScoreEvent",
     "StateScore",
     "Transition",
+    "create_card",
 ]
 
 __getattr__ = load_exports(
     __name__,
     {
+        "memory.cards": ("create_card",),
         "memory.models": (
             "Action",
             "ContrastPair",
             "Evaluation",
             "Label",
+            "MemoryCard",
             "PromotionEvidence",
+            "Scope",
             "ScoreEvent",
             "StateScore",
             "Transition",
         ),
+        "memory.protocols": ("CardQuery",),
         "memory.store": ("MemoryStore",),
     },
 )

@@ -1,1 +1,14 @@
-"""Shows a run to a person: event lines, a live view, and a summary at the end."""
+"""Reports of runs and calibrations for people: terminal output and HTML pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reflact.lazy import load_exports
+
+if TYPE_CHECKING:
+    from reflact.reporting.html.calibration import render_calibration_page
+
+__all__ = ["render_calibration_page"]
+
+__getattr__ = load_exports(__name__, {"reporting.html.calibration": ("render_calibration_page",)})

@@ -1,4 +1,4 @@
-"""Stand-ins for models, worlds, stores and networks: for reflact's own tests and for those of its users.
+"""Fake models, worlds, stores and networks for the tests of reflact and its users.
 
     from reflact import Trainer
     from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -10,11 +10,12 @@
         optimizer=ScriptedLLM(toy_optimizer()),
     ).train()
 
-Nothing here calls a model or opens a connection, and nothing depends on time or on a global generator.
+Nothing here calls a model, opens a connection, or depends on time or a global random generator.
 """
 
 from __future__ import annotations
 
+from reflact.prompts import find_data_folder
 from reflact.testing.llm import ScriptedCall, ScriptedLLM, append_reply
 from reflact.testing.store import InMemoryRunStore
 from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
@@ -42,5 +43,6 @@ __all__ = [
     "ToyTarget",
     "TruncationFault",
     "append_reply",
+    "find_data_folder",
     "toy_optimizer",
 ]

@@ -118,11 +118,11 @@ class GateKeeper:
         settings = self._build_settings(candidate, state, step)
         if self._gate.enabled:
             evaluated = await evaluate(
-                candidate, current, best, settings=settings, scale=self.metric, duel=run_pairs
+                candidate, current, best, settings=settings, metric=self.metric, run_pairs=run_pairs
             )
         else:
             pairs = await run_pairs(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
-            evaluated = force_accept(candidate, current, pairs, settings=settings, scale=self.metric)
+            evaluated = force_accept(candidate, current, pairs, settings=settings, metric=self.metric)
         if evaluated.verdict.action == "unmeasured":
             return evaluated, None
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)

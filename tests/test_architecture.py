@@ -1,0 +1,178 @@
+"""docs/architecture.md: the functions on its paths exist, and a run enters them in this order."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import httpx
+import pytest
+
+import reflact
+from reflact import Trainer
+from reflact.events import StepStarted
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+SOURCE = Path(reflact.__file__).parent
+NAME = re.compile(r"`((?:\w+\.)+\w+)`")
+FILES = re.compile(r"(\d+) of our files are on the chain of awaits\. Until then, functions of (\d+) files")
+MODEL = {"base_url": "http://localhost:1/v1", "api_key_env": None, "model": "m"}
+
+
+@cache
+def read_paths() -> tuple[tuple[str, ...], ...]:
+    """Return the dotted names of each path of the page, in order."""
+    sections = re.split(r"^### ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    lists = (re.findall(r"^\d+\. .+(?:\n {3}.+)*", section, re.MULTILINE) for section in sections)
+    return tuple(tuple(name for item in items for name in NAME.findall(item)) for items in lists)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function with a dotted name below ``reflact``, decorators removed."""
+    parts = name.split(".")
+    for n in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(["reflact", *parts[:n]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[n:]:
+            found = getattr(found, part)
+        return inspect.unwrap(found)
+    raise AttributeError(name)
+
+
+class Recorder:
+    """Records which functions of reflact are entered, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[CodeType] = []
+        self._is_on = False
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        """Take one event of the interpreter."""
+        if self._is_on and event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
+            self.calls.append(frame.f_code)
+
+    def start(self) -> None:
+        """Record from now on, in this thread and in new ones."""
+        self._is_on = True
+        threading.setprofile(self)
+        sys.setprofile(self)
+
+    def stop(self) -> None:
+        """Record no more."""
+        self._is_on = False
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def check_order(self, names: tuple[str, ...]) -> None:
+        """Check that each function was entered after the one before it."""
+        calls = iter(self.calls)
+        assert [name for name in names if find_function(name).__code__ not in calls] == []
+
+
+def list_awaiting_files() -> set[str]:
+    """Return our files that are on the chain of awaits of any task now."""
+    frame: FrameType | None = sys._getframe()
+    files = set()
+    while frame is not None:
+        files.add(frame.f_code.co_filename)
+        frame = frame.f_back
+    for task in asyncio.all_tasks():
+        awaited: Any = task.get_coro()
+        while awaited is not None:
+            code = getattr(awaited, "cr_code", None) or getattr(awaited, "ag_code", None)
+            files |= {code.co_filename} if code is not None else set()
+            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    return {file for file in files if file.startswith(str(SOURCE))}
+
+
+class Endpoint(httpx.AsyncBaseTransport):
+    """Answers every request with 4; at the first one it looks at the chain of awaits and stops the recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.awaiting: set[str] = set()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer as an OpenAI-compatible endpoint."""
+        self._recorder.stop()
+        self.awaiting = self.awaiting or list_awaiting_files()
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4"}}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        about = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": json.loads(request.content)["model"],
+        }
+        return httpx.Response(200, json={**about, "choices": [choice], "usage": usage})
+
+
+def test_the_functions_of_all_paths_exist() -> None:
+    """Every function that a path names can be imported."""
+    paths = read_paths()
+    assert [len(path) for path in paths] == [20, 12, 12]
+    for path in paths:
+        for name in path:
+            assert callable(find_function(name)), name
+
+
+def test_a_training_takes_the_first_path(tmp_path: Path) -> None:
+    """A run reaches the HTTP request by the functions of the first path, through as many files as the page says.
+
+    An earlier run has imported everything, so that imports are not counted.
+    """
+    for side, numbers in {"train": (1, 2), "val": (3,), "test": (4,)}.items():
+        items = [{"id": f"{side}{n}", "input": f"{n}", "reference": "4"} for n in numbers]
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "items.json").write_text(json.dumps(items), encoding="utf-8")
+    for run in ("warm", "recorded"):
+        recorder = Recorder()
+        endpoint = Endpoint(recorder)
+        config = {
+            "out_dir": tmp_path / run,
+            "data": {"path": tmp_path},
+            "environment": {"grader": "exact"},
+            "models": {"target": MODEL, "optimizer": MODEL},
+            "train": {"num_epochs": 1},
+        }
+        trainer = Trainer(config, transport=endpoint)
+        recorder.start()
+        try:
+            asyncio.run(trainer.train())
+        finally:
+            recorder.stop()
+    recorder.check_order(read_paths()[0])
+    entered = {code.co_filename for code in recorder.calls}
+    (stated,) = FILES.findall(" ".join(PAGE.read_text(encoding="utf-8").split()))
+    assert stated == (str(len(endpoint.awaiting)), str(len(entered))), sorted(endpoint.awaiting)
+
+
+@pytest.mark.anyio
+async def test_a_training_takes_the_second_path(tmp_path: Path) -> None:
+    """A step goes from an analyst's reply to its commit by the functions of the second path."""
+    trainer = Trainer(
+        {"out_dir": tmp_path, "train": {"num_epochs": 1}, "reflect": {"overlap": False}},
+        environment=ToyEnvironment(train=4, val=4, test=4, rules=1),
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(toy_optimizer()),
+    )
+    recorder = Recorder()
+    async with trainer.stream() as stream:
+        async for event in stream:
+            if isinstance(event, StepStarted):
+                recorder.start()
+    recorder.stop()
+    recorder.check_order(read_paths()[1])
