@@ -113,7 +113,7 @@ async def test_spans_and_metrics_count_what_the_run_has_paid(world: Path, tmp_pa
     assert all(each["gen_ai.usage.output_tokens"] for each in invalid)
     spend = {(e.role, e.purpose): e.usage.usd for e in summary.spend}
     assert watch.metric("reflact.spend", "reflact.role", "reflact.purpose") == pytest.approx(spend)
-    assert watch.metric("reflact.training.step") == {(): summary.steps}
+    assert watch.metric("reflact.steps") == {(): summary.steps}
     decisions = {(count.action,): count.count for count in summary.actions}
     measured = watch.metric("reflact.decisions", "reflact.part", "reflact.action")
     assert {key[1:]: value for key, value in measured.items() if key[0] == "step"} == decisions
@@ -142,7 +142,7 @@ async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -
         measured = [watch.metric("gen_ai.client.token.usage", "gen_ai.token.type") for watch in watches]
         assert sum(counts[kind,] for counts in measured) == paid
         assert 0.9 * paid < sum(watch.total(f"gen_ai.usage.{kind}_tokens") for watch in watches) <= paid
-    assert sum(watch.metric("reflact.training.step")[()] for watch in watches) == summary.steps
+    assert sum(watch.metric("reflact.steps")[()] for watch in watches) == summary.steps
     stored = [span for span in watches[1].calls if told(span)["reflact.stored"]]
     assert stored
     assert all("gen_ai.usage.input_tokens" not in told(span) for span in stored)
@@ -305,7 +305,7 @@ async def test_a_step_says_what_became_of_it() -> None:
     (step,), (run,) = watch.named("reflact.step"), watch.named("reflact.run")
     assert told(step)["reflact.action"] == "reject"
     assert "reflact.action" not in told(run)
-    assert watch.metric("reflact.training.step") == {(): 2}
+    assert watch.metric("reflact.steps") == {(): 2}
 
 
 async def test_two_trainers_in_one_loop_do_not_mix(world: Path, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ class Tracing:
             explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
         )
         self._steps = meter.create_counter(
-            "reflact.training.step", unit="{step}", description="Committed steps."
+            "reflact.steps", unit="{step}", description="Committed steps."
         )
         self._decisions = meter.create_counter(
             "reflact.decisions",
@@ -326,7 +326,7 @@ class Tracing:
     def record_outcome(self, summary: RunSummary) -> None:
         """Record the outcome on the span of the run."""
         span = trace.get_current_span()
-        span.set_attributes({"reflact.status": summary.status, "reflact.training.step": summary.steps})
+        span.set_attributes({"reflact.status": summary.status, "reflact.steps": summary.steps})
         if summary.status == "failed":
             self._mark_failed(span, "failed", summary.reason or "")
 
