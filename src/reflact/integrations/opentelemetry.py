@@ -82,7 +82,9 @@ class ModelCallSpan:
         if self._hide is not None:
             plain = isinstance(reply.value, Text)
             text = reply.value.text if isinstance(reply.value, Text) else reply.value.model_dump_json()
-            message = _message("assistant", self._hide(text)) | {"finish_reason": "unknown" if plain else "stop"}
+            message = _message("assistant", self._hide(text)) | {
+                "finish_reason": "unknown" if plain else "stop"
+            }
             self._span.set_attribute("gen_ai.output.messages", json.dumps([message], ensure_ascii=False))
 
     def record_failure(self, error: BaseException) -> None:
@@ -212,9 +214,7 @@ class Tracing:
             description="Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
         )
-        self._steps = meter.create_counter(
-            "reflact.steps", unit="{step}", description="Committed steps."
-        )
+        self._steps = meter.create_counter("reflact.steps", unit="{step}", description="Committed steps.")
         self._decisions = meter.create_counter(
             "reflact.decisions",
             unit="{decision}",
