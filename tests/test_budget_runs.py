@@ -127,7 +127,7 @@ def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> 
     stopped = train("again", max_tokens=300_000, max_calls=20)
     assert stopped.status == "budget"
     assert (
-        stopped.reason == f"budget.max_calls is 20: 20 are taken, and the next call may take 1; {RAISE_HINT}"
+        stopped.reason == f"budget.max_calls is 20: 20 are used, and the next call may use 1; {RAISE_HINT}"
     )
     assert rows(tmp_path / "again", "SELECT * FROM decision_log WHERE label LIKE 'unmeasured%'") == ()
     assert train("again", max_tokens=3_000_000).status == "completed"
@@ -149,6 +149,6 @@ def test_a_target_passed_in_python_takes_what_was_declared(tmp_path: Path) -> No
     plain["target"] = {"max_calls_per_rollout": 2}
     summary = anyio.run(Trainer(plain, **passed).train)
     assert summary.status == "budget"
-    assert summary.reason == f"budget.max_calls is 7: 6 are taken, and the next call may take 2; {RAISE_HINT}"
+    assert summary.reason == f"budget.max_calls is 7: 6 are used, and the next call may use 2; {RAISE_HINT}"
     (entry,) = summary.spend
     assert entry.usage == Usage(calls=6, uncounted=6)
