@@ -88,7 +88,7 @@ def test_an_event_is_one_line(event: ShortReprModel) -> None:
 
 def test_why_a_calibrator_stopped_can_be_read() -> None:
     """An error of usual length is whole: the key to set stands at its end."""
-    reason = "budget.max_calls is 100: 100 are used, and the next call may use 1; set a larger one to go on"
+    reason = "budget.max_calls is 100: 100 are taken, and the next call may take 1; set a larger one to go on"
     assert reason in str(CalibratorStopped(reason=reason))
 
 
