@@ -30,7 +30,7 @@ from reflact.stages.execution_notes import LapseTriage, update_appendix
 from reflact.stages.meta_skill import update_meta_skill
 from reflact.stages.prompt_sections import show_buffer, show_edits, show_meta
 from reflact.stages.reflect import Analyst, Minibatch, choose_analysis
-from reflact.stages.reply_models import make_merge_check, make_rank_check, merge_reply_type, rank_reply_type
+from reflact.stages.reply_models import check_ranking, make_edits_check, merge_reply_type, rank_reply_type
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.slow_update import categorize_items, show_comparison, slow_update
 from reflact.stages.update import update
@@ -221,8 +221,8 @@ def _older() -> dict[str, Example]:
     edits = [Edit(op="append", content=q, support_count=3 - n) for n, q in enumerate(QUERIES)]
     proposals = {"document": "", "proposals": show_edits(edits)}
     sizes = {"count": "3", "budget": "2"}
-    merge = (merge_reply_type(("append",), proposals=3), make_merge_check(SKILL, proposals=3))
-    rank = (rank_reply_type(proposals=3, budget=2), make_rank_check(proposals=3, budget=2))
+    merge = (merge_reply_type(("append",), proposals=3), make_edits_check(SKILL))
+    rank = (rank_reply_type(proposals=3, budget=2), check_ranking)
     older = (
         Example(book.render("merge", proposals), *merge),
         Example(book.render("merge_final", proposals), *merge),

@@ -1,4 +1,4 @@
-"""The doors of a step, each alone, with a model that is a function."""
+"""Stages 3 and 4, each alone, with a model that is a function: merging and ranking."""
 
 from __future__ import annotations
 
@@ -12,28 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import RUN, opened
-from reflact.concurrency import fan_out
-from reflact.config.training import AggregateConfig, ReflectConfig
-from reflact.errors import ContextOverflow
+from reflact.config.training import AggregateConfig
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.prompts import fence, load_prompts
+from reflact.prompts import load_prompts
 from reflact.stages.aggregate import aggregate, join_edits
-from reflact.stages.reflect import Analyst, deal_minibatches, make_edit_analysis
 from reflact.stages.select import select, sort_by_support
-from reflact.testing import InMemoryRunStore, ScriptedLLM
+from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import (
     AggregateResult,
     AnalystReport,
     Edit,
-    Item,
     Patch,
-    Rollout,
     RolloutSource,
-    Score,
     SelectResult,
     Skill,
-    Turn,
 )
 
 pytestmark = pytest.mark.anyio
@@ -190,107 +183,3 @@ async def test_without_a_ranking_support_decides() -> None:
     assert [f.label for f in outcome.fallbacks] == ["ranking"]
     assert not outcome.ranked
     assert [e.content for e in sort_by_support(pool_of(4).patch.edits)] == ["- 2", "- 3", "- 0", "- 1"]
-
-
-# -------------------------------------------------------------------------------------------- reflection
-
-
-def rollout(item: Item, hard: float | None, answer: str = "no") -> Rollout:
-    """Return a rollout of an item; None leaves it unmeasured."""
-    turns = (Turn(role="user", content=str(item.input)), Turn(role="assistant", content=answer))
-    score = None if hard is None else Score.of(hard)
-    error = "down" if hard is None else None
-    return Rollout(key=item.id, item_id=item.id, skill_hash="s", turns=turns, score=score, error=error)
-
-
-def items(size: int) -> list[Item]:
-    """Return items that differ."""
-    return [Item(id=f"i{n}", input=f"q{n}") for n in range(size)]
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 0.3, 1.0, None]), min_size=1, max_size=40),
-    st.integers(1, 9),
-    st.integers(0, 9),
-)
-def test_minibatches_follow_one_seeded_order(outcomes: list[float | None], size: int, step: int) -> None:
-    """Failures and successes are two subsequences of one order; unmeasured rollouts are in neither."""
-    batch = items(len(outcomes))
-    config = ReflectConfig(minibatch_size=size)
-    rollouts = [rollout(i, o) for i, o in zip(batch, outcomes, strict=True)]
-    dealt = deal_minibatches(batch, rollouts, config, seed=7, step=step)
-    whole = deal_minibatches(batch, [rollout(i, 0) for i in batch], config, seed=7, step=step)
-    order = [i.id for b in whole for i in b.items]
-    for source, wanted in (("failure", {0.0}), ("success", {0.3, 1.0})):
-        mine = [b for b in dealt if b.source == source]
-        members = {i.id for i, o in zip(batch, outcomes, strict=True) if o in wanted}
-        assert [i.id for b in mine for i in b.items] == [i for i in order if i in members]
-        assert [b.index for b in mine] == list(range(len(mine)))
-        assert all(len(b.items) == size for b in mine[:-1])
-    assert all(r.item_id == i.id for b in dealt for r, i in zip(b.rollouts, b.items, strict=True))
-
-
-def test_failure_only_skips_successes() -> None:
-    """Where only failures are asked for, there is no success minibatch."""
-    batch = items(4)
-    rollouts = [rollout(i, n % 2) for n, i in enumerate(batch)]
-    dealt = deal_minibatches(batch, rollouts, ReflectConfig(failure_only=True), seed=1, step=1)
-    assert [(b.source, len(b.items)) for b in dealt] == [("failure", 2)]
-
-
-async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") -> tuple[AnalystReport, ...]:
-    """Reflect on two failures with the packaged prompts."""
-    batch = items(2)
-    dealt = deal_minibatches(batch, [rollout(i, 0, answer) for i in batch], config, seed=1, step=1)
-    store = InMemoryRunStore()
-    await store.open_run("r", {}, {})
-    analyst = Analyst(
-        llm=llm,
-        prompts=BOOK,
-        decision_log=store.decision_log("r"),
-        step=1,
-        tokens=config.trajectory_tokens,
-        analysis=make_edit_analysis(SKILL, max_edits=1, operations=("append",)),
-        notes=lambda batch: "",
-    )
-    return await fan_out(analyst.report, dealt)
-
-
-async def test_an_analyst_without_a_valid_reply_is_recorded() -> None:
-    """A minibatch whose analyst gave nothing valid has a report that says why."""
-    (only,) = await reported(ScriptedLLM(useless), ReflectConfig())
-    assert only.patch == Patch()
-    assert only.no_reply_reason is not None
-    assert "3 attempts" in only.no_reply_reason
-
-
-async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
-    """A minibatch too long for the model is shown at half the size, then recorded as refused."""
-
-    def overflow(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return ContextOverflow("too long")
-
-    llm = ScriptedLLM(overflow)
-    (only,) = await reported(llm, ReflectConfig(trajectory_tokens=500), answer="x" * 9000)
-    assert only.no_reply_reason == "too long"
-    marks = [
-        re.findall(r"\[\.\.\. ([0-9,]+) characters cut \.\.\.\]", call.prompt.messages[-1].content)
-        for call in llm.calls
-    ]
-    shown = [[9000 - int(cut.replace(",", "")) for cut in cuts] for cuts in marks]
-    assert [len(cases) for cases in shown] == [2, 2]
-    assert all(600 < case < 750 for case in shown[0])
-    assert all(250 < case < 375 for case in shown[1])
-
-
-# ---------------------------------------------------------------------------------------------- material
-
-
-@given(st.text(alphabet=st.sampled_from("<>/case_1\n x"), max_size=80))
-def test_a_fence_cannot_be_closed_from_inside(text: str) -> None:
-    """The closing tag of a fence stands at its end alone, whatever the text holds."""
-    fenced = fence("case_1", text)
-    closing = fenced.rpartition("\n")[2]
-    assert re.fullmatch(r"</case_1_*>", closing)
-    assert fenced.count(closing) == 1
-    assert fenced.count(closing.replace("/", "")) == 1

@@ -1,4 +1,4 @@
-"""The benchmark of the gate runs, and deterministic targets are decided as the strict rule decides them."""
+"""The benchmark of the gate runs, and decides deterministic targets like the strict rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skill-aware reflection: lapses become reminders in the appendix, whatever becomes of the step."""
+"""Skill-aware reflection: lapses become reminders in the appendix, whatever the gate decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bets on a candidate: their sums, their evidence, and why it can be trusted."""
+"""Testing by betting: sums, evidence, and its error probability."""
 
 from __future__ import annotations
 

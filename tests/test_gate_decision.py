@@ -1,4 +1,4 @@
-"""The paired gate: what is run next, and what complete trials decide."""
+"""The paired gate: requests, and decisions on complete trials."""
 
 from __future__ import annotations
 

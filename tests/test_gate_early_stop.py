@@ -1,4 +1,4 @@
-"""Early stop: the decision is that of the complete evaluation, and timing is not seen."""
+"""Early stop: the decision equals that of the complete evaluation, in any order of completion."""
 
 from __future__ import annotations
 

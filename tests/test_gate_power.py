@@ -1,4 +1,4 @@
-"""What a validation split can resolve, and how many trials are planned."""
+"""Statistical power of the gate: detectable improvements and planned trials."""
 
 from __future__ import annotations
 

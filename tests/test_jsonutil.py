@@ -1,4 +1,4 @@
-"""JSON values: how much they hold, whether two are alike, and that pieces are what is written at once."""
+"""Long JSON values: their size, their equality, and chunks that equal the whole text."""
 
 from __future__ import annotations
 

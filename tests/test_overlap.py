@@ -1,4 +1,4 @@
-"""Rollout and reflection overlap, and nobody could tell from the result."""
+"""Rollout and reflection overlap without an effect on the result."""
 
 from __future__ import annotations
 

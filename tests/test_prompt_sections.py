@@ -1,4 +1,4 @@
-"""Trajectories in a budget: what fits stays whole, what does not is cut where it matters least."""
+"""Trajectories in a limit of bytes: short ones stay whole, long ones are cut where it matters least."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The skill document and its edits: what is protected, what is applied, what is refused and why."""
+"""The skill document and its edits: protected regions, applied edits, and reasons of rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document's tail: what is read from it, what is written into it, and what stays as it was."""
+"""The protected tail of a document: reading and writing guidance and notes."""
 
 from __future__ import annotations
 

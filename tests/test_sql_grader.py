@@ -1,4 +1,4 @@
-"""The grader of queries: what counts as the same result, and what a query cannot do."""
+"""The grader of SQL queries: equal results, and refused queries."""
 
 from __future__ import annotations
 

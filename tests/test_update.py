@@ -1,4 +1,4 @@
-"""Patch, rewrite, whole drafts: what each asks for, what it never asks for, and what it never touches."""
+"""Stage 5 in its modes: edits, suggestions and whole drafts."""
 
 from __future__ import annotations
 

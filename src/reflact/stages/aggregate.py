@@ -17,7 +17,7 @@ from reflact.stages.reply_models import (
     ask_or_fallback,
     check_whole_document,
     list_allowed_operations,
-    make_merge_check,
+    make_edits_check,
     merge_reply_type,
 )
 from reflact.types import (
@@ -148,7 +148,7 @@ class _Merger:
             prompt,
             merge_reply_type(list_allowed_operations(self.skill, self.operations), proposals=len(edits)),
             call_id=call_id,
-            check=make_merge_check(self.skill, proposals=len(edits)),
+            check=make_edits_check(self.skill),
             decision_log=self.decision_log,
         )
         if isinstance(reply, NoReply):

@@ -20,7 +20,7 @@ from reflact.skills.document import editable_text
 from reflact.skills.regions import check_region_text, merge_notes, read_guidance, read_notes, replace_notes
 from reflact.stages.prompt_sections import show_cases, show_skill
 from reflact.stages.reflect import Minibatch
-from reflact.stages.reply_models import NoReply, ask_or_fallback, check_numbers, narrow_reply_type
+from reflact.stages.reply_models import NoReply, ask_or_fallback, narrow_reply_type
 from reflact.types import AnalystReport, AppendixResult, Fallback, Skill
 
 MAX_REMINDERS = 3
@@ -154,7 +154,11 @@ class LapseTriage:
 
         def check(reply: LapseReply) -> None:
             numbers = [lapse.case for lapse in reply.lapses]
-            check_numbers(numbers, len(batch.items))
+            wrong = [str(n) for n in numbers if n > len(batch.items)]
+            if wrong:
+                raise ValueError(
+                    f"numbers go from 1 to {len(batch.items)}; {', '.join(wrong)} is not among them"
+                )
             if len(set(numbers)) != len(numbers):
                 raise ValueError("a case is named twice; name each one once")
             for lapse in reply.lapses:

@@ -31,7 +31,7 @@ from reflact.stages.reply_models import (
     list_allowed_operations,
     make_analyst_check,
     make_draft_check,
-    make_success_check,
+    make_edits_check,
     success_reply_type,
 )
 from reflact.types import (
@@ -152,7 +152,7 @@ def make_edit_analysis(
                 prompt="analyst_success",
                 variables=variables,
                 reply_type=success_reply_type(kinds, most=max_edits),
-                check=make_success_check(skill, max_edits=max_edits),
+                check=make_edits_check(skill),
                 report=_build_success_report,
             )
         cases = len(batch.items)
@@ -160,7 +160,7 @@ def make_edit_analysis(
             prompt="analyst_failure",
             variables=variables,
             reply_type=failure_reply_type(kinds, cases=cases, most=max_edits),
-            check=make_analyst_check(skill, cases=cases, max_edits=max_edits),
+            check=make_analyst_check(skill, cases=cases),
             report=_build_failure_report,
         )
 

@@ -268,49 +268,29 @@ def check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
         raise ValueError("; ".join(wrong))
 
 
-def make_analyst_check(skill: Skill, *, cases: int, max_edits: int) -> Callable[[AnalystReply], None]:
+def make_analyst_check(skill: Skill, *, cases: int) -> Callable[[AnalystReply], None]:
     """Return the check of a failure analyst's reply on ``cases`` trajectories."""
 
     def check(reply: AnalystReply) -> None:
         check_pattern_counts(reply.patterns, cases)
-        check_edit_count(reply.edits, max_edits)
         check_applicable(skill, reply.edits)
 
     return check
 
 
-def make_success_check(skill: Skill, *, max_edits: int) -> Callable[[SuccessReply], None]:
-    """Return the check of a success analyst's reply."""
-
-    def check(reply: SuccessReply) -> None:
-        check_edit_count(reply.edits, max_edits)
-        check_applicable(skill, reply.edits)
-
-    return check
+def make_edits_check(skill: Skill) -> Callable[[SuccessReply | MergeReply], None]:
+    """Return the check of a success analyst's reply, and of a merge."""
+    return lambda reply: check_applicable(skill, reply.edits)
 
 
-def make_merge_check(skill: Skill, *, proposals: int) -> Callable[[MergeReply], None]:
-    """Return the check of a merge of ``proposals`` numbered edits."""
+def check_ranking(reply: RankReply) -> None:
+    """Refuse a ranking that selects a number twice.
 
-    def check(reply: MergeReply) -> None:
-        check_edit_count(reply.edits, proposals)
-        check_numbers([n for edit in reply.edits for n in edit.sources], proposals)
-        check_applicable(skill, reply.edits)
-
-    return check
-
-
-def make_rank_check(*, proposals: int, budget: int) -> Callable[[RankReply], None]:
-    """Return the check of a ranking: exactly ``budget`` distinct numbers between 1 and ``proposals``."""
-
-    def check(reply: RankReply) -> None:
-        check_numbers(reply.selected, proposals)
-        if len(set(reply.selected)) != len(reply.selected):
-            raise ValueError("a number is selected twice")
-        if len(reply.selected) != budget:
-            raise ValueError(f"select exactly {budget} numbers, not {len(reply.selected)}")
-
-    return check
+    Raises:
+        ValueError: A number is selected twice.
+    """
+    if len(set(reply.selected)) != len(reply.selected):
+        raise ValueError("a number is selected twice")
 
 
 def make_draft_check(skill: Skill, *, cases: int) -> Callable[[DraftReply], None]:
@@ -352,27 +332,6 @@ def check_whole_document(skill: Skill, document: str) -> None:
     (result,) = apply_edits(skill, [Edit(op="rewrite", content=document)]).results
     if result.status == "rejected":
         raise ValueError(f"the new document cannot be used: {result.reason}")
-
-
-def check_edit_count(edits: Sequence[Proposal | Merge], limit: int) -> None:
-    """Refuse more edits than are allowed.
-
-    Raises:
-        ValueError: There are more than ``limit``.
-    """
-    if len(edits) > limit:
-        raise ValueError(f"at most {limit} edits are allowed, not {len(edits)}")
-
-
-def check_numbers(numbers: Sequence[int], last: int) -> None:
-    """Refuse numbers outside 1..last.
-
-    Raises:
-        ValueError: Names the numbers.
-    """
-    wrong = [str(n) for n in numbers if not 1 <= n <= last]
-    if wrong:
-        raise ValueError(f"numbers go from 1 to {last}; {', '.join(wrong)} is not among them")
 
 
 class NoReply(FrozenModel):

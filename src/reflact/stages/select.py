@@ -16,7 +16,7 @@ from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     NoReply,
     ask_or_fallback,
-    make_rank_check,
+    check_ranking,
     narrow_reply_type,
     rank_reply_type,
 )
@@ -118,7 +118,7 @@ async def select(
         prompt,
         rank_reply_type(proposals=len(pool), budget=budget),
         call_id=call_id,
-        check=make_rank_check(proposals=len(pool), budget=budget),
+        check=check_ranking,
         decision_log=decision_log,
     )
     if isinstance(reply, NoReply):
