@@ -79,7 +79,7 @@ async def bare(url: str) -> tuple[float, float]:
         return await lag_of(ask)
 
 
-async def through_the_door(url: str, folder: Path, name: str) -> tuple[float, float]:
+async def through_reflact(url: str, folder: Path, name: str) -> tuple[float, float]:
     """Measure the whole stack; every answer is stored before it is used."""
     config = ModelConfig(
         model="m", base_url=url, api_key_env=None, mode="json_schema", concurrency=WORKERS, max_tokens=100
@@ -110,7 +110,7 @@ def main() -> None:
     with running(0, "nothing", 1000 * ANSWER_SECONDS) as url, tempfile.TemporaryDirectory() as folder:
         for number in range(ROUNDS):
             theirs.append(anyio.run(bare, url))
-            ours.append(anyio.run(through_the_door, url, Path(folder), f"{number}.db"))
+            ours.append(anyio.run(through_reflact, url, Path(folder), f"{number}.db"))
     low, high = (statistics.median(lag for lag, _ in side) for side in (theirs, ours))
     slow, fast = (statistics.median(rate for _, rate in side) for side in (theirs, ours))
     print(f"openai client alone   {low * 1e3:7.2f} ms lag (95th percentile) at {slow:5.1f} calls a second")
