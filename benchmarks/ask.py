@@ -1,7 +1,7 @@
 """What one question costs beside the client library that carries it.
 
 Both sides answer the same request from memory, in the same process, one after the other in turns: the bare
-openai client, and reflact's door with its store, journal, checks and typed reply on top. Printed is the
+openai client, and reflact's client with its store, decision log, checks and typed reply. Printed is the
 processor time for each call and the ratio; run it on a quiet machine.
 
     python benchmarks/ask.py

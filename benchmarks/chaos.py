@@ -314,7 +314,7 @@ async def measure(size: Size, folder: Path) -> Chaos:
         calm_texts, _ = await streamed(steady, size)
         chaos_texts, counted = await streamed(faulty, size)
         async with httpx.AsyncClient(base_url=f"{faulty}/_llmock", timeout=None) as control:
-            streams_dealt = journal((await control.get("/requests")).json()["requests"])
+            streams_dealt = count_requests((await control.get("/requests")).json()["requests"])
     return Chaos(
         calm, chaos, proxy.asked, proxy.dealt, calm_texts, chaos_texts, counted, streams_dealt, verdict
     )
@@ -338,7 +338,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
             paying = MeteredTransport(
                 network, config=config, budget=Budget(BudgetConfig()), endpoint=limits, responses=store
             )
-            effects = ResponseCacheTransport(
+            cached = ResponseCacheTransport(
                 RetryTransport(paying, retries=RETRIES, endpoint=limits),
                 responses=store,
                 flights=flights,
@@ -346,7 +346,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
                 role="target",
                 model=MODEL,
             )
-            http: Any = httpx.AsyncClient(transport=effects, timeout=config.timeout)
+            http: Any = httpx.AsyncClient(transport=cached, timeout=config.timeout)
             client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
 
             async def ask(n: int) -> None:
@@ -365,7 +365,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
     return texts, await store.faults("streams")
 
 
-def journal(requests: Sequence[dict[str, Any]]) -> Counter[str]:
+def count_requests(requests: Sequence[dict[str, Any]]) -> Counter[str]:
     """Return the faults that llmock says it injected, by the kinds that a client should see."""
     dealt: Counter[str] = Counter()
     for request in requests:

@@ -4,7 +4,7 @@ Both sides ask the same server, in a process of its own, which takes a minute fo
 workers ask one question after the other, so about seventeen calls begin and end in each second (more would be
 too much for the network library that both sides use: its cost for a call grows with the open connections).
 Beside them a task sleeps for five milliseconds at a time, and how much later it wakes is the lag. The bare
-openai client and reflact's door (with its store, journal, limits, budget and typed reply) take turns. Printed
+openai client and reflact's client (with its store, decision log, limits, budget and typed reply) take turns. Printed
 is the 95th percentile of the lag of each, and their ratio.
 
     python benchmarks/loop_lag.py
@@ -79,7 +79,7 @@ async def bare(url: str) -> tuple[float, float]:
         return await lag_of(ask)
 
 
-async def through_the_door(url: str, folder: Path, name: str) -> tuple[float, float]:
+async def through_reflact(url: str, folder: Path, name: str) -> tuple[float, float]:
     """Measure the whole stack; every answer is stored before it is used."""
     config = ModelConfig(
         model="m", base_url=url, api_key_env=None, mode="json_schema", concurrency=WORKERS, max_tokens=100
@@ -89,10 +89,10 @@ async def through_the_door(url: str, folder: Path, name: str) -> tuple[float, fl
     )
     async with open_store(folder / name) as store:
         await store.open_run("r", {}, None)
-        journal = store.decision_log("r")
+        decision_log = store.decision_log("r")
         asked = 0
         async with Client(
-            config, role="optimizer", run_id="r", responses=store, decision_log=journal
+            config, role="optimizer", run_id="r", responses=store, decision_log=decision_log
         ) as client:
 
             async def ask(number: int) -> object:
@@ -110,7 +110,7 @@ def main() -> None:
     with running(0, "nothing", 1000 * ANSWER_SECONDS) as url, tempfile.TemporaryDirectory() as folder:
         for number in range(ROUNDS):
             theirs.append(anyio.run(bare, url))
-            ours.append(anyio.run(through_the_door, url, Path(folder), f"{number}.db"))
+            ours.append(anyio.run(through_reflact, url, Path(folder), f"{number}.db"))
     low, high = (statistics.median(lag for lag, _ in side) for side in (theirs, ours))
     slow, fast = (statistics.median(rate for _, rate in side) for side in (theirs, ours))
     print(f"openai client alone   {low * 1e3:7.2f} ms lag (95th percentile) at {slow:5.1f} calls a second")

@@ -52,7 +52,7 @@ from reflact.llm.connection_pool import PooledTransport
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Provenance, ScoreEvent, Transition
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.protocols import LLM
-from reflact.testing import InMemoryRunStore as Effects
+from reflact.testing import InMemoryRunStore
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "calibration"
 PARTS = {"held_out": (*range(10), 20, 21), "learn": range(10, 18), "anchors": (18, 19, 22, 23)}
@@ -247,7 +247,7 @@ async def main(arguments: argparse.Namespace) -> None:
             make(arguments.games / f"{game}.z8", game)
     settings = resolve_paths(load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=()), FOLDER)
     assert settings.replay.cassette is not None
-    effects = Effects()
+    store = InMemoryRunStore()
     async with (
         PooledTransport() as network,
         open_cassette(
@@ -257,8 +257,8 @@ async def main(arguments: argparse.Namespace) -> None:
             settings.models.critic,
             role="critic",
             run_id="r",
-            responses=effects,
-            decision_log=effects.decision_log("r"),
+            responses=store,
+            decision_log=store.decision_log("r"),
             transport=transport,
         ) as llm,
     ):

@@ -81,10 +81,10 @@ def only_grow(drafts: list[Any]) -> bool:
 def test_a_client_shows_drafts() -> None:
     """The client has the shape of the port."""
 
-    def door(drafter: DraftingLLM) -> DraftingLLM:
+    def accept(drafter: DraftingLLM) -> DraftingLLM:
         return drafter
 
-    assert door(Client.__new__(Client))
+    assert accept(Client.__new__(Client))
 
 
 # ------------------------------------------------------------------------------------------- a recorded reply

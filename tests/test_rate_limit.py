@@ -430,7 +430,9 @@ def test_refusals_by_chance_do_not_stop_an_endpoint(slots: int) -> None:
     assert found[0] >= 0.6 * plain[0]
 
 
-@pytest.mark.parametrize("rate", [160, 100, 20])
+@pytest.mark.parametrize(
+    "rate", [160, pytest.param(100, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_an_endpoint_that_allows_less_from_now_on_is_followed(rate: int) -> None:
     """Ten seconds later most of what it still allows is served, and little is refused."""
     server = Drop(Server(200, 1.0, sliding=True), Server(rate, 1.0, sliding=True), 40)

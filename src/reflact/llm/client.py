@@ -192,32 +192,30 @@ class Client:
         context = RequestContext(drafts)
         token = CONTEXT.set(context)
         started = anyio.current_time()
-        describe_end = partial(self._describe_end, context, call_id, started)
+        report_end = partial(self._report_end, context, call_id, started)
         try:
             work = partial(self._ask, prompt, reply_type, call_id, check, context)
             reply = await subscribers.follow(drafts, work)
         except ReflactError as error:
             if isinstance(error, ModelError):
                 error.usage = context.usage
-            await self._emit(describe_end(error))
+            await report_end(error)
             raise
         finally:
             CONTEXT.reset(token)
-        await self._emit(describe_end(None))
+        await report_end(None)
         return reply
 
-    async def _emit(self, event: ModelCallFinished) -> None:
-        if self._on_event is not None:
-            await self._on_event(event)
-
-    def _describe_end(
+    async def _report_end(
         self, context: RequestContext, call_id: CallId, started: float, error: ReflactError | None
-    ) -> ModelCallFinished:
-        """Return the event of a finished call; ``error`` is the reason if it has no reply."""
+    ) -> None:
+        """Post the event of a finished call; ``error`` is the reason if it has no reply."""
+        if self._on_event is None:
+            return
         answered = error is None or isinstance(error, ReplyError)
-        return ModelCallFinished(
+        event = ModelCallFinished(
             run_id=self._run_id,
-            step=0 if call_id.step is None else call_id.step,
+            step=call_id.step or 0,
             role=call_id.role,
             purpose=call_id.purpose,
             call_id=call_id.label,
@@ -227,6 +225,7 @@ class Client:
             seconds=anyio.current_time() - started,
             from_store=answered and not context.sent,
         )
+        await self._on_event(event)
 
     async def _ask(
         self,

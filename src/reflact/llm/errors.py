@@ -58,16 +58,17 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     The message says what happened, at which endpoint, and what to do. An error of reflact that passed
     through the client library is returned unchanged.
     """
-    own = _find_own_error(error)
+    causes = _list_causes(error)
+    own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
     if own is not None:
         return own
     where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
     if isinstance(error, openai.APIStatusError):
-        said = remove_keys([key] if key else (), " ".join(error.response.text.split()))
-        return _translate_status(error, config, role, said[:300])
+        text = remove_keys([key] if key else (), " ".join(error.response.text.split()))
+        return _translate_status(error, config, role, text[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
-    cause = _find_root_cause(error)
+    cause = causes[-1]
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
         return BadRequest(
             f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: {cause}"
@@ -83,12 +84,6 @@ def translate_client_error(error: Exception, config: ModelConfig, role: str, key
     )
 
 
-def is_context_overflow(error: openai.APIStatusError) -> bool:
-    """Whether a refusal reports that the request is longer than the model's context."""
-    text = error.response.text.lower()
-    return error.status_code in {400, 413, 422} and any(word in text for word in OVERFLOW_WORDS)
-
-
 def build_unusable_error(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
     """Return the error for an answer with a success status that is no chat completion."""
     where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
@@ -99,43 +94,34 @@ def build_unusable_error(answer: object, config: ModelConfig, role: str, key: st
     )
 
 
-def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, said: str) -> ModelError:
+def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, text: str) -> ModelError:
     status, where = (
         error.status_code,
         f"models.{role}: {config.model} at {strip_credentials(config.base_url)}",
     )
-    if is_context_overflow(error):
-        return ContextOverflow(f"{where} has too small a context for this request: {said}")
+    if status in {400, 413, 422} and any(word in error.response.text.lower() for word in OVERFLOW_WORDS):
+        return ContextOverflow(f"{where} has too small a context for this request: {text}")
     if status in {401, 403}:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:
             source = "the function passed as `key` must return a valid one"
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
-        return AccessDenied(f"{where} refused the key ({status}); {source}: {said}", status=status)
+        return AccessDenied(f"{where} refused the key ({status}); {source}: {text}", status=status)
     if status in RETRIED_STATUSES:
-        return ProviderDown(f"{where} answered {status}, after all retries: {said}", status=status)
+        return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
     if is_unknown_model(status, error.response.text):
         return UnknownModel(
             f"{where}: the endpoint does not know this model ({status}); set models.{role}.model to one that "
-            f"it serves: {said}",
+            f"it serves: {text}",
             status=status,
         )
-    return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
+    return BadRequest(f"{where} will not serve this request ({status}): {text}", status=status)
 
 
-def _find_own_error(error: BaseException) -> ReflactError | None:
-    """Return the error of reflact that this error was raised from; ``__context__`` does not count."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ReflactError):
-            return cause
-        cause = cause.__cause__
-    return None
-
-
-def _find_root_cause(error: BaseException) -> BaseException:
-    return _find_root_cause(error.__cause__) if error.__cause__ is not None else error
+def _list_causes(error: BaseException) -> list[BaseException]:
+    """Return an error and the chain of its causes; ``__context__`` does not count."""
+    return [error, *(_list_causes(error.__cause__) if error.__cause__ is not None else ())]
 
 
 GARBLED_FAULTS: frozenset[FaultKind | None] = frozenset({"malformed", "broken stream"})

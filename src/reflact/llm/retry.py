@@ -82,7 +82,10 @@ class RetryTransport(httpx.AsyncBaseTransport):
             try:
                 response = await self._inner.handle_async_request(request)
             except RETRIED_FAILURES as failure:
-                if is_untrusted_certificate(failure) or (last and self._never_reached(failure)):
+                never_answered = (
+                    isinstance(failure, CONNECT_FAILURES) and not self._endpoint.endpoint.answered
+                )
+                if is_untrusted_certificate(failure) or (last and never_answered):
                     self._endpoint.refuse(failure)
                     raise
                 if last:
@@ -107,10 +110,6 @@ class RetryTransport(httpx.AsyncBaseTransport):
                 self._endpoint.report_unreached(seconds)
             await self._sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
-
-    def _never_reached(self, failure: httpx.TransportError) -> bool:
-        """Whether the address has never answered."""
-        return isinstance(failure, CONNECT_FAILURES) and not self._endpoint.endpoint.answered
 
 
 class BodyStream(httpx.AsyncByteStream):

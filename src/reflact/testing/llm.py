@@ -119,7 +119,7 @@ def _reason(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     problems = ((".".join(map(str, p["loc"])), p["msg"]) for p in error.errors(include_url=False))
-    return "; ".join(f"{place}: {message}" if place else message for place, message in problems)
+    return "; ".join(f"{location}: {message}" if location else message for location, message in problems)
 
 
 def append_reply(reply_type: type[ReplyModel], *contents: str) -> JsonValue:

@@ -133,7 +133,7 @@ class InMemoryRunStore:
         return run.commits[max(run.commits)][1] if run.commits else None
 
     def decision_log(self, run_id: str) -> InMemoryDecisionLog:
-        """Return the run's journal."""
+        """Return the run's decision log."""
         return InMemoryDecisionLog(self._runs, run_id)
 
     async def commit(
@@ -197,14 +197,14 @@ class InMemoryRunStore:
         return tuple(self._runs[run_id].events.values()) if run_id in self._runs else ()
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return what the run has paid for, by role and purpose, sorted; calls in flight as unsettled."""
+        """Return the run's spending by role and purpose, sorted; calls in flight count as unsettled."""
         paid = [call for call in self._calls if call.reservation.run_id == run_id]
-        places = sorted({(call.reservation.role, call.reservation.purpose) for call in paid})
+        groups = sorted({(call.reservation.role, call.reservation.purpose) for call in paid})
         return tuple(
             _sum_spend(
-                place, [call for call in paid if (call.reservation.role, call.reservation.purpose) == place]
+                group, [call for call in paid if (call.reservation.role, call.reservation.purpose) == group]
             )
-            for place in places
+            for group in groups
         )
 
     async def add_seconds(
