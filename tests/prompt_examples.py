@@ -165,12 +165,13 @@ class Example:
 
 
 class Listener:
-    """An optimizer that gives no answer to anything and keeps what it was asked; a journal that forgets."""
+    """An optimizer without answers that keeps all prompts, and a decision log that keeps nothing."""
 
     identity = "listener"
 
     def __init__(self) -> None:
         self.heard: dict[str, Example] = {}
+        self.prompts: list[RenderedPrompt] = []
 
     async def ask(
         self,
@@ -187,12 +188,13 @@ class Listener:
         """
         example = Example(prompt, reply_type, check)
         self.heard[example.name] = example
+        self.prompts.append(prompt)
         raise ReplyError(f"{call_id.label} is not answered here")
 
-    async def recall(self, step: int, label: str) -> None:
+    async def get(self, step: int, label: str) -> None:
         """Return that nothing was noted."""
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Forget it."""
 
 

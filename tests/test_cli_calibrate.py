@@ -224,7 +224,7 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
             hold.go_on.set()
             out, errors = process.communicate(timeout=HANGS)
         assert process.returncode == code, errors
-        assert "what is under way may finish" in said
+        assert "work under way may finish" in said
         assert f"the answers of the {len(asked)} calls that were paid for are in the store" in errors
         assert out == ""
         report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)

@@ -305,7 +305,7 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.fetch_rows(
-            "SELECT json_extract(state, '$.current'), json_extract(record, '$.made') FROM commits"
+            "SELECT json_extract(state, '$.current'), json_extract(record, '$.created_versions') FROM commits"
             " WHERE run_id = ? ORDER BY number",
             (run_id,),
         )

@@ -34,7 +34,6 @@ from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
 from reflact.memory.encoding import parse_stored
 from reflact.memory.models import ContrastPair
-from reflact.memory.store import MemoryStore
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
@@ -162,6 +161,8 @@ async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[Contrast
         raise ConfigError(
             f"critic.memory: there is no file {config.memory}; null is a critic without examples"
         )
+    from reflact.memory.store import MemoryStore
+
     async with MemoryStore(config.memory) as memory:
         return (await Critic(llm, memory=memory).pin()).pairs or ()
 
@@ -170,6 +171,8 @@ async def _load_anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
     """Return the anchors to measure on; none where the memory is gone since the run began."""
     if config.memory is None or not config.max_anchors or not config.memory.is_file():
         return ()
+    from reflact.memory.store import MemoryStore
+
     async with MemoryStore(config.memory) as memory:
         return (await memory.anchors())[: config.max_anchors]
 

@@ -210,7 +210,7 @@ async def scheduled(schedules: Sequence[int], concurrency: int, overlap: bool) -
             analyse=analyst(store, waits).report,
         )
         assert {report.no_reply_reason is None for report in reports} == {True, False}
-        assert any("shrunk" in label for _, label in notes_of(store))
+        assert any("shortened_prompt" in label for _, label in notes_of(store))
         stored = sorted(rollout.model_dump_json() for rollout in store._rollouts.values())
         seen.add(
             (

@@ -47,7 +47,7 @@ from reflact.types import Grade, Item
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not can_confine(), reason="this system cannot lock a process in"),
+    pytest.mark.skipif(not can_confine(), reason="this system cannot confine a process"),
 ]
 
 LOCKED, FREE = PythonGrader(seconds=1, patience=60), PythonGrader(seconds=1, patience=60, confined=False)
@@ -375,10 +375,10 @@ async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -
     """Where that one is killed, nothing is left running."""
     starter = textwrap.dedent("""
         import anyio
-        from reflact.environments.python_grader import Python
+        from reflact.environments.python_grader import PythonGrader
         from reflact.types import Item
         sleeper = "import time; time.sleep(3600)"
-        anyio.run(Python(seconds=900), Item(id="i", input="?", reference={"stdout": "x"}), sleeper)
+        anyio.run(PythonGrader(seconds=900), Item(id="i", input="?", reference={"stdout": "x"}), sleeper)
     """)
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     async with await anyio.open_process([sys.executable, "-c", starter], env=variables) as process:
@@ -394,7 +394,7 @@ async def test_a_program_ends_with_the_process_that_started_it(tmp_path: Path) -
 
 def test_a_system_that_cannot_lock_in_is_refused() -> None:
     """Without confinement there is no grader, unless that is allowed; and then its scores are others."""
-    limits: dict[str, Any] = {"seconds": 5, "mebibytes": 1024, "able": lambda: False}
+    limits: dict[str, Any] = {"seconds": 5, "mebibytes": 1024, "is_available": lambda: False}
     with pytest.raises(ConfigError, match=r"environment\.allow_unconfined: true"):
         build_python_grader(**limits, allow_unconfined=False)
     free = build_python_grader(**limits, allow_unconfined=True)

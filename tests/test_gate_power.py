@@ -37,7 +37,7 @@ def test_planned_trials_resolve_the_effect(n: int, decisions: int, alpha: float,
 def test_the_outlook_names_what_it_would_take() -> None:
     """A plan that is too small says so before anything is spent on it."""
     assert describe_power(20, 4, decisions=8, alpha=0.1, effect=0.15) == (
-        "20 items x 4 trials can detect only improvements of about 31 points where the target is noisy; "
+        "20 items x 4 trials can detect only improvements of about 31 points if the target is noisy; "
         "for 15 points use 20 trials or 100 items x 4; otherwise expect `inconclusive`, or choose `strict` "
         "and treat its acceptances as unverified."
     )
@@ -45,5 +45,5 @@ def test_the_outlook_names_what_it_would_take() -> None:
 
 def test_the_outlook_of_a_plan_that_is_enough_names_what_it_resolves() -> None:
     """There is nothing to choose then."""
-    words = "20 items x 20 trials can detect improvements of about 14 points where the target is noisy."
+    words = "20 items x 20 trials can detect improvements of about 14 points if the target is noisy."
     assert describe_power(20, 20, decisions=8, alpha=0.1, effect=0.15) == words

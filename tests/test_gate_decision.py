@@ -123,13 +123,13 @@ def test_what_differs_must_happen_again() -> None:
 
 def test_a_declared_target_needs_no_repeats() -> None:
     """`target.deterministic: true` accepts on one pass."""
-    assert ruled(setting(2, declared=True), {0: trial([WON, BOTH])}).action == "accept"
+    assert ruled(setting(2, declared_deterministic=True), {0: trial([WON, BOTH])}).action == "accept"
 
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_a_mean_that_is_not_greater_needs_no_repeats(declared: bool) -> None:
     """A rejection costs one pass."""
-    found = ruled(setting(2, declared=declared), {0: trial([WON, LOST])})
+    found = ruled(setting(2, declared_deterministic=declared), {0: trial([WON, LOST])})
     assert (found.action, found.deterministic, found.evidence.futile) == ("reject", True, False)
 
 
@@ -146,14 +146,16 @@ def test_a_disagreement_makes_the_target_noisy() -> None:
 def test_one_side_of_one_stored_repeat_is_enough_to_show_noise(repeat: Sides, declared: bool) -> None:
     """A repeat of either side that disagrees is seen wherever it is, and refutes a declaration."""
     trials = {0: trial([WON, BOTH]), 7: trial([repeat, None])}
-    assert decide(setting(2, declared=declared), trials) == ask(1, 0, 1)
-    assert decide(setting(2, declared=declared), {0: trials[0], 7: trial([WON, None])}) != ask(1, 0, 1)
+    assert decide(setting(2, declared_deterministic=declared), trials) == ask(1, 0, 1)
+    assert decide(setting(2, declared_deterministic=declared), {0: trials[0], 7: trial([WON, None])}) != ask(
+        1, 0, 1
+    )
 
 
 def test_noise_is_remembered() -> None:
     """A target that once disagreed is tested, whatever the repeats at hand say."""
     trials = {0: trial([WON, BOTH]), 1: trial([WON, None])}
-    assert decide(setting(2, deterministic=False, declared=True), trials) == ask(1, 1)
+    assert decide(setting(2, deterministic=False, declared_deterministic=True), trials) == ask(1, 1)
 
 
 def test_repeats_that_are_unmeasured_count_only_against_the_candidate() -> None:
@@ -222,7 +224,7 @@ def test_an_improvement_that_stays_is_accepted() -> None:
     assert found.evidence.level == 0.0125
     assert found.reason == (
         "The candidate has 1.0000 and the current skill 0.7500 over 40 of 40 pairs in 5 trials: "
-        f"evidence of {found.evidence.value:.4g} for an improvement, where 80 is enough."
+        f"evidence of {found.evidence.value:.4g} for an improvement; 80 is required."
     )
 
 
@@ -254,14 +256,14 @@ def test_what_stays_open_is_inconclusive() -> None:
     assert (found.action, found.evidence.futile) == ("inconclusive", False)
     share = math.sqrt(2 * (math.log(80) + 0.4)) + 0.84
     assert found.evidence.detectable_effect == pytest.approx(min(1.0, share * math.sqrt(5 / 8 / 8)))
-    assert "2 trials of 4 items resolve improvements of about 1.00" in found.reason
+    assert "2 trials of 4 items detect improvements of about 1.00" in found.reason
 
 
 def test_further_trials_go_on_with_the_same_stakes() -> None:
     """An inconclusive comparison that is given more rounds keeps the bets of its first plan."""
     rounds = [[1.0, 0.0, 0.0, -1.0], [1.0, 1.0, 0.0, -1.0], [1.0, 0.0, 0.0, 0.0]]
     trials = {k: trial([(max(d, 0.0), max(-d, 0.0)) for d in each]) for k, each in enumerate(rounds)}
-    changes = {"planned": 40, "planned_level": 0.0125, "deterministic": False}
+    changes = {"planned_trials": 40, "planned_level": 0.0125, "deterministic": False}
     assert decide(setting(4, trials=4, **changes), trials) == ask(3, 0, 1, 2, 3)
     found = ruled(setting(4, trials=3, level=0.05, **changes), trials)
     assert found.evidence.value == pytest.approx(evidence(rounds, 40, 0.0125), rel=1e-5)
@@ -345,7 +347,7 @@ def test_unmeasured_pairs_are_left_out_of_the_evidence() -> None:
 
 
 @pytest.mark.parametrize(("allowed", "action"), [(0, "reject"), (1, "accept"), (None, "accept")])
-@pytest.mark.parametrize("changes", [{"policy": "strict"}, {"declared": True}])
+@pytest.mark.parametrize("changes", [{"policy": "strict"}, {"declared_deterministic": True}])
 def test_lost_items_veto_an_acceptance(allowed: int | None, action: str, changes: dict[str, Any]) -> None:
     """Three items won and one lost: accepted by the mean, vetoed where none may be lost."""
     found = ruled(setting(4, no_regression=allowed, **changes), {0: trial([WON, WON, WON, LOST])})

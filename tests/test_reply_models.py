@@ -1,4 +1,4 @@
-"""Replies that are no good: each kind is sent back with its reason, and none vanishes."""
+"""Replies of the optimizer: each kind of malformed reply is sent back, and a missing reply is logged."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.config.training import AggregateConfig, ReflectConfig
-from reflact.errors import ReplyError
-from reflact.messages import ReplyModel
+from reflact.errors import ContextOverflow, ProviderDown, ReplyError
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.records import Usage
 from reflact.stages.aggregate import aggregate
 from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
+from reflact.stages.reply_models import NoReply, ask_or_fallback
 from reflact.stages.select import select
+from reflact.testing import InMemoryRunStore, ScriptedLLM
+from reflact.testing.llm import ScriptedAnswer
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -98,34 +101,31 @@ def answer(content: str, mode: str, finish: str = "stop") -> httpx.Response:
 
 
 MODES = ("json_schema", "tools")
-each = pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind in KINDS for mode in MODES])
+EACH = [(kind, mode) for kind in KINDS for mode in MODES]
 
 
-@each
-async def test_a_malformed_reply_is_mended_by_asking_again(kind: str, mode: str) -> None:
+async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
     """A good second reply is the value; both attempts are counted and paid for."""
-    endpoint = Endpoint(bad(kind, mode), answer(text(), mode))
-    async with connected(endpoint, config(mode=mode)) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
-    assert reply.value == GOOD
-    assert type(reply.value) is Pick
-    assert reply.attempts == 2
-    assert reply.usage == Usage(calls=2, input_tokens=20, cached_tokens=8, output_tokens=6)
+    usage = Usage(calls=2, input_tokens=20, cached_tokens=8, output_tokens=6)
+    replies = {}
+    for kind, mode in EACH:
+        async with connected(Endpoint(bad(kind, mode), answer(text(), mode)), config(mode=mode)) as client:
+            reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+        replies[kind, mode] = (type(reply.value), reply.value, reply.attempts, reply.usage)
+    assert {case: found for case, found in replies.items() if found != (Pick, GOOD, 2, usage)} == {}
 
 
-@each
-async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason(kind: str, mode: str) -> None:
+async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> None:
     """Three bad replies end in ReplyError, which says for each what was wrong."""
-    endpoint = Endpoint(bad(kind, mode))
-    async with connected(endpoint, config(mode=mode)) as client:
-        with pytest.raises(ReplyError) as refused:
-            await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
-    assert len(refused.value.reasons) == len(endpoint.requests) == 3
-    expected = KINDS[kind][1]
-    if mode == "tools" and kind == "empty":
-        expected = ""
-    assert all(reason and expected in reason for reason in refused.value.reasons)
-    assert "optimizer/merge/step=1" in str(refused.value)
+    for kind, mode in EACH:
+        endpoint = Endpoint(bad(kind, mode))
+        async with connected(endpoint, config(mode=mode)) as client:
+            with pytest.raises(ReplyError) as refused:
+                await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+        assert len(refused.value.reasons) == len(endpoint.requests) == 3, (kind, mode)
+        expected = "" if (mode, kind) == ("tools", "empty") else KINDS[kind][1]
+        assert all(reason and expected in reason for reason in refused.value.reasons), (kind, mode)
+        assert "optimizer/merge/step=1" in str(refused.value)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -260,9 +260,6 @@ CASES = [
     ),
     *((s, kind, json.dumps(reply), words) for s, cases in FITTING.items() for kind, reply, words in cases),
 ]
-stages = pytest.mark.parametrize(
-    ("stage", "kind", "written", "words"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
-)
 
 
 def replied(kind: str, written: str) -> httpx.Response:
@@ -323,35 +320,164 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
         )
 
 
-@stages
-async def test_every_stage_mends_every_kind(stage: str, kind: str, written: str, words: str) -> None:
+async def test_every_stage_mends_every_kind() -> None:
     """One defective reply costs one more request, which names the reason, and leaves no other trace."""
-    good = completion(json.dumps(PROPER[stage][0]))
-    endpoint = Endpoint(replied(kind, written), good)
-    mended = await outcome(stage, endpoint)
-    assert mended == await outcome(stage, Endpoint(good))
-    assert len(endpoint.requests) == 2
-    assert words in endpoint.bodies[1]["messages"][-1]["content"]
-    assert not getattr(mended, "refusal", None)
-    assert not getattr(mended, "fallbacks", ())
+    for stage, kind, written, words in CASES:
+        good = completion(json.dumps(PROPER[stage][0]))
+        endpoint = Endpoint(replied(kind, written), good)
+        mended = await outcome(stage, endpoint)
+        assert mended == await outcome(stage, Endpoint(good)), (stage, kind)
+        assert len(endpoint.requests) == 2, (stage, kind)
+        assert words in endpoint.bodies[1]["messages"][-1]["content"], (stage, kind)
+        if isinstance(mended, AnalystReport):
+            assert mended.no_reply_reason is None, (stage, kind)
+        else:
+            assert mended.fallbacks == (), (stage, kind)
 
 
-@stages
-async def test_no_stage_loses_a_refusal(stage: str, kind: str, written: str, words: str) -> None:
-    """What stays defective is a refusal in the report, or a fallback that says what was done instead."""
-    endpoint = Endpoint(replied(kind, written))
-    result = await outcome(stage, endpoint)
-    assert len(endpoint.requests) == 3
-    if isinstance(result, AnalystReport):
-        reason = result.no_reply_reason
-        assert result.patch == Patch()
-        assert result.item_ids == ("q1",)
-    else:
-        (fallback,) = result.fallbacks
-        reason = fallback.reason
-        assert fallback.replacement
-        kept = [e.content for e in result.patch.edits]
-        assert kept == (["c"] if stage == "ranking" else ["a", "b"])
-    assert reason is not None
-    assert words in reason
-    assert "in 3 attempts" in reason
+async def test_no_stage_loses_a_missing_reply() -> None:
+    """A reply that stays defective is a reason in the report, or a fallback that names its replacement."""
+    for stage, kind, written, words in CASES:
+        endpoint = Endpoint(replied(kind, written))
+        result = await outcome(stage, endpoint)
+        assert len(endpoint.requests) == 3, (stage, kind)
+        if isinstance(result, AnalystReport):
+            reason = result.no_reply_reason
+            assert (result.patch, result.item_ids) == (Patch(), ("q1",)), (stage, kind)
+        else:
+            (fallback,) = result.fallbacks
+            reason = fallback.reason
+            assert fallback.replacement
+            contents = [e.content for e in result.patch.edits]
+            assert contents == (["c"] if stage == "ranking" else ["a", "b"]), (stage, kind)
+        assert reason is not None, (stage, kind)
+        assert words in reason, (stage, kind)
+        assert "in 3 attempts" in reason, (stage, kind)
+
+
+RUN_ID = "r0"
+WORD_CALL = CallId(role="optimizer", purpose="merge", step=3, part="a")
+
+
+class Word(ReplyModel):
+    """One word."""
+
+    word: str
+
+
+def word_prompt(text: str) -> RenderedPrompt:
+    """Return a word_prompt of one message."""
+    return RenderedPrompt(name="p", version=1, messages=(Message(role="user", content=text),))
+
+
+async def open_run() -> InMemoryRunStore:
+    """Return a store in which the run is open."""
+    store = InMemoryRunStore()
+    await store.open_run(RUN_ID, {}, {})
+    return store
+
+
+async def ask_word(
+    llm: ScriptedLLM, store: InMemoryRunStore, *, shorter: bool = False, call_id: CallId = WORD_CALL
+) -> Word | NoReply:
+    """Ask for a word other than ``bad``, with a long word_prompt and maybe a short one in reserve."""
+
+    def check(reply: Word) -> None:
+        if reply.word == "bad":
+            raise ValueError("not that word")
+
+    return await ask_or_fallback(
+        llm,
+        word_prompt("long"),
+        Word,
+        call_id=call_id,
+        check=check,
+        decision_log=store.decision_log(RUN_ID),
+        shorten=(lambda: word_prompt("short")) if shorter else None,
+    )
+
+
+def scripted(long: ScriptedAnswer, short: ScriptedAnswer = None) -> ScriptedLLM:
+    """Return a model that gives one answer to the long word_prompt and one to the short."""
+
+    def answer(
+        shown_prompts: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
+        return long if shown_prompts.messages[0].content == "long" else short
+
+    return ScriptedLLM(answer)
+
+
+def shown_prompts(llm: ScriptedLLM) -> list[str]:
+    """Return the prompts that were sent, attempts of one call once."""
+    return [call.prompt.messages[0].content for call in llm.calls if call.call_id.attempt == 0]
+
+
+async def test_a_valid_reply_comes_back_and_leaves_no_note() -> None:
+    """What was had is a stored reply's business, not the journal's."""
+    store = await open_run()
+    assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
+    assert not store._runs[RUN_ID].notes
+
+
+async def test_a_refusal_is_final() -> None:
+    """No valid reply is journalled with the reason; after a restart the model is not ask_word again."""
+    store = await open_run()
+    refusal = await ask_word(scripted({"word": "bad"}), store)
+    assert isinstance(refusal, NoReply)
+    assert "not that word" in refusal.reason
+    better = scripted({"word": "yes"})
+    assert await ask_word(better, store) == refusal
+    assert better.calls == []
+    other = WORD_CALL.model_copy(update={"part": "b"})
+    assert await ask_word(better, store, call_id=other) == Word(word="yes")
+
+
+async def test_a_prompt_that_is_too_long_is_refused() -> None:
+    """Without a shorter one, an overflow is a reason like any other."""
+    store = await open_run()
+    assert await ask_word(scripted(ContextOverflow("too long")), store) == NoReply(reason="too long")
+    assert await ask_word(scripted({"word": "yes"}), store) == NoReply(reason="too long")
+
+
+async def test_a_prompt_is_shortened_once() -> None:
+    """An overflow leads to the shorter word_prompt; one that overflows too is refused."""
+    store = await open_run()
+    llm = scripted(ContextOverflow("too long"), ContextOverflow("still too long"))
+    assert await ask_word(llm, store, shorter=True) == NoReply(reason="still too long")
+    assert shown_prompts(llm) == ["long", "short"]
+
+
+async def test_a_restart_asks_with_the_same_prompt() -> None:
+    """Once it was shortened a word_prompt stays so, even for a model with more room."""
+    store = await open_run()
+    first = scripted(ContextOverflow("too long"), {"word": "short"})
+    assert await ask_word(first, store, shorter=True) == Word(word="short")
+    second = scripted({"word": "long"}, {"word": "short"})
+    assert await ask_word(second, store, shorter=True) == Word(word="short")
+    assert (shown_prompts(first), shown_prompts(second)) == (["long", "short"], ["short"])
+
+
+async def test_a_shorter_prompt_may_be_refused_for_another_reason() -> None:
+    """Invalid replies to the shorter word_prompt are refused as those to a first one are."""
+    store = await open_run()
+    refusal = await ask_word(scripted(ContextOverflow("too long"), {"word": "bad"}), store, shorter=True)
+    assert isinstance(refusal, NoReply)
+    assert "not that word" in refusal.reason
+
+
+@pytest.mark.parametrize("shorter", [False, True])
+async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
+    """An endpoint that cannot be reached has decided nothing: the error is passed on, nothing is noted."""
+    store = await open_run()
+    with pytest.raises(ProviderDown, match="gone"):
+        await ask_word(scripted(ProviderDown("gone")), store, shorter=shorter)
+    assert not store._runs[RUN_ID].notes
+    assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
+
+
+async def test_a_sample_without_a_step_is_a_mistake() -> None:
+    """Absences are journalled under a step, so there must be one."""
+    outside = CallId(role="optimizer", purpose="merge", rollout="k")
+    with pytest.raises(ValueError, match="has no step"):
+        await ask_word(scripted({"word": "yes"}), await open_run(), call_id=outside)
