@@ -206,12 +206,12 @@ def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) ->
         ({"step": "one"}, "`step`: input should be a valid integer"),
         ({"step": 7}, "`step`: it is 7, and the next step is 1"),
         (
-            {"gold": {"progress_before": 0, "progress_after": 12, "source": "human"}},
+            {"label": {"progress_before": 0, "progress_after": 12, "source": "human"}},
             "less than or equal to 10, got 12",
         ),
         (
-            {"gold": {"progress_before": 0, "progress_after": 1, "source": "me"}},
-            "`gold.source`: input should be 'program'",
+            {"label": {"progress_before": 0, "progress_after": 1, "source": "me"}},
+            "`label.source`: input should be 'program'",
         ),
         ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
         ({"note": 1}, "`note`: is not a known field"),
