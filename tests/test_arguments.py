@@ -46,7 +46,7 @@ def huge(text: str) -> Transition:
         (lambda: Trace("p").record("text"), "what is recorded is a str; give a Transition("),  # type: ignore[arg-type]
         (lambda: Trace("p").record(STEP, 0.5), "the score of a step is a float; give what"),  # type: ignore[arg-type]
         (lambda: Trace("p").record(STEP, Label(progress_after=1, source="human")), "record(step, label=...)"),  # type: ignore[arg-type]
-        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Label("),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, label=4.0), "the label of a step is a float; give a Label("),  # type: ignore[arg-type]
         (lambda: Trace("p", id="t").record(huge("n")), "step 0 of trace t cannot be written: "),
     ],
 )

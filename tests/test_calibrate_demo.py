@@ -106,7 +106,7 @@ def test_a_memory_that_is_there_is_left_alone(tmp_path: Path) -> None:
     held = (tmp_path / "memory.db").read_bytes()
     result = CliRunner().invoke(app, ["demo", "--calibrate", "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert "name another --out" in result.output
+    assert "choose another --out" in result.output
     assert (tmp_path / "memory.db").read_bytes() == held
 
 

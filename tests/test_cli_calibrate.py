@@ -157,9 +157,9 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
         paid = len(asked)
         second = one_line(reflact(path, "--dry-run").stdout)
         assert len(asked) == paid
-    assert "Nothing can be tested or promoted: 19 held-out traces have steps with a gold score" in first
-    assert "so 1 more is missing: hold out more traces with gold" in first
-    assert "no call was made: 19 held-out traces have steps with a gold score" in refused.stderr
+    assert "Nothing can be tested or promoted: 19 held-out traces have labelled steps" in first
+    assert "so 1 more is missing: hold out more labelled traces" in first
+    assert "no call was made: 19 held-out traces have labelled steps" in refused.stderr
     assert "paid for" not in first
     assert f"{paid} calls are paid for already" in second
 

@@ -24,9 +24,9 @@ def test_labels_that_do_not_count_are_told(tmp_path: Path) -> None:
     config = configured(tmp_path)
     for arguments in (["import", memory, file], ["label", memory, "monday", 0, "--after", 3]):
         before = reflact(config, "--dry-run").stderr
-        assert "have gold in the memory" not in before
+        assert "have labels in the memory" not in before
         done = CliRunner().invoke(app, ["memory", *map(str, arguments)])
         assert done.exit_code == 0, done.output
     said = one_line(reflact(config, "--dry-run").stderr)
-    assert said.startswith("1 of these traces have gold in the memory that their files lack")
+    assert said.startswith("1 of these traces have labels in the memory that their files lack")
     assert "leave `traces` out" in said

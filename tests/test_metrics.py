@@ -334,7 +334,7 @@ async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
         [half], purpose=PURPOSE, trace_id="t", round_plan=round_of(), llm=llm, critic=critic
     )
     assert (made.pairs, {drop.reason for drop in made.dropped}) == ((), {"unverified"})
-    assert "not the state before" in made.dropped[0].explanation
+    assert "not the progress before" in made.dropped[0].explanation
     assert (llm.calls, critic.trials) == ([], [])
     assert select_events([half], ContrastSettings()) == (half,)
 

@@ -245,14 +245,14 @@ def still(name: str) -> Trace:
             2,
             flattered_traces("h", 19),
             {},
-            "19 held-out traces have steps with a gold score; .* so 1 more is missing",
+            "19 held-out traces have labelled steps; .* so 1 more is missing",
         ),
-        (2, flattered_traces("h", 12), {}, "so 8 more are missing: hold out more traces with gold"),
+        (2, flattered_traces("h", 12), {}, "so 8 more are missing: hold out more labelled traces"),
         (
             2,
             flattered_traces("h", 15) + flattered_traces("u", 3, gold=False),
             {},
-            "15 held-out traces .* beside 3 without a gold score; .* so 5 more",
+            "15 held-out traces .* beside 3 without a label; .* so 5 more",
         ),
         (0, flattered_traces("h", 20), {}, "no trace to learn from"),
     ],
@@ -274,9 +274,9 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
 async def test_it_is_said_how_many_more_traces_the_rule_takes() -> None:
     """If one slice of the traces is too small, the error names how many to label or record."""
     calibrator = Calibrator(flattered(), ListMemory(), settings=settings())
-    with pytest.raises(DataError, match=r"of 8 traces 8 have gold .* record about \d+ more with gold"):
+    with pytest.raises(DataError, match=r"of 8 traces 8 have labels .* record about \d+ more"):
         await calibrator.calibrate(flattered_traces("any", 8))
-    with pytest.raises(DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 have gold"):
+    with pytest.raises(DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 have labels"):
         await calibrator.calibrate(flattered_traces("any", 60, gold=False))
 
 

@@ -313,21 +313,19 @@ def find_missing(
     missing = MIN_TRACES - len(testing)
     bare = sum(not list_labeled_events(trace) for trace in traces)
     spoilt = sum(trace.id in snapshot.training_trace_ids for trace in traces if list_labeled_events(trace))
-    beside = (
-        f" beside {bare} without a gold score" if bare and parts.held_out_name == CALLER_HOLDOUT_NAME else ""
-    )
+    beside = f" beside {bare} without a label" if bare and parts.held_out_name == CALLER_HOLDOUT_NAME else ""
     words = (
-        f"{len(testing)} held-out traces have steps with a gold score{beside}; a batch is tested on at least "
+        f"{len(testing)} held-out traces have labelled steps{beside}; a batch is tested on at least "
         f"{MIN_TRACES}, so {missing} more {'is' if missing == 1 else 'are'} missing: "
     )
     if parts.held_out_name == CALLER_HOLDOUT_NAME:
         learned = f", since pairs were made from {spoilt} of these earlier" if spoilt else ""
-        return f"{words}hold out more traces with gold{learned}"
+        return f"{words}hold out more labelled traces{learned}"
     usable = sum(trace.id not in snapshot.training_trace_ids for trace in deduplicate_traces(traces))
     slices = inputs.settings.holdout_folds
     return (
-        f"{words}one slice of {slices} tests, and of {_count_traces_text(len(traces))} {usable} have gold and were not "
-        f"learned from; label or record about {missing * slices} more with gold, set a smaller "
+        f"{words}one slice of {slices} tests, and of {_count_traces_text(len(traces))} {usable} have labels and were not "
+        f"learned from; label or record about {missing * slices} more, set a smaller "
         f"calibrator.holdout_folds, or name {MIN_TRACES} traces that are to be held out as `heldout`"
     )
 

@@ -95,7 +95,7 @@ class CalibrateConfig(ConfigSection):
     )
     anchors: Path | None = Field(
         None,
-        description="A file of gold pairs (JSON lines) to keep as anchors before the round: they are "
+        description="A file of labelled pairs (JSON lines) to keep as anchors before the round: they are "
         "measured and never learned from; null: those that `memory` has.",
     )
     models: CriticModels = Field(default_factory=CriticModels, description="The model.")

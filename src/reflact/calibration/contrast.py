@@ -1,7 +1,7 @@
 """Contrast pairs: for scored steps, a right evaluation beside a plausible one that is wrong.
 
 ``generate_contrast_pairs`` awaits a whole round, ``stream_contrast_pairs`` yields pairs as they finish. What is right comes from
-gold or from the agreement of independent critic samples, never from one unchecked opinion; what is wrong
+labels or from the agreement of independent critic samples, never from one unchecked opinion; what is wrong
 comes from a perturbed input, from the critic's own observed mistake, or from a model that was asked for a
 mistake of a named kind. Every candidate ends as a pair or as a drop with its reason.
 """
@@ -86,7 +86,7 @@ async def generate_contrast_pairs(
         round_plan: Which mistakes are asked for, and how near to right; see ``curriculum.plan_next_round``.
         llm: Writes mistaken evaluations and other purposes.
         judge: Compares blindly; needed where ``settings.n_judges`` is above 0.
-        critic: Gives the samples that have to agree; None: gold alone says what is right.
+        critic: Gives the samples that have to agree; None: labels alone say what is right.
         settings: How pairs are made.
         prompts: If the prompts are; None: the newest versions that are packaged.
         known_pair_ids: Ids of pairs that are not to be made again: those that were there before the round. A round
@@ -146,7 +146,7 @@ def stream_contrast_pairs(
 
 
 def select_events(events: Sequence[ScoreEvent], settings: ContrastSettings) -> tuple[ScoreEvent, ...]:
-    """Return the events to learn from: those that moved enough, by critic or gold, and still ones.
+    """Return the events to learn from: those that moved enough, by critic or label, and still ones.
 
     If neither spoke, it counts whether the state changed: agreement has still to say by how much.
     """
@@ -173,7 +173,7 @@ def _has_no_change(event: ScoreEvent, settings: ContrastSettings) -> bool:
 
 
 def _list_deltas(event: ScoreEvent) -> list[float]:
-    """Return by how much a step moved, by critic and by gold, as far as these are known."""
+    """Return by how much a step moved, by critic and by label, as far as these are known."""
     judged = (event.evaluation, event.label)
     return [one.delta for one in judged if one is not None and one.delta is not None]
 
@@ -336,7 +336,7 @@ class PairGenerator:
     async def _find_agreement(self, event: ScoreEvent, purpose: str) -> Evaluation:
         if self._critic is None:
             raise _CandidateFailed(
-                "unverified", "there is neither gold nor a critic whose samples could agree"
+                "unverified", "there is neither a label nor a critic whose samples could agree"
             )
         found = await find_agreement(
             self._critic,
@@ -508,7 +508,7 @@ class PairGenerator:
 
 
 def is_proven(pair: ContrastPair) -> bool:
-    """Whether a pair's sides are right and wrong by gold and construction, whatever a model thinks."""
+    """Whether a pair's sides are right and wrong by label and construction, whatever a model thinks."""
     return pair.label_source != "agreement" and pair.construction not in {"asked", "other_purpose"}
 
 
@@ -544,9 +544,7 @@ def _choose_reference(event: ScoreEvent, agreed_evaluation: Evaluation | None) -
         return ReferenceEvaluation(evaluation=agreed_evaluation, source="agreement")
     label = None if event.label is None else find_reference(event, event.label)
     if label is None:
-        raise _CandidateFailed(
-            "unverified", "gold says what the state after is worth, and not the state before"
-        )
+        raise _CandidateFailed("unverified", "the label has the progress after, and not the progress before")
     return label
 
 

@@ -57,7 +57,7 @@ class ScoredStep(FrozenModel):
 
     @property
     def error(self) -> float:
-        """Critic minus gold, progress after the step."""
+        """Critic minus label, of the progress after the step."""
         return self.evaluation.progress_after - self.label.progress_after
 
     @property
@@ -195,7 +195,7 @@ _TAIL_INDEX = round(0.025 * N_RESAMPLES) - 1
 
 
 class _OrderCounts(NamedTuple):
-    """How many comparisons gold decides, and how many of them go right; ties count half."""
+    """How many comparisons labels decide, and how many of them go right; ties count half."""
 
     pairs: int
     shares: float
@@ -237,7 +237,7 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
 
 
 def _count_ordered(steps: Sequence[ScoredStep]) -> _OrderCounts:
-    """Count what gold orders: before and after of a step, its after and others', right and wrong."""
+    """Count the pairs that labels order: before and after of a step, its after and others', right and wrong."""
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps
@@ -255,7 +255,7 @@ def _count_ordered(steps: Sequence[ScoredStep]) -> _OrderCounts:
 def _count_across_steps(steps: Sequence[ScoredStep]) -> _OrderCounts:
     """Compare every two states after a step, in the time that sorting them takes: a trace may be long."""
     by_gold = sorted(steps, key=lambda step: step.label.progress_after)
-    lower: list[float] = []  # what was said of all states that gold puts below the present one, sorted
+    lower: list[float] = []  # what was said of all states that labels put below the present one, sorted
     pairs, shares = 0, 0.0
     for later in by_gold:
         while later.label.progress_after - by_gold[len(lower)].label.progress_after >= MIN_LABEL_DIFFERENCE:

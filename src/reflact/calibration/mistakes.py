@@ -207,7 +207,7 @@ DropReason = Literal[
 ]
 """Why a candidate became no pair.
 
-``unverified``: there is neither gold nor a critic to agree with itself. ``disagreement``: its samples lie too
+``unverified``: there is neither a label nor a critic whose samples could agree. ``disagreement``: its samples lie too
 far apart, or one gave nothing that counts. ``not_applicable``: no construction makes this mistake of this
 step within the round's distances. ``not_confirmed``: the samples for another purpose do not bear out that
 the evaluation is wrong for it. ``bad_reply``: no reply was valid. ``too_long``: the prompt exceeds the
@@ -265,13 +265,13 @@ class ContrastSettings(ConfigSection):
     min_delta: float = Field(0.5, ge=0, le=10, description="Least |delta phi| of the events to learn from.")
     include_no_change: bool = Field(True, description="Learn from events without any change as well.")
     candidates_per_event: int = Field(4, ge=1, description="Candidates for each event.")
-    n_samples: int = Field(3, ge=2, description="Critic samples that have to agree where there is no gold.")
+    n_samples: int = Field(3, ge=2, description="Critic samples that have to agree if there is no label.")
     max_spread: float = Field(1.0, ge=0, le=10, description="How far apart they may lie.")
     n_judges: int = Field(0, ge=0, description="Blind comparisons of each pair; 0: none, else at least 2.")
     judged_pairs: Literal["all", "unproven"] = Field(
         "all",
         description="Which pairs are compared: `all`, or those that are `unproven`, where a model wrote the "
-        "mistake or the other purpose, or samples had to agree on what is right. What follows from gold and "
+        "mistake or the other purpose, or samples had to agree on what is right. What follows from a label and "
         "construction needs no judge to be right; it then has no difficulty either.",
     )
     min_agreement: float = Field(

@@ -34,7 +34,7 @@ HIDDEN_TEXT = "(not shown)"
 """Stands for what is withdrawn from a state."""
 
 MAX_LABEL_DISTANCE = 0.5
-"""So near to gold without reasons, an evaluation's own reasons are taken for it."""
+"""An evaluation that is so near to a label without reasons lends it its reasons."""
 
 DISTANCE_TOLERANCE = 1e-9
 _MAX_QUOTE_CHARS = 80
@@ -74,9 +74,9 @@ class PairCandidate(FrozenModel):
 
 
 def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | None:
-    """Return what gold says of a step, in the words of its reasons or of an evaluation close to it.
+    """Return the right evaluation of a step: the label's numbers, in its own words or those of a close evaluation.
 
-    Without either the words are bare, and what changed is the evidence. None if gold says nothing of the
+    Without either, the words only repeat the numbers, and the changes are the evidence. None if the label lacks the
     state before: then only half of what is right is known.
     """
     own, before = event.evaluation, label.progress_before

@@ -72,7 +72,7 @@ def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
 
 def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
     first = pairs[0]
-    gold = Label(
+    label = Label(
         progress_before=first.right.progress_before,
         progress_after=first.right.progress_after,
         source=first.label_source,
@@ -80,7 +80,7 @@ def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
     )
     trace_id, number = first.provenance.trace_id or name, first.provenance.step or 0
     return LabeledStep(
-        TraceIdentity(trace_id, (name,)), number, first.purpose, first.transition, gold, tuple(pairs)
+        TraceIdentity(trace_id, (name,)), number, first.purpose, first.transition, label, tuple(pairs)
     )
 
 

@@ -131,10 +131,10 @@ class NotEnoughTraces(FrozenModel):
                 f"the error probability of the {self.n_traces} held-out traces is used up: {self.n_tested} "
                 f"batches were tested on them, and no result on so few traces reaches the p of "
                 f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {self.n_needed} fresh "
-                "traces with a gold score"
+                "traces with labels"
             )
         return (
-            f"{self.n_traces} held-out traces have steps with a gold score; a batch is tested on at least "
+            f"{self.n_traces} held-out traces have labelled steps; a batch is tested on at least "
             f"{self.n_needed}: record more traces, or hold out a larger share of them"
         )
 

@@ -252,7 +252,7 @@ class Trace:
                 saw it, as in logs.
             label: What is right, if that is known. If it says nothing of the state before, that is taken
                 from the step before if it ended in this very state, and from the state after if nothing
-                changed, since equal states are worth the same. With neither gold nor score, what samples of
+                changed, since equal states are worth the same. With neither label nor score, what samples of
                 a critic agree on can say what is right, but the step tests and measures nothing.
 
         Raises:
@@ -261,7 +261,7 @@ class Trace:
         """
         require_type(transition, Transition, subject="what is recorded")
         require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
-        require_type(label, Label, type(None), subject="the gold of a step")
+        require_type(label, Label, type(None), subject="the label of a step")
         if self._finished:
             raise DataError(f"trace {self.id} is finished: record what follows in a trace of its own")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
@@ -418,21 +418,21 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
-    """Return a step whose gold says what the state before is worth, if that follows from what is known.
+    """Return a step whose label has the progress before, if that follows from what is known.
 
     A potential belongs to a state, so equal states of one trace have equal ones.
     """
-    gold, step = event.label, event.transition
-    if gold is None or gold.progress_before is not None:
+    label, step = event.label, event.transition
+    if label is None or label.progress_before is not None:
         return event
     last = earlier_events[-1] if earlier_events else None
     if not step.changes_state:
-        known: float | None = gold.progress_after
+        known: float | None = label.progress_after
     elif last is None or last.label is None or digest_json(last.transition.after) != digest_json(step.before):
         known = None
     else:
-        known = last.label.progress_after if _is_as_reliable(last.label, gold) else None
-    return event.model_copy(update={"label": gold.model_copy(update={"progress_before": known})})
+        known = last.label.progress_after if _is_as_reliable(last.label, label) else None
+    return event.model_copy(update={"label": label.model_copy(update={"progress_before": known})})
 
 
 def _is_as_reliable(candidate: Label, current: Label) -> bool:

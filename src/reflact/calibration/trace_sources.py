@@ -80,9 +80,9 @@ CARELESS_DISTANCE = 3.0
 
 
 def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
-    """Return one gold pair for each step whose gold is known before and after, by a program or a person.
+    """Return one labelled pair for each step whose label has both numbers, by a program or a person.
 
-    The right side is gold. The wrong one is what the critic said if that is off by a point or more, else a
+    The right side is the label. The wrong one is what the critic said if that is off by a point or more, else a
     careless evaluation: no credit if there was progress, credit if there was none.
 
     Args:

@@ -106,7 +106,7 @@ async def load_traces(
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
     """Return the traces to learn from, and those that are held out, None if the rule chooses them.
 
-    Files that are not whole are told on standard error, and files of which the memory has more gold.
+    Files that are not whole are told on standard error, and files of which the memory has more labels.
 
     Raises:
         DataError: A folder of traces is wrong, or the memory holds none.
@@ -132,7 +132,7 @@ async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) ->
     )
     if richer:
         typer.echo(
-            f"{richer} of these traces have gold in the memory that their files lack, and files count where "
+            f"{richer} of these traces have labels in the memory that their files lack, and files count where "
             "`traces` names them; leave `traces` out to take all traces from the memory",
             err=True,
         )

@@ -296,7 +296,7 @@ def build_change_section(report: CalibrationReport) -> PageSection:
             ],
             "anchors" in missing
             and h.p(".note")[
-                "There are no anchors: gold pairs that are never learned from and choose nothing."
+                "There are no anchors: labelled pairs that are never learned from and choose nothing."
             ],
         ),
     )

@@ -13,7 +13,7 @@ from reflact.reporting.html.page import escape_invisible, format_count, format_n
 VerdictTone = Literal["better", "worse", "even"]
 
 DROP_MEANINGS = {
-    "unverified": "There is neither gold nor a critic whose samples could agree on what is right.",
+    "unverified": "There is neither a label nor a critic whose samples could agree on what is right.",
     "disagreement": "The critic's samples lie too far apart to say what is right.",
     "not_applicable": "The step does not lend itself to this mistake within the round's distances.",
     "not_confirmed": "Samples do not bear out that the evaluation is wrong for the other purpose.",
