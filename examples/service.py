@@ -161,7 +161,7 @@ class EventStream(Response):
 
     async def _tell(self, client: Client, start: Start) -> None:
         # The view comes first: what is stored while the log is read is then in one of the two, or in both.
-        async with start.stream.latest() if self._latest else start.stream.also() as view:
+        async with start.stream.subscribe(latest_only=self._latest) as view:
             try:
                 told = await self._run.told()
             except ReflactError as error:

@@ -117,7 +117,7 @@ async def main(url: str) -> None:
         Calibrator(
             for_calibrator,
             memory,
-            judges=0,
+            n_judges=0,
             settings=CalibratorSettings(concurrency=2, holdout_folds=3),
             on_event=tell,
         ) as calibrator,

@@ -103,7 +103,7 @@ def commands() -> str:
         "| 0 | completed |",
         "| 1 | a run ended without completing; the reason is printed |",
         "| 2 | something given is wrong, a key, model, port or store included; nothing was paid |",
-        "| 130, 143 | ended by Ctrl-C or SIGTERM; the same command goes on from where it was |",
+        "| 130, 143 | ended by Ctrl-C or SIGTERM; run the same command again to resume |",
         "",
         "The first Ctrl-C or SIGTERM lets what is under way finish, for `train.grace_seconds` at most, and",
         "begins nothing new; a step that needs nothing more is committed. The second ends the run at once.",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from calibrate_command import configured, one_line, reflact
 from reflact import Trace
 from reflact.cli.app import app
 from reflact.memory import Action, Transition
-from test_calibrate_cli import configured, one_line, reflact
 
 
 def test_labels_that_do_not_count_are_told(tmp_path: Path) -> None:

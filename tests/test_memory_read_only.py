@@ -113,9 +113,9 @@ async def test_what_was_opened_to_be_read_is_not_written(folder: Path) -> None:
     await fill_memory(folder / "memory.db")
     async with MemoryStore(folder / "memory.db", read_only=True) as memory:
         assert await memory.trace_ids() == ("monday",)
-        with pytest.raises(StoreError, match="opened to be read"):
+        with pytest.raises(StoreError, match="opened read-only"):
             await memory.submit(make_pair(2))
-        with pytest.raises(StoreError, match="opened to be read"):
+        with pytest.raises(StoreError, match="opened read-only"):
             await memory.forget("monday")
     with pytest.raises(StoreError, match="cannot be opened"):
         async with MemoryStore(folder / "none.db", read_only=True):
@@ -251,7 +251,7 @@ def test_a_copy_of_two_moments_is_refused(tmp_path: Path) -> None:
     """What another process wrote while it was copied (here its log, which comes to be) is not read."""
     path = tmp_path / "memory.db"
     closed(path)
-    with pytest.raises(StoreError, match=r"memory\.db: .* wrote to it meanwhile; try again"):
+    with pytest.raises(StoreError, match=r"memory\.db: .* wrote to the file while it was copied; try again"):
         copy_database(path, tmp_path / "memory.db-wal")
 
 

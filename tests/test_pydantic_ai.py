@@ -128,8 +128,8 @@ async def test_a_recorded_run_becomes_a_trace() -> None:
     reply = {
         "reasoning": "r",
         "evidence": ["paid: true"],
-        "progress_before": 0,
-        "progress_after": 3,
+        "phi_before": 0,
+        "phi_after": 3,
         "confidence": 1,
     }
     critic, trace = Critic(ScriptedLLM(lambda *_: reply)), Trace(purpose="Pay and ship.")

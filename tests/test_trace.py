@@ -213,9 +213,9 @@ WRONG_EVENTS: list[tuple[dict[str, JsonValue], str]] = [
         "`label.source`: input should be 'program'",
     ),
     ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
-    ({"note": 1}, "`note`: no such field is known here"),
+    ({"note": 1}, "`note`: is not a known field"),
     ({"purpose": "Ship."}, "begins another trace"),
-    ({"events": 3}, "no such field is known here"),
+    ({"events": 3}, "is not a known field"),
 ]
 """Fields that make the second event of a file wrong, and the reason in the message."""
 

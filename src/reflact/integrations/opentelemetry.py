@@ -476,11 +476,11 @@ class TracedResponseStore:
         """Book a call before it is sent."""
         await self._inner.reserve(reservation)
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer and count what it consumed."""
-        await self._inner.store_response(reply, reservation)
+        await self._inner.store_response(response, reservation)
         self._tracing.count_usage(
-            reply.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
+            response.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
         )
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:

@@ -277,7 +277,7 @@ def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
     n_traces = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
     if units:
         tables.table("memory_units").optimize()
-    sql = f"DELETE FROM replies WHERE {CALIBRATION_RESPONSES}"  # noqa: S608 - constant
+    sql = f"DELETE FROM responses WHERE {CALIBRATION_RESPONSES}"  # noqa: S608 - constant
     n_responses = tables.execute(sql).rowcount if calls else 0
     return ForgetResult(
         trace_id=trace_id,
@@ -287,7 +287,7 @@ def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
         n_cards=n_cards,
         n_anchors=len(anchors),
         n_responses=n_responses,
-        n_responses_left=tables.table("replies").count_where(CALIBRATION_RESPONSES),
+        n_responses_left=tables.table("responses").count_where(CALIBRATION_RESPONSES),
     )
 
 

@@ -1,4 +1,4 @@
-"""The database's one schema: runs, replies that were paid for, the memory's cards, tests and traces."""
+"""The schema of the database: runs, stored responses, and the memory's cards, tests and traces."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ CREATE TABLE faults (
     PRIMARY KEY (run_id, kind)
 );
 
-CREATE TABLE replies (
+CREATE TABLE responses (
     key TEXT PRIMARY KEY,
     run_id TEXT NOT NULL,
-    reply TEXT NOT NULL,
+    response TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
@@ -245,7 +245,7 @@ SCHEMA = Migrations("reflact")
 
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
-    """Make all tables; whatever is changed after the first release is a further step below this one."""
+    """Create all tables; changes after the first release are further migrations below."""
     tables.executescript(RUN_TABLES)
     tables.executescript(MEMORY_TABLES)
     tables.table("memory_units").enable_fts(

@@ -29,12 +29,18 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ConfigError, SkillError
 from reflact.events import Event
-from reflact.llm.budget import Budget, News, SeenRollouts, UnseenRollouts, declared, require_caps
+from reflact.llm.budget import (
+    Budget,
+    BudgetedEnvironment,
+    DeclaredCostEnvironment,
+    LimitEvents,
+    declared_rollout_cost,
+    require_caps,
+)
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
 from reflact.memory.encoding import parse_stored
 from reflact.memory.models import ContrastPair
-from reflact.memory.store import MemoryStore
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
@@ -162,6 +168,8 @@ async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[Contrast
         raise ConfigError(
             f"critic.memory: there is no file {config.memory}; null is a critic without examples"
         )
+    from reflact.memory.store import MemoryStore
+
     async with MemoryStore(config.memory) as memory:
         return (await Critic(llm, memory=memory).pin()).pairs or ()
 
@@ -170,6 +178,8 @@ async def _load_anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
     """Return the anchors to measure on; none where the memory is gone since the run began."""
     if config.memory is None or not config.max_anchors or not config.memory.is_file():
         return ()
+    from reflact.memory.store import MemoryStore
+
     async with MemoryStore(config.memory) as memory:
         return (await memory.anchors())[: config.max_anchors]
 
@@ -319,7 +329,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
 def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
     if not config.uses_critic:
         return
-    reason = "critic.notes" if config.critic.annotate else "environment.grader: critic"
+    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
     if not config.models.critic.model:
         raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
     if config.environment.grader == "critic" and overrides.environment is not None:
@@ -328,7 +338,7 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
             "passed in Python: give that one a CriticGrader"
         )
     if config.critic.annotate and overrides.annotator is not None:
-        raise ConfigError("critic.notes is on, and an annotator is passed in Python: choose one of them")
+        raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
 
 
 def _find_critic(collaborator: object) -> CriticDescription | None:
@@ -429,8 +439,8 @@ async def connect_models(
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        news = News(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
-        budget = Budget(config.budget, on_usage=news.budget_moved)
+        news = LimitEvents(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
+        budget = Budget(config.budget, on_usage=news.post_budget)
 
         async def connect(role: str) -> LLM:
             client = _build_client(
@@ -479,10 +489,12 @@ def _add_budget(
     environment: Environment, plan: RunPlan, overrides: Overrides, store: RunStore, budget: Budget
 ) -> Environment:
     """Return an environment under the budget; the calls of a target that is passed in are not seen."""
-    worst = declared(plan.config)
+    worst = declared_rollout_cost(plan.config)
     if overrides.target is None or worst is None:
-        return SeenRollouts(environment, budget=budget)
-    return UnseenRollouts(environment, budget=budget, effects=store, run_id=plan.run_id, worst=worst)
+        return BudgetedEnvironment(environment, budget=budget)
+    return DeclaredCostEnvironment(
+        environment, budget=budget, responses=store, run_id=plan.run_id, worst=worst
+    )
 
 
 def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
@@ -526,7 +538,7 @@ def _build_client(
     *,
     budget: Budget,
     on_event: EventCallback,
-    news: News,
+    news: LimitEvents,
     tracing: Tracing,
 ) -> Client:
     from reflact.integrations.opentelemetry import TracedResponseStore
@@ -537,12 +549,12 @@ def _build_client(
         settings,
         role=role,
         run_id=plan.run_id,
-        effects=TracedResponseStore(store, tracing, settings),
+        responses=TracedResponseStore(store, tracing, settings),
         decision_log=store.decision_log(plan.run_id),
         budget=budget,
         transport=transport,
         on_event=None if on_event is ignore_event else on_event,
-        on_limit=news.backed_off,
+        on_limit=news.post_limit_change,
     )
 
 
@@ -556,11 +568,11 @@ def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
 
 async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str], str]:
     """Return what takes the keys of all roles out of a text."""
-    from reflact.llm.redaction import is_key, key_for, without
+    from reflact.llm.redaction import is_key, remove_keys, resolve_key
 
     roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.roles)
-    keys = [await key_for(_model_settings(plan, role), role) for role in roles]
-    return partial(without, [key for key in keys if key is not None and is_key(key)])
+    keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
+    return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
 
 
 def _build_environment(config: TrainerConfig) -> Environment:
