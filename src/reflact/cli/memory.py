@@ -51,7 +51,7 @@ LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Th
 
 memory_app = typer.Typer(
     name="memory",
-    help="Inspect and change what calibration has learned.",
+    help="Show and change what calibration has learned.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -102,7 +102,7 @@ def search(  # noqa: PLR0917 - what the command line offers
 ) -> None:
     """Find cards by their words.
 
-    Cards are listed best first, with all statuses and scopes unless options restrict them.
+    The best match comes first. Without options, cards of all states and scopes are searched.
     """
     import anyio
 
@@ -187,7 +187,7 @@ def forget(
 ) -> None:
     """Remove everything that came from a trace.
 
-    The command reports what it removed. You cannot undo it.
+    Prints what was removed. This cannot be undone.
     """
     import anyio
 
