@@ -70,7 +70,7 @@ async def through_the_door(calls: int, folder: Path) -> float:
             config,
             role="optimizer",
             run_id="r",
-            effects=store,
+            responses=store,
             decision_log=store.decision_log("r"),
             transport=httpx.MockTransport(answer),
         )

@@ -46,7 +46,7 @@ from reflact.concurrency import SingleFlight, open_task_group
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig
 from reflact.llm.budget import Budget
-from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
+from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
@@ -336,11 +336,11 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
     async with SingleFlight[Any]() as flights, httpx.AsyncHTTPTransport() as network:
         with endpoint_for(config) as limits:
             paying = MeteredTransport(
-                network, config=config, budget=Budget(BudgetConfig()), endpoint=limits, effects=store
+                network, config=config, budget=Budget(BudgetConfig()), endpoint=limits, responses=store
             )
             effects = ResponseCacheTransport(
                 RetryTransport(paying, retries=RETRIES, endpoint=limits),
-                effects=store,
+                responses=store,
                 flights=flights,
                 run_id="streams",
                 role="target",
@@ -354,7 +354,7 @@ async def streamed(url: str, size: Size) -> tuple[list[str], tuple[FaultCount, .
                     model=MODEL,
                     messages=[{"role": "user", "content": f"Question {n}"}],
                     stream=True,
-                    extra_headers={SAMPLE_HEADER: f"target/stream/{n}", REPLY_HEADER: "Text@1"},
+                    extra_headers={CALL_ID_HEADER: f"target/stream/{n}", REPLY_TYPE_HEADER: "Text@1"},
                 )
                 async for chunk in stream:
                     texts[n] += chunk.choices[0].delta.content or ""

@@ -47,8 +47,8 @@ def delighted() -> ScriptedLLM:
         lambda *_: {
             "reasoning": "Well done.",
             "evidence": ["step"],
-            "progress_before": 0,
-            "progress_after": 3,
+            "phi_before": 0,
+            "phi_after": 3,
             "confidence": 1,
         }
     )

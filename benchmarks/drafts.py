@@ -99,7 +99,7 @@ async def ours(pieces: list[bytes]) -> tuple[float, int]:
         settings,
         role="optimizer",
         run_id="r",
-        effects=store,
+        responses=store,
         decision_log=store.decision_log("r"),
         transport=network(pieces),
         on_event=emit,

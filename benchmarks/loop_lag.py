@@ -92,7 +92,7 @@ async def through_the_door(url: str, folder: Path, name: str) -> tuple[float, fl
         journal = store.decision_log("r")
         asked = 0
         async with Client(
-            config, role="optimizer", run_id="r", effects=store, decision_log=journal
+            config, role="optimizer", run_id="r", responses=store, decision_log=journal
         ) as client:
 
             async def ask(number: int) -> object:

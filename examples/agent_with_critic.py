@@ -115,7 +115,7 @@ async def main() -> None:
     settings, llm = CalibratorSettings(holdout_folds=3), ScriptedLLM(believe_claims)
     async with (
         MemoryStore("memory.db") as store,
-        Calibrator(llm, store, judges=0, settings=settings) as calibrator,
+        Calibrator(llm, store, n_judges=0, settings=settings) as calibrator,
     ):
         show(first := await run(0, calibrator.critic))
         calibrator.submit(first)

@@ -159,7 +159,7 @@ class EventStream(Response):
 
     async def _send_events(self, client: Client, start: Start) -> None:
         # The view is opened first, so that an event that is stored meanwhile is in the view, in the log or in both.
-        async with start.stream.latest() if self._latest else start.stream.also() as view:
+        async with start.stream.subscribe(latest_only=self._latest) as view:
             try:
                 logged = await self._run.read_log()
             except ReflactError as error:

@@ -122,7 +122,7 @@ async def main(url: str) -> None:
         Calibrator(
             for_calibrator,
             memory,
-            judges=0,
+            n_judges=0,
             settings=CalibratorSettings(concurrency=2, holdout_folds=3),
             on_event=print_event,
         ) as calibrator,

@@ -257,7 +257,7 @@ async def main(arguments: argparse.Namespace) -> None:
             settings.models.critic,
             role="critic",
             run_id="r",
-            effects=effects,
+            responses=effects,
             decision_log=effects.decision_log("r"),
             transport=transport,
         ) as llm,

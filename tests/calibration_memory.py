@@ -8,6 +8,7 @@ from typing import Literal
 
 from reflact.calibration.splits import list_labeled_events
 from reflact.calibration.trace import Trace
+from reflact.memory import protocols
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import CardStatus, ContrastPair, PromotionEvidence, Scope, ScoreEvent
 from reflact.memory.protocols import (
@@ -16,7 +17,6 @@ from reflact.memory.protocols import (
     StoredPair,
     StoredTrace,
     Submission,
-    TestableTrace,
     count_tests,
 )
 
@@ -44,7 +44,7 @@ class ListMemory:
         self.stored[pair.id] = self.stored[pair.id].model_copy(update={"origins": tuple(origins)})
         return Submission(unit_id=pair.id, is_new=new, status=self.stored[pair.id].status)
 
-    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         return tuple(one.pair for one in self.stored.values() if one.status == "promoted")
 
     async def pairs(
@@ -52,24 +52,24 @@ class ListMemory:
     ) -> tuple[StoredPair, ...]:
         return tuple(self.stored[one] for one in sorted(self.stored))
 
-    async def room(self) -> int:
+    async def remaining_capacity(self) -> int:
         return 1_000_000
 
     async def open_test(
         self,
         unit_ids: Sequence[str],
         *,
-        held_out: str,
+        holdout_id: str,
         traces: Collection[TraceIdentity],
-        use: Literal["promote", "demote"] = "promote",
+        kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         test = BatchTest(
             number=len(self.booked) + 1,
-            holdout_id=held_out,
+            holdout_id=holdout_id,
             n_earlier_tests=count_tests(self.booked, traces),
             unit_ids=tuple(unit_ids),
             content_fingerprints=tuple(sorted({trace.fingerprint for trace in traces})),
-            kind=use,
+            kind=kind,
             at=NOW,
         )
         self.booked.append(test)
@@ -100,22 +100,22 @@ class ListMemory:
     async def trace(self, trace_id: str) -> StoredTrace | None:
         return self.traces.get(trace_id)
 
-    async def begin_calibration(self, identity: str, baseline: str) -> StoredCalibration:
+    async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
         self.begun[identity] = StoredCalibration(number=len(self.begun) + 1, baseline=baseline)
         return self.begun[identity]
 
-    async def calibration(self, identity: str) -> StoredCalibration | None:
+    async def find_calibration(self, identity: str) -> StoredCalibration | None:
         return self.begun.get(identity)
 
-    async def end_calibration(self, number: int, result: str) -> None:
+    async def finish_calibration(self, number: int, result: str) -> None:
         for identity, one in self.begun.items():
             if one.number == number and one.result is None:
                 self.begun[identity] = one.model_copy(update={"result": result})
 
-    async def testable(self, *, before: int | None, most: int) -> tuple[TestableTrace, ...]:
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[protocols.TestableTrace, ...]:
         taught = {origin.trace_id for one in self.stored.values() for origin in one.origins}
         listed = [
-            TestableTrace(
+            protocols.TestableTrace(
                 number,
                 one.id,
                 one.purpose,
@@ -125,7 +125,7 @@ class ListMemory:
             for number, one in enumerate(self.traces.values())
             if list_labeled_events(Trace.from_stored(one))
         ]
-        return tuple(one for one in reversed(listed) if before is None or one.number < before)[:most]
+        return tuple(one for one in reversed(listed) if before is None or one.number < before)[:limit]
 
-    async def purposes(self, *, most: int) -> frozenset[str]:
-        return frozenset(sorted({one.purpose for one in self.traces.values()})[:most])
+    async def purposes(self, *, limit: int) -> frozenset[str]:
+        return frozenset(sorted({one.purpose for one in self.traces.values()})[:limit])

@@ -150,7 +150,7 @@ def hostile(text: str) -> CalibrationReport:
             "tests": tests,
             "not_tested_reason": text,
             "held_out": MetricsChange(before=ill, after=ill, gain=full.held_out.gain),
-            "outlook": text,
+            "power_summary": text,
             "usage_by_purpose": tuple(
                 one.model_copy(update={"role": text, "purpose": text}) for one in full.usage_by_purpose
             ),

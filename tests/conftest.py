@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+from virtual_time import VirtualLoop
 
 SLACK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -20,7 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples property tests try."""
+    """Choose how many examples property tests try, and register markers."""
+    config.addinivalue_line(
+        "markers", "virtual_time: asynchronous tests whose sleeps take no time (no threads)"
+    )
     settings.load_profile("thorough" if config.getoption("--thorough") else "dev")
 
 
@@ -34,8 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The event loop that asynchronous tests run on."""
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
+    """The event loop that asynchronous tests run on; tests marked ``virtual_time`` sleep without waiting."""
+    if request.node.get_closest_marker("virtual_time"):
+        return "asyncio", {"loop_factory": VirtualLoop}
     return "asyncio"
 
 

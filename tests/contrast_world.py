@@ -72,7 +72,7 @@ def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Call
     return {
         "mistake": found[1],
         "reasoning": f"It looks like more, {call_id.part[:6]} and {call_id.trial}.",
-        "progress_after": low + (high - low) / 2,
+        "phi_after": low + (high - low) / 2,
         "why": "The state shows something else.",
     }
 

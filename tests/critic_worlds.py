@@ -75,7 +75,7 @@ class Shelf:
         self.stored = list(pairs)
         self.asked: list[Scope] = []
 
-    async def promoted(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         self.asked.append(scope)
         return tuple(
             one.pair
@@ -166,8 +166,8 @@ class World:
             lambda *_: {
                 "reasoning": "r",
                 "evidence": [],
-                "progress_before": 1,
-                "progress_after": 1,
+                "phi_before": 1,
+                "phi_after": 1,
                 "confidence": 1,
             }
         )

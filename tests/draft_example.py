@@ -78,7 +78,7 @@ async def record() -> int:
             MODEL,
             role="optimizer",
             run_id="r0",
-            effects=store,
+            responses=store,
             decision_log=store.decision_log("r0"),
             transport=transport,
             on_event=ignore,

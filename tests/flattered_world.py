@@ -15,7 +15,7 @@ from reflact.calibration.critic import Critic, CriticReply
 from reflact.calibration.judges import JudgeReply
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.trace import Trace
-from reflact.memory.models import Action, Label, Transition
+from reflact.memory.models import Action, Evaluation, Label, Transition
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -92,7 +92,7 @@ def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], *, contrary: bo
         return {
             "mistake": sample_kind(prompt),
             "reasoning": "The message sounds certain.",
-            "progress_after": round((low + high) / 2, 2),
+            "phi_after": round((low + high) / 2, 2),
             "why": "A message is not an effect.",
         }
     assert issubclass(reply_type, PurposeReply)
@@ -113,8 +113,8 @@ def criticised(content: str, *, contrary: bool = False) -> ScriptedAnswer:
     return {
         "reasoning": "The agent says that all is finished." if extra else f"{after} invoices are filed now.",
         "evidence": ["filed"],
-        "progress_before": phi(before),
-        "progress_after": min(10.0, phi(after) + extra),
+        "phi_before": phi(before),
+        "phi_after": min(10.0, phi(after) + extra),
         "confidence": 0.9,
     }
 
@@ -145,3 +145,26 @@ def filed(state: str) -> int:
     found = re.search(r"filed\D+(\d+)", state)
     assert found is not None, json.dumps(state)
     return int(found[1])
+
+
+CLAIMS = [n * 59 % 100 < 59 for n in range(200)]
+
+
+def flattered_trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
+    """Return a trace of two steps whose critic was flattered wherever it claims success."""
+    claims = CLAIMS[2 * number : 2 * number + 2]
+    made = Trace(purpose, id=f"{name} {number}")
+    for place, (step, right) in enumerate(steps(made.id, number, count=2, claims=claims)):
+        said = Evaluation(
+            progress_before=right.progress_before,
+            progress_after=min(10.0, right.progress_after + 3 * claims[place]),
+            reasoning="The agent says that all is finished.",
+            evidence=("filed",),
+        )
+        made.record(step, said, label=right if gold else None)
+    return made
+
+
+def flattered_traces(name: str, number: int, *, gold: bool = True) -> list[Trace]:
+    """Return several of them."""
+    return [flattered_trace(name, n, gold=gold) for n in range(number)]

@@ -14,7 +14,6 @@ from pydantic import JsonValue
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
-from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
 from reflact.config.models import ModelConfig
 from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.errors import ReplyError
@@ -166,12 +165,13 @@ class Example:
 
 
 class Listener:
-    """An optimizer that gives no answer to anything and keeps what it was asked; a journal that forgets."""
+    """An optimizer without answers that keeps all prompts, and a decision log that keeps nothing."""
 
     identity = "listener"
 
     def __init__(self) -> None:
         self.heard: dict[str, Example] = {}
+        self.prompts: list[RenderedPrompt] = []
 
     async def ask(
         self,
@@ -188,12 +188,13 @@ class Listener:
         """
         example = Example(prompt, reply_type, check)
         self.heard[example.name] = example
+        self.prompts.append(prompt)
         raise ReplyError(f"{call_id.label} is not answered here")
 
-    async def recall(self, step: int, label: str) -> None:
+    async def get(self, step: int, label: str) -> None:
         """Return that nothing was noted."""
 
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Forget it."""
 
 
@@ -323,10 +324,6 @@ async def _contrast(listener: Listener) -> None:
         critic=Critic(listener),
         settings=ContrastSettings(n_judges=2),
     )
-    same = MetaJudgeSettings(allow_same_model=True)
-    await judge_evaluations(
-        [event], purpose=PURPOSE, trace_id="t", judge=listener, critic=listener, settings=same
-    )
 
 
 async def _unread(batch: Minibatch) -> AnalystReport:
@@ -363,7 +360,7 @@ async def ask(example: Example, transport: httpx.AsyncBaseTransport) -> ReplyMod
         MODEL,
         role="optimizer",
         run_id="r",
-        effects=store,
+        responses=store,
         decision_log=store.decision_log("r"),
         transport=transport,
     )

@@ -34,7 +34,7 @@ class Ended(FrozenModel):
     Args:
         commits: Number, kind, step, record and state of each commit.
         events: The durable events in order.
-        journal: Step, label and value of each outcome that was used.
+        decision_log: Step, label and value of each outcome that was used.
         files: The exported documents.
         summary: The summary without times, configuration, spend and what was found in the store.
         skills: Hashes of all documents in the store.
@@ -45,7 +45,7 @@ class Ended(FrozenModel):
 
     commits: Rows
     events: Rows
-    journal: Rows
+    decision_log: Rows
     files: dict[str, str]
     summary: RunSummary
     skills: Rows
@@ -65,7 +65,7 @@ def left_by(out_dir: Path) -> Ended:
     """Read what a run left."""
     summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text(encoding="utf-8"))
     exported = [*sorted((out_dir / "skills").iterdir()), out_dir / "best_skill.md"]
-    unlike = {"seconds": 0.0, "config": None, "spend": (), "stages": (), "faults": (), "reused": Reuse()}
+    unlike = {"seconds": 0.0, "config": None, "spend": (), "stages": (), "faults": (), "reuse": Reuse()}
     return Ended(
         commits=rows(out_dir, "SELECT number, kind, step, record, state FROM commits ORDER BY number"),
         events=rows(out_dir, "SELECT event FROM events ORDER BY sequence"),
@@ -73,7 +73,7 @@ def left_by(out_dir: Path) -> Ended:
         files={path.name: path.read_bytes().decode("utf-8") for path in exported},
         summary=summary.model_copy(update={**unlike, "surplus": 0}),
         skills=rows(out_dir, "SELECT hash FROM skills ORDER BY hash"),
-        replies=rows(out_dir, "SELECT key FROM replies ORDER BY key"),
+        replies=rows(out_dir, "SELECT key FROM responses ORDER BY key"),
         rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),
         spend=tuple(
             s.model_copy(update={"unsettled": 0, "worst_case": Usage()})

@@ -96,7 +96,7 @@ class Kept(InMemoryRunStore):
         super().__init__()
         self.replies: list[StoredResponse] = []
 
-    async def keep_reply(self, reply: StoredResponse, intent: CallReservation) -> None:
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store it, and keep it."""
-        self.replies.append(reply)
-        await super().store_response(reply, intent)
+        self.replies.append(response)
+        await super().store_response(response, reservation)

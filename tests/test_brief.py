@@ -52,7 +52,7 @@ def test_a_promotion_is_one_line() -> None:
     """Its pairs are counted, its figures rounded, and the critic's identity is cut."""
     said = repr(evidence(1, 0.61234, promoted=True, outcome="better"))
     assert said.startswith(
-        "Promotion(pair_ids=<4>, promoted=True, traces=24, transitions=72, batches_before=0, "
+        "PromotionEvidence(pair_ids=<4>, passed_test=True, n_traces=24, n_transitions=72, n_earlier_tests=0, "
     )
     assert "effect=0.612, low=0.362, high=0.862, p_value=0.0021, alpha=0.0152" in said
     assert len(said) <= SHORT

@@ -15,7 +15,7 @@ from pure_world import URL, PureNetwork, differences, left_by, rows, settings, w
 from reflact import Trainer
 from reflact.config.training import BudgetConfig
 from reflact.errors import ConfigError
-from reflact.llm.budget import MORE
+from reflact.llm.budget import RAISE_HINT
 from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
 from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
@@ -54,7 +54,7 @@ def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) ->
         summary = await started(plan, store, network, BudgetConfig.model_validate({key: NEED[key]}))
         assert summary.status == "budget"
         assert summary.reason is not None
-        assert "does not keep to caps: it wrote 41 tokens where 40 were the most" in summary.reason
+        assert "ignores caps: it wrote 41 tokens, and the request allowed 40" in summary.reason
         assert summary.steps == 0
         assert sum(entry.unsettled for entry in summary.spend) == 0
 
@@ -126,7 +126,9 @@ def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> 
     network.samples.clear()
     stopped = train("again", max_tokens=300_000, max_calls=20)
     assert stopped.status == "budget"
-    assert stopped.reason == f"budget.max_calls is 20: 20 are taken, and the next call may take 1; {MORE}"
+    assert (
+        stopped.reason == f"budget.max_calls is 20: 20 are taken, and the next call may take 1; {RAISE_HINT}"
+    )
     assert rows(tmp_path / "again", "SELECT * FROM decision_log WHERE label LIKE 'unmeasured%'") == ()
     assert train("again", max_tokens=3_000_000).status == "completed"
     assert differences(left_by(tmp_path / "again"), whole) == []
@@ -147,6 +149,6 @@ def test_a_target_passed_in_python_takes_what_was_declared(tmp_path: Path) -> No
     plain["target"] = {"max_calls_per_rollout": 2}
     summary = anyio.run(Trainer(plain, **passed).train)
     assert summary.status == "budget"
-    assert summary.reason == f"budget.max_calls is 7: 6 are taken, and the next call may take 2; {MORE}"
+    assert summary.reason == f"budget.max_calls is 7: 6 are taken, and the next call may take 2; {RAISE_HINT}"
     (entry,) = summary.spend
     assert entry.usage == Usage(calls=6, uncounted=6)

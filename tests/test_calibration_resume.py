@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from calibrate_command import flattering, record, reflact
 from flattered_world import PURPOSE, steps
 from reflact import Trace
 from reflact.calibration.events import (
@@ -20,7 +21,6 @@ from reflact.calibration.events import (
     PairBatchTested,
 )
 from served import HANGS, reflact_process
-from test_calibrate_cli import flattering, record, reflact
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ models:
            call_id_header: x-sample}}
 calibrator:
   concurrency: {places}
-  contrast: {{judges: 0, per_event: 2}}
-  curriculum: {{rounds: 3, patience: 3}}
+  contrast: {{n_judges: 0, candidates_per_event: 2}}
+  curriculum: {{max_rounds: 3, patience: 3}}
 """
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import anyio.lowlevel
@@ -19,28 +20,34 @@ import virtual_time
 from calibration_memory import ListMemory
 from doubles import completion, connected, opened
 from flattered_world import PURPOSE, answer, flattered, phi, steps, trace_of, transition
-from reflact import MemoryStore
-from reflact.calibration.calibrator import Calibrator
+from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy, PairSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
+    BatchTestPostponed,
     CalibrationEvent,
+    CalibrationFinished,
+    CalibrationStarted,
     CalibratorStopped,
+    CriticMeasured,
     PairBatchTested,
     PairsGenerated,
-    TestPostponed,
+    RoundStarted,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
+    summarize_scores,
 )
 from reflact.calibration.judges import JudgeReply
+from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.mistakes import MistakenReply, PurposeReply
+from reflact.calibration.report import CalibrationReport
 from reflact.calibration.splits import HoldoutRule
-from reflact.calibration.trace import Trace
 from reflact.errors import BudgetSpent, ConfigError, ProviderDown, ReplyError, StoreError
-from reflact.memory.models import Evaluation
+from reflact.memory import Evaluation
+from reflact.memory.models import Label
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -170,7 +177,9 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
     """The calibrator's own calls queue for their places; the critic that it hands out is not among them."""
 
     async def main() -> list[float]:
-        calibrator = Calibrator(slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2), judges=5)
+        calibrator = Calibrator(
+            slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2), n_judges=5
+        )
         took: list[float] = []
         async with calibrator:
             for name in names("learn", 4):
@@ -208,7 +217,7 @@ def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None
 
     virtual_time.run(main)
     made = sum(event.n_pairs for event in told if isinstance(event, PairsGenerated))
-    tried = [event.n_pairs for event in told if isinstance(event, TestPostponed)]
+    tried = [event.n_pairs for event in told if isinstance(event, BatchTestPostponed)]
     assert made >= 12
     assert len(tried) >= 2
     assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
@@ -308,7 +317,7 @@ async def test_what_happens_is_told(tmp_path: Path) -> None:
             calibrator.submit(recorded(name))
         await calibrator.wait_until_idle()
         assert [type(one) for one in told][:2] == [TraceAccepted, PairsGenerated]
-        assert [one.n_traces for one in told if isinstance(one, TestPostponed)] == [0]
+        assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [0]
         for name in names("hold_out", 20):
             calibrator.submit(recorded(name))
         await calibrator.wait_until_idle()
@@ -426,7 +435,7 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
 def test_one_judge_is_refused() -> None:
     """A single comparison shows one order only."""
     with pytest.raises(ConfigError, match="judges"):
-        Calibrator(flattered(), ListMemory(), judges=1)
+        Calibrator(flattered(), ListMemory(), n_judges=1)
 
 
 # ------------------------------------------------------------------------------------- cut off, resumed
@@ -479,3 +488,140 @@ async def test_a_round_that_is_cut_off_repeats_no_finished_call(tmp_path: Path, 
     rest = Playing()
     assert await calibrate(rest, tmp_path / "cut.db", effects) == made
     assert Counter(cut.bodies) + Counter(rest.bodies) == Counter(whole.bodies)
+
+
+# ---------- calibration events
+
+PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
+
+
+def trace(name: str, number: int) -> Trace:
+    """Return a trace of one step whose critic was flattered."""
+    made = Trace(PURPOSE, id=f"{name} {number}")
+    ((step, gold),) = steps(made.id, number, count=1, claims=[True])
+    reasoning = "The agent says that all is finished."
+    said = Evaluation(
+        progress_before=0, progress_after=gold.progress_after + 3, reasoning=reasoning, evidence=("filed",)
+    )
+    made.record(step, said, label=gold)
+    return made
+
+
+def test_the_page_names_every_event() -> None:
+    """The table of events has a row for each kind, and for nothing else."""
+    union = get_args(get_args(CalibrationEvent)[0])
+    kinds = {kind.model_fields["kind"].default for kind in union}
+    table = PAGE.read_text(encoding="utf-8").partition("\n## Events\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == kinds
+
+
+async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
+    """Its events come in order, each with what was consumed until then, and survive JSON."""
+    told: list[CalibrationEvent] = []
+    settings = CalibratorSettings(
+        contrast=PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
+    )
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings, on_event=told.append)
+    learn, held_out = [trace("t", n) for n in range(3)], [trace("h", n) for n in range(20)]
+    report = await calibrator.calibrate(learn, heldout=held_out)
+    first, before, began, *made, tested = told[:7]
+    assert first == CalibrationStarted(
+        n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0
+    )
+    assert isinstance(before, CriticMeasured)
+    assert report.held_out.before is not None
+    assert (before.when, before.held_out.n_steps, before.usage.calls) == ("before", 20, 20)
+    assert before.held_out.error == pytest.approx(report.held_out.before.error.value)
+    assert isinstance(began, RoundStarted)
+    assert (began.number, began.n_traces) == (1, 3)
+    assert all(isinstance(event, PairsGenerated) for event in made)
+    for event in made:
+        assert isinstance(event, PairsGenerated)
+        assert event.n_candidates == event.n_pairs + sum(drop.n_candidates for drop in event.dropped) == 2
+    assert isinstance(tested, PairBatchTested)
+    assert tested.evidence == report.tests[0]
+    after, last = told[-2:]
+    assert isinstance(after, CriticMeasured)
+    assert report.held_out.after is not None
+    assert (after.when, after.usage) == ("after", report.usage)
+    assert after.held_out.error == pytest.approx(report.held_out.after.error.value)
+    assert last == CalibrationFinished(report=report)
+    spent = [
+        event.usage.calls
+        for event in told
+        if isinstance(event, PairsGenerated | PairBatchTested | RoundStarted)
+    ]
+    assert spent == sorted(spent)
+    assert [CALIBRATION_EVENT_ADAPTER.validate_json(event.model_dump_json()) for event in told] == told
+
+
+def test_figures_leave_out_what_was_not_scored() -> None:
+    """Steps without a valid score are counted apart; without any there is neither error nor accuracy."""
+    said = Evaluation(progress_before=2, progress_after=7, reasoning="Chapters.")
+    one = ScoredStep(
+        trace_id="t",
+        step=0,
+        label=Label(progress_before=2, progress_after=4, source="human"),
+        evaluation=said,
+    )
+    figures = summarize_scores([one, None])
+    assert (figures.n_steps, figures.n_unscored, figures.error, figures.accuracy) == (1, 1, 3, 1)
+    nothing = summarize_scores([None])
+    assert (nothing.n_steps, nothing.n_unscored, nothing.error, nothing.accuracy) == (0, 1, None, None)
+
+
+# ---------- other critic
+
+SETTINGS = CalibratorSettings(
+    contrast=PairSettings(n_judges=0, candidates_per_event=2), curriculum=CurriculumSettings(max_rounds=1)
+)
+
+
+class Killed(Exception):
+    """Stands for the end of a process."""
+
+
+class Dying(MemoryStore):
+    """A memory whose process is killed where it would open a test."""
+
+    async def open_test(self, *arguments: object, **named: object) -> None:  # type: ignore[override]
+        """End."""
+        raise Killed
+
+
+def recorded_other_critic(name: str, number: int) -> Trace:
+    """Return a trace of one flattered step."""
+    trace = Trace(PURPOSE, id=name)
+    ((step, gold),) = steps(name, number, count=1, claims=[True])
+    said = Evaluation(
+        progress_before=0,
+        progress_after=gold.progress_after + 3,
+        reasoning="It says so.",
+        evidence=("filed",),
+    )
+    trace.record(step, said, label=gold)
+    return trace
+
+
+async def calibrated(store: MemoryStore, model: str) -> CalibrationReport:
+    """Calibrate a model's critic on traces that are always the same."""
+    learn, held_out = (
+        [recorded_other_critic(f"t{n}", n) for n in range(3)],
+        [recorded_other_critic(f"h{n}", n) for n in range(20)],
+    )
+    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity=model)
+    return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
+
+
+async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None:
+    """Pairs of a calibration that was killed are tested with another model; its own report says so."""
+    path = tmp_path / "memory.db"
+    async with Dying(path) as memory:
+        with pytest.raises(Killed):
+            await calibrated(memory, "first")
+    async with MemoryStore(path) as memory:
+        other = await calibrated(memory, "second")
+        report = await calibrated(memory, "first")
+    assert [test.passed_test for test in other.tests] == [True]
+    assert report.tests == ()
+    assert report.not_tested_reason == "all pairs were tested before, or wait for somebody to look at them"

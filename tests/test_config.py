@@ -73,8 +73,8 @@ def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
     [
         ("a.yaml", "train: [1,", "a.yaml is malformed: .*line"),
         ("a.toml", "seed = = 1", "a.toml is malformed: .*line 1"),
-        ("a.yaml", "- 1\n", "expected a mapping of sections at the top, found list"),
-        ("a.yaml", "", "a.yaml is empty: it holds no section"),
+        ("a.yaml", "- 1\n", "expected a mapping of sections at the top level, found list"),
+        ("a.yaml", "", "a.yaml is empty"),
         ("a.json", "{}", "a configuration ends in .yaml, .yml or .toml"),
     ],
 )

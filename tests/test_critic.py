@@ -18,7 +18,7 @@ from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
 from reflact.calibration.rendering import estimate_tokens
 from reflact.config.critic import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
-from reflact.memory.models import Action, Evaluation, Scope, Transition
+from reflact.memory.models import Action, Scope, Transition
 from reflact.testing import ScriptedLLM
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +37,8 @@ def reply(**fields: Any) -> dict[str, Any]:
     usual = {
         "reasoning": "It is paid.",
         "evidence": ["status: paid"],
-        "progress_before": 2,
-        "progress_after": 5,
+        "phi_before": 2,
+        "phi_after": 5,
         "confidence": 0.9,
     }
     return usual | fields
@@ -56,24 +56,24 @@ def answering(*replies: Any) -> ScriptedLLM:
 async def test_a_score_is_what_the_model_said() -> None:
     """A valid reply comes back as evaluation and as raw, without guards."""
     score = await Critic(answering(reply())).score(PAID, purpose=PURPOSE)
-    assert score.evaluation == score.raw == Evaluation.model_validate(reply())
+    assert score.evaluation == score.raw == CriticReply.model_validate(reply()).evaluation
     assert (score.applied_guards, score.n_samples, score.spread, score.pair_ids) == ((), 1, 0, ())
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        '{"reasoning": "r", "evidence": ["paid"], "progress_before": 2, "progress_after": NaN, "confidence": 1}',
-        '{"reasoning": "r", "evidence": ["paid"], "progress_before": 2, "progress_after": Infinity, "confidence": 1}',
-        reply(progress_after=10.5),
-        reply(progress_after=-1),
-        reply(progress_after=95),
-        reply(progress_before=None),
-        reply(progress_after="7/10"),
+        '{"reasoning": "r", "evidence": ["paid"], "phi_before": 2, "phi_after": NaN, "confidence": 1}',
+        '{"reasoning": "r", "evidence": ["paid"], "phi_before": 2, "phi_after": Infinity, "confidence": 1}',
+        reply(phi_after=10.5),
+        reply(phi_after=-1),
+        reply(phi_after=95),
+        reply(phi_before=None),
+        reply(phi_after="7/10"),
         reply(confidence=1.2),
         reply(reasoning=" \n"),
         reply(reasoning=None),
-        {"progress_before": 2, "progress_after": 5},
+        {"phi_before": 2, "phi_after": 5},
         "It went well: 9 of 10.",
     ],
 )
@@ -84,12 +84,12 @@ async def test_what_is_no_evaluation_is_refused(bad: Any) -> None:
         await Critic(llm).score(PAID, purpose=PURPOSE)
     assert len(llm.calls) == 3
     mended = await Critic(answering(bad, reply())).score(PAID, purpose=PURPOSE)
-    assert mended.raw == Evaluation.model_validate(reply())
+    assert mended.raw == CriticReply.model_validate(reply()).evaluation
 
 
 async def test_nan_from_an_endpoint_is_asked_again() -> None:
     """The refusal stands in the type, so it holds for a real client as well; the reason goes back."""
-    nan = json.dumps(reply()).replace('"progress_after": 5', '"progress_after": NaN')
+    nan = json.dumps(reply()).replace('"phi_after": 5', '"phi_after": NaN')
     endpoint = Endpoint(completion(nan), completion(json.dumps(reply())))
     async with connected(endpoint, config()) as client:
         score = await Critic(client).score(PAID, purpose=PURPOSE)
@@ -120,7 +120,7 @@ async def test_evidence_that_is_mended_counts() -> None:
 
 async def test_no_change_gives_no_credit_and_is_not_asked_again() -> None:
     """A claim alone gets nothing, though the model believes it."""
-    llm = answering(reply(progress_after=9, evidence=["Done!"]))
+    llm = answering(reply(phi_after=9, evidence=["Done!"]))
     score = await Critic(llm).score(STILL, purpose=PURPOSE)
     assert (score.evaluation.delta, score.applied_guards) == (0, ("no_change",))
     assert len(llm.calls) == 1
@@ -140,7 +140,7 @@ async def test_errors_of_the_model_are_passed_on_and_not_kept() -> None:
 
 async def test_the_median_of_several_samples_counts() -> None:
     """Phi after is the median one's, reasoning and all; the spread lowers confidence."""
-    llm = answering(*(reply(progress_after=phi, reasoning=f"{phi}") for phi in (6, 3, 5)))
+    llm = answering(*(reply(phi_after=phi, reasoning=f"{phi}") for phi in (6, 3, 5)))
     score = await Critic(llm, settings=CriticSettings(n_samples=3)).score(PAID, purpose=PURPOSE)
     assert (score.evaluation.progress_after, score.evaluation.reasoning) == (5, "5")
     assert (score.n_samples, score.spread, score.applied_guards) == (3, 3, ("spread",))
@@ -150,7 +150,7 @@ async def test_the_median_of_several_samples_counts() -> None:
 
 async def test_each_sample_is_guarded_on_its_own() -> None:
     """Two samples that invent evidence outweigh one that does not."""
-    invented = [reply(evidence=["it works"], progress_after=6)] * 3
+    invented = [reply(evidence=["it works"], phi_after=6)] * 3
     llm = ScriptedLLM(lambda _, __, call_id: reply() if call_id.trial == 1 else invented[0])
     score = await Critic(llm, settings=CriticSettings(n_samples=3)).score(PAID, purpose=PURPOSE)
     assert (score.evaluation.delta, score.applied_guards) == (0, ("invented_evidence",))
@@ -159,7 +159,7 @@ async def test_each_sample_is_guarded_on_its_own() -> None:
 
 async def test_of_two_samples_the_lower_counts() -> None:
     """Nothing is averaged that nobody said."""
-    llm = answering(reply(progress_after=6), reply(progress_after=4))
+    llm = answering(reply(phi_after=6), reply(phi_after=4))
     score = await Critic(llm, settings=CriticSettings(n_samples=2)).score(PAID, purpose=PURPOSE)
     assert score.evaluation.progress_after == 4
 
@@ -179,9 +179,7 @@ async def test_equal_questions_are_asked_once() -> None:
 
 async def test_equal_states_under_two_purposes_are_independent() -> None:
     """What was said for one purpose is never said for another."""
-    llm = ScriptedLLM(
-        lambda prompt, *_: reply(progress_after=9 if "Pay" in prompt.messages[1].content else 2)
-    )
+    llm = ScriptedLLM(lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2))
     critic = Critic(llm)
     assert (await critic.score(PAID, purpose="Pay.")).evaluation.progress_after == 9
     assert (await critic.score(PAID, purpose="Ship.")).evaluation.progress_after == 2
@@ -288,7 +286,7 @@ async def test_what_is_cut_is_marked(part: str) -> None:
     fields: dict[str, Any] = {"before": "b", "after": "a", "action": Action(name="do")}
     fields |= {"action": Action(name="do", arguments=long)} if part == "action" else {part: long}
     purpose = fields.pop("purpose", PURPOSE)
-    llm = answering(reply(progress_after=2))
+    llm = answering(reply(phi_after=2))
     await Critic(llm).score(Transition(**fields), purpose=purpose)
     content = llm.calls[0].prompt.messages[1].content
     shown = content.split(f"<{part}>\n")[1].split(f"\n</{part}>")[0]
@@ -341,7 +339,7 @@ async def test_long_work_is_done_beside_the_loop(states: tuple[Any, Any], pairs:
     given = [
         pair(Random(1)).model_copy(update={"purpose": f"p{n}", "transition": STILL}) for n in range(pairs)
     ]
-    critic = Critic(answering(reply(evidence=["b"], progress_after=2)), count_tokens=count)
+    critic = Critic(answering(reply(evidence=["b"], phi_after=2)), count_tokens=count)
     await critic.score(step, purpose=PURPOSE, pairs=given)
     here = threading.get_ident()
     assert (threads - {here} != set()) is beside

@@ -57,8 +57,8 @@ def saying(phi: float, *, evidence: str = "Majesty") -> ScriptedLLM:
         lambda *_: {
             "reasoning": "It is polite.",
             "evidence": [evidence],
-            "progress_before": 0,
-            "progress_after": phi,
+            "phi_before": 0,
+            "phi_after": phi,
             "confidence": 0.9,
         }
     )
@@ -110,17 +110,17 @@ async def test_feedback_says_where_praise_was_not_believed() -> None:
     ("reply", "guard"),
     [
         (
-            {"evidence": ["a proof that stands nowhere"], "progress_before": 9, "progress_after": 10},
+            {"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 10},
             "invented evidence",
         ),
         (
-            {"evidence": ["a proof that stands nowhere"], "progress_before": 9, "progress_after": 9},
+            {"evidence": ["a proof that stands nowhere"], "phi_before": 9, "phi_after": 9},
             "invented evidence",
         ),
-        ({"evidence": ["nowhere at all"], "progress_before": 0, "progress_after": 10}, "invented evidence"),
-        ({"evidence": [], "progress_before": 9, "progress_after": 9}, "no evidence"),
-        ({"evidence": ["the queen"], "progress_before": 0, "progress_after": 9}, "vanished evidence"),
-        ({"evidence": [], "progress_before": 10, "progress_after": 8}, "no evidence"),
+        ({"evidence": ["nowhere at all"], "phi_before": 0, "phi_after": 10}, "invented evidence"),
+        ({"evidence": [], "phi_before": 9, "phi_after": 9}, "no evidence"),
+        ({"evidence": ["the queen"], "phi_before": 0, "phi_after": 9}, "vanished evidence"),
+        ({"evidence": [], "phi_before": 10, "phi_after": 8}, "no evidence"),
     ],
 )
 async def test_praise_without_grounds_is_asked_again_and_then_counts_nothing(
@@ -141,8 +141,8 @@ async def test_a_bare_question_counts_nothing() -> None:
             lambda *_, before=before: {
                 "reasoning": "Polite.",
                 "evidence": ["Majesty"],
-                "progress_before": before,
-                "progress_after": 7,
+                "phi_before": before,
+                "phi_after": 7,
                 "confidence": 1,
             }
         )
@@ -288,8 +288,8 @@ def toy_critic(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Ca
     return {
         "reasoning": "It is answered." if knows else "It says that it does not know.",
         "evidence": [re.findall(r"<after>\n(.*?)\n</after>", shown, re.DOTALL)[0]],
-        "progress_before": 0,
-        "progress_after": 9 if knows else 0,
+        "phi_before": 0,
+        "phi_after": 9 if knows else 0,
         "confidence": 0.9,
     }
 
@@ -379,7 +379,7 @@ async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None
     measured = await measure_critic(critic, traces)
     assert measured is not None
     assert measured.error.value == pytest.approx(0.75)
-    used = CriticGrader(critic, measurements=measured).critic_description.accuracy
+    used = CriticGrader(critic, measurements=measured).scored_by.accuracy
     assert used is not None
     assert (used.traces, used.transitions) == (20, 40)
     assert (used.error, used.accuracy) == (measured.error, measured.accuracy)

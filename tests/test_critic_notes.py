@@ -55,8 +55,8 @@ def unmoved(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallI
     return {
         "reasoning": "No bow in it.",
         "evidence": [],
-        "progress_before": 1,
-        "progress_after": 1,
+        "phi_before": 1,
+        "phi_after": 1,
         "confidence": 0.9,
     }
 

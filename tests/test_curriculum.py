@@ -219,7 +219,7 @@ async def test_three_rounds_without_duplicates_get_harder_and_turn_to_the_weakes
         one = event(n, before=1, after=4 + n % 3)
         assert one.label is not None
         gold = one.label.model_copy(update={"reasoning": f"Half of step {n} is there."})
-        steps.append(one.model_copy(update={"gold": gold}))
+        steps.append(one.model_copy(update={"label": gold}))
     chosen, history = CurriculumSettings(max_rounds=9), [known(0.6, **dict.fromkeys(MISTAKE_KINDS, 12))]
     seen: list[tuple[ContrastPair, ...]] = []
     weakest: list[float] = []

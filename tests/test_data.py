@@ -140,11 +140,11 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
         load_dataset(tmp_path, "2:1:7", 42)
     (tmp_path / "selection.json").unlink()
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r"exactly one .json or .jsonl file; it holds none"):
+    with pytest.raises(DataError, match=r"exactly one .json or .jsonl file; it contains none"):
         load_dataset(tmp_path, "2:1:7", 42)
     _write(tmp_path / "test" / "a.json", _rows(1))
     _write(tmp_path / "test" / "b.json", _rows(1))
-    with pytest.raises(DataError, match=r"it holds a.json, b.json"):
+    with pytest.raises(DataError, match=r"it contains a.json, b.json"):
         load_dataset(tmp_path, "2:1:7", 42)
 
 

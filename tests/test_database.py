@@ -1,4 +1,4 @@
-"""The database: group commit, isolation of failures, cancellation, clean closing, and clear refusals."""
+"""The database: group commit, isolation of failures, cancellation, closing, and refusals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import anyio
 import pytest
 from sqlite_utils import Migrations
 
+from memory_pairs import make_pair
 from permissions import open_to_all
+from reflact import MemoryStore
 from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
@@ -436,3 +439,53 @@ def test_a_read_only_folder(tmp_path: Path, existing: bool) -> None:
     assert "run.db" in done.stdout
     assert "writable" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+def join_threads() -> None:
+    """Wait for all threads of stores."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("reflact-store"):
+            thread.join()
+
+
+async def cut_off(path: Path, begin: Callable[[MemoryStore, anyio.abc.TaskGroup], None]) -> None:
+    """Begin something on a store, and be cancelled while it is under way."""
+    with anyio.CancelScope() as scope:
+        async with MemoryStore(path) as memory, anyio.create_task_group() as tasks:
+            begin(memory, tasks)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+
+
+def test_a_read_that_outlives_its_loop_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a thread finds out for somebody who is gone is dropped; nothing is logged."""
+    go_on = threading.Event()
+
+    def begin(memory: MemoryStore, tasks: anyio.abc.TaskGroup) -> None:
+        tasks.start_soon(memory._database.read, lambda _: go_on.wait())
+
+    anyio.run(cut_off, tmp_path / "memory.db", begin)
+    go_on.set()
+    join_threads()
+    assert not caplog.records
+
+
+def test_writes_that_a_lock_kept_waiting_say_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A command that is stopped while it waits for another one's lock leaves no traceback."""
+    path = tmp_path / "memory.db"
+
+    async def make() -> None:
+        async with MemoryStore(path):
+            pass
+
+    def begin(memory: MemoryStore, tasks: anyio.abc.TaskGroup) -> None:
+        tasks.start_soon(memory.submit, make_pair(0))
+
+    anyio.run(make)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        anyio.run(cut_off, path, begin)
+        join_threads()
+    assert not caplog.records

@@ -45,7 +45,7 @@ class Mortal(InMemoryRunStore):
         self._dies_at = dies_at
         self.writes = 0
 
-    async def append(self, event: Event) -> bool:
+    async def append_event(self, event: Event) -> bool:
         is_new = await super().append_event(event)
         self._may_die()
         return is_new

@@ -14,13 +14,12 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import JsonValue
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected
+from prompt_examples import Listener
 from reflact.calibration.contrast import ContrastSettings, generate_contrast_pairs
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import MistakeShare, RoundPlan
-from reflact.calibration.meta_judge import MetaJudgeSettings, judge_evaluations
 from reflact.config.critic import CriticSettings
 from reflact.config.training import AggregateConfig, UpdateConfig
 from reflact.data import DataSet
@@ -28,9 +27,8 @@ from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.messages import CallId, Message, RenderedPrompt, Reply, ReplyModel, Text
+from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
 from reflact.prompts import PROMPT_NAMES, fence, load_prompts
-from reflact.protocols import R
 from reflact.records import StepBufferEntry
 from reflact.skills.regions import replace_notes
 from reflact.skills.rejected_edits import RejectedEdit
@@ -122,32 +120,6 @@ LOOKALIKES = {
 }
 
 
-class Listener:
-    """An optimizer that answers nothing and keeps what it was asked; a journal that forgets."""
-
-    identity = "listener"
-
-    def __init__(self) -> None:
-        self.heard: list[RenderedPrompt] = []
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        self.heard.append(prompt)
-        raise ReplyError("nothing is answered here")
-
-    async def recall(self, step: int, label: str) -> None:
-        pass
-
-    async def note(self, step: int, label: str, value: JsonValue) -> None:
-        pass
-
-
 # ------------------------------------------------------------------------------ all prompts with material
 
 
@@ -163,7 +135,7 @@ async def asked(says: Says) -> list[RenderedPrompt]:
     await _close(ours, says, skill, later)
     await _judge(listener, says)
     await _contrast(listener, says)
-    return listener.heard
+    return listener.prompts
 
 
 def notes_of(says: Says) -> str:
@@ -271,10 +243,6 @@ async def _contrast(listener: Listener, says: Says) -> None:
         judge=listener,
         critic=Critic(listener),
         settings=ContrastSettings(n_judges=2, state_tokens=TOKENS),
-    )
-    settings = MetaJudgeSettings(allow_same_model=True, state_tokens=TOKENS)
-    await judge_evaluations(
-        events, purpose=says("purpose"), trace_id="t", judge=listener, critic=listener, settings=settings
     )
 
 

@@ -48,7 +48,7 @@ def assert_in_order(process: subprocess.Popen[str], errors: str, code: int) -> N
     """Check how a process ended, and that it said so in one line."""
     assert process.returncode == code, errors
     assert errors.count("\n") == 1, errors
-    assert "what is under way may finish" in errors
+    assert "work under way may finish" in errors
     assert "goes on" in errors
 
 
@@ -81,7 +81,7 @@ def test_what_is_under_way_is_kept(tmp_path: Path) -> None:
             endpoint.go_on.set()
             _, errors = process.communicate(timeout=HANGS / 2)
         assert_in_order(process, said + errors, 130)
-        assert stored(tmp_path, "SELECT count(*) FROM replies") == [(len(endpoint.samples),)]
+        assert stored(tmp_path, "SELECT count(*) FROM responses") == [(len(endpoint.samples),)]
         assert stored(tmp_path, "SELECT count(*) FROM calls WHERE state <> 'settled'") == [(0,)]
         assert anyio.run(Trainer(path).train).status == "completed"
     assert len(set(endpoint.samples)) == len(endpoint.samples)
@@ -196,7 +196,7 @@ def test_a_signal_while_a_person_is_asked(tmp_path: Path) -> None:
     os.close(terminal)
     os.close(keyboard)
     assert process.returncode == 130
-    assert "what is under way may finish" in errors
+    assert "work under way may finish" in errors
     assert stored(tmp_path, "SELECT status, reason FROM runs") == [("cancelled", "stopped by SIGINT")]
 
 
@@ -212,4 +212,4 @@ def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert errors == "interrupted; the same command goes on from where it was\n"
+    assert errors == "interrupted; run the same command again to resume\n"

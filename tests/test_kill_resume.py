@@ -73,7 +73,7 @@ class House:
 
 def _unsettled(out_dir: Path) -> Counter[str]:
     return Counter(
-        call_id for (call_id,) in rows(out_dir, "SELECT sample FROM calls WHERE state = 'unsettled'")
+        call_id for (call_id,) in rows(out_dir, "SELECT call_id FROM calls WHERE state = 'unsettled'")
     )
 
 

@@ -38,13 +38,13 @@ HERE = Path(__file__).parent
 PRELOADED = ["reflact.llm.client", "reflact.store.runs", "reflact.targets.chat", "training_process"]
 
 KEPT = {
-    "replies": "SELECT key, reply FROM replies",
+    "responses": "SELECT key, response FROM responses",
     "rollouts": "SELECT key, rollout FROM rollouts",
     "skills": "SELECT hash, text FROM skills",
     "commits": "SELECT run_id, number, kind, record, state FROM commits",
-    "journal": "SELECT run_id, step, label, value FROM decision_log",
+    "decision_log": "SELECT run_id, step, label, value FROM decision_log",
     "events": "SELECT sequence, id, event FROM events",
-    "settled": "SELECT id, sample, input_tokens, output_tokens FROM calls WHERE state = 'settled'",
+    "settled": "SELECT id, call_id, input_tokens, output_tokens FROM calls WHERE state = 'settled'",
 }
 """What is committed is never changed and never lost."""
 
@@ -118,7 +118,7 @@ def looked_into(out_dir: Path) -> Kept:
 
 def unsettled(out_dir: Path) -> Counter[str]:
     """Return how often each sample was cut off in flight."""
-    return Counter(str(s) for (s,) in rows(out_dir, "SELECT sample FROM calls WHERE state <> 'settled'"))
+    return Counter(str(s) for (s,) in rows(out_dir, "SELECT call_id FROM calls WHERE state <> 'settled'"))
 
 
 def test_random_kills_lose_nothing_and_repeat_nothing(storm: Storm, tmp_path: Path, kills: int) -> None:

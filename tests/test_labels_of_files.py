@@ -6,10 +6,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from calibrate_command import configured, one_line, reflact
 from reflact import Trace
 from reflact.cli.app import app
 from reflact.memory import Action, Transition
-from test_calibrate_cli import configured, one_line, reflact
 
 
 def test_labels_that_do_not_count_are_told(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_labels_that_do_not_count_are_told(tmp_path: Path) -> None:
         trace.record(Transition(before="a", action=Action(name="sort"), after="b"))
         trace.finish()
     config = configured(tmp_path)
-    for arguments in (["keep", memory, file], ["label", memory, "monday", 0, "--after", 3]):
+    for arguments in (["import", memory, file], ["label", memory, "monday", 0, "--after", 3]):
         before = reflact(config, "--dry-run").stderr
         assert "have gold in the memory" not in before
         done = CliRunner().invoke(app, ["memory", *map(str, arguments)])

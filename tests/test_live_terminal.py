@@ -99,7 +99,7 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert find_display(terminal) == []
     assert terminal.cursor_shown
     lines = terminal.scrolled + terminal.screen
-    assert sum(line.startswith("SIGINT: what is under way may finish") for line in lines) == 1
+    assert sum(line.startswith("SIGINT: work under way may finish") for line in lines) == 1
     assert any(line.startswith("cancelled: ") for line in lines)
 
     terminal = Terminal(160, 50)
@@ -120,7 +120,7 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     """The view shows the effect of the first one and stays; the second one removes it at once."""
     endpoint = Endpoint(lambda call_id, before: True)
     terminal = Terminal(80, 24)
-    interrupting = Interrupting("before the first step", "SIGINT: what is under way may finish")
+    interrupting = Interrupting("before the first step", "SIGINT: work under way may finish")
     with world(tmp_path, endpoint, grace=HANGS) as path:
         code, _ = run_at(terminal, "train", path, watch=interrupting, PYTHONIOENCODING="ascii")
     assert code == 130

@@ -17,9 +17,9 @@ from reflact.store.lock import lock_run
 HOLD = """
 import sys
 from pathlib import Path
-from reflact.store.lock import run_lock
+from reflact.store.lock import lock_run
 
-with run_lock(Path(sys.argv[1])):
+with lock_run(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """A file in place of the folder is a store error that names the lock file."""
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(StoreError, match=r"cannot make the lock file .*run\.lock"),
+        pytest.raises(StoreError, match=r"cannot create the lock file .*run\.lock"),
         lock_run(tmp_path / "file"),
     ):
         pass

@@ -76,7 +76,7 @@ def test_states_follow_the_table_alone(before: CardStatus, after: CardStatus) ->
 def test_promotion_needs_evidence_that_says_so() -> None:
     """No evidence, and evidence of a test that was not passed, promote nothing."""
     for evidence in (None, evidence_for(TEST, promoted=False)):
-        with pytest.raises(DataError, match="only on evidence"):
+        with pytest.raises(DataError, match="evidence of a passed test"):
             check_status_change("quarantined", "promoted", evidence)
 
 

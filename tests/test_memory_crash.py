@@ -23,8 +23,10 @@ WRITERS = 6
 PROCESSES = 4
 PAIRS = 250
 HERE = Path(__file__).parent
+HANGS = 600
+"""Seconds after which a process hangs; no test waits for so long."""
 
-HOUSE = """
+PREAMBLE = """
     import os, sys
     from itertools import count
     from pathlib import Path
@@ -52,14 +54,14 @@ LOAD = """
             evaluation = Evaluation(progress_before=0, progress_after=1, reasoning="r" * 3000)
             await memory.append(trace, ScoreEvent(step=n, transition=transition, evaluation=evaluation))
             acknowledge("event", f"{trace}-{n}")
-            test = await memory.open_test([pair.id], held_out="h", traces=HELD_OUT)
+            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
             acknowledge("test", test.number)
             await memory.close_test(test.number, evidence_for(test, promoted=n % 2 == 0))
             if n % 2 == 0:
                 acknowledge("promoted", pair.id)
 
     async def main(path, round, writers):
-        async with MemoryStore(path, active_cards=10**6) as memory:
+        async with MemoryStore(path, max_active_cards=10**6) as memory:
             await fan_out(lambda w: writer(memory, f"{round}-{w}"), range(writers))
 
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
@@ -71,21 +73,21 @@ SHARE = """
             shared = [make_pair(n, note="shared") for n in range(10)]
             own = [make_pair(n, note=name) for n in range(pairs)]
             await fan_out(memory.submit, shared + own, limit=8)
-            test = await memory.open_test([own[0].id], held_out="h", traces=HELD_OUT)
+            test = await memory.open_test([own[0].id], holdout_id="h", traces=HELD_OUT)
             await memory.close_test(test.number, evidence_for(test))
-            acknowledge("before", test.before)
+            acknowledge("before", test.n_earlier_tests)
 
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
 
 
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
-    source = textwrap.dedent(HOUSE) + textwrap.dedent(script)
+    source = textwrap.dedent(PREAMBLE) + textwrap.dedent(script)
     return subprocess.Popen(
         [sys.executable, "-c", source, *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONWARNINGS": "error", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
     )
 
 
@@ -121,8 +123,8 @@ def assert_sound(path: Path) -> None:
     assert column(path, "SELECT sum(units) FROM memory_active") in ({len(units)}, {None})
     last = "(SELECT after FROM memory_history WHERE unit = number ORDER BY sequence DESC LIMIT 1)"
     assert column(path, f"SELECT id FROM memory_units WHERE status <> {last}") == set()
-    unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test NOT IN "
-    proven = "(SELECT number FROM memory_tests WHERE json_extract(evidence, '$.promoted'))"
+    unproven = "SELECT unit FROM memory_history WHERE after = 'promoted' AND test_number NOT IN "
+    proven = "(SELECT number FROM memory_tests WHERE json_extract(evidence, '$.passed_test'))"
     assert column(path, unproven + proven) == set()
 
 
@@ -157,7 +159,7 @@ async def test_four_processes_write_one_file(tmp_path: Path) -> None:
     """Four processes that make and write one file at once lose nothing, and count each other's tests."""
     path = tmp_path / "shared.db"
     children = [start(SHARE, str(path), f"p{n}", str(PAIRS)) for n in range(PROCESSES)]
-    said = [child.communicate(timeout=120)[0] for child in children]
+    said = [child.communicate(timeout=HANGS)[0] for child in children]
     assert [child.returncode for child in children] == [0] * PROCESSES
     assert sorted(said) == [f"before {n}\n" for n in range(PROCESSES)]
     assert_sound(path)

@@ -86,7 +86,7 @@ def planned(folder: Path, **telemetry: str) -> tuple[wiring.RunPlan, wiring.Over
 
 
 async def trained(
-    folder: Path, connect: Callable[[], RunTracker], *, patience: float = 20.0
+    folder: Path, connect: Callable[[], RunTracker], *, timeout_seconds: float = 20.0
 ) -> tuple[RunSummary, list[Event]]:
     """Train in the toy world and return the summary and what happened."""
     plan, passed = planned(folder)
@@ -104,7 +104,7 @@ async def trained(
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
-        patience=patience,
+        timeout_seconds=timeout_seconds,
     )
     async with telling as tell, trainer.stream() as happenings:
         async for event in happenings:
@@ -175,7 +175,7 @@ async def test_whatever_fails_there_is_one_warning(tmp_path: Path, where: str) -
 
 
 async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
-    """A run waits for MLflow at its end alone, and no longer than it has patience."""
+    """A run waits for MLflow at its end alone, and for at most `timeout_seconds`."""
     release = Flag()
 
     def hang(_: str) -> None:
@@ -183,7 +183,7 @@ async def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
 
     try:
         with anyio.fail_after(30):
-            summary, seen = await trained(tmp_path, partial(Notes, hang), patience=0.2)
+            summary, seen = await trained(tmp_path, partial(Notes, hang), timeout_seconds=0.2)
     finally:
         release.set()
     (warning,) = [event for event in seen if isinstance(event, WarningIssued)]
@@ -208,7 +208,7 @@ async def test_a_slow_server_is_left_behind_at_the_end(tmp_path: Path) -> None:
         run_id=plan.run_id,
         identity=plan.identity,
         out_dir=plan.config.out_dir,
-        patience=1.0,
+        timeout_seconds=1.0,
     ) as tell:
         for _ in range(100):
             await tell(BaselineMeasured(run_id=plan.run_id, score=0.5, n=4))

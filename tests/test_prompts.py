@@ -1,4 +1,4 @@
-"""Prompt files: found, checked, rendered in one pass, and never changed once released."""
+"""Prompt files: found, checked, rendered in one pass, unchanged once released, and recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.errors import PromptError
+from prompt_examples import CASSETTE, MODEL, examples, outcome
+from reflact.errors import PromptError, ReplyError
+from reflact.llm.cassettes import open_cassette, read_cassette
 from reflact.prompts import PROMPT_NAMES, VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
 
 FOLDER = find_data_folder("prompts")
@@ -21,7 +23,7 @@ name: ranking
 version: 7
 role: optimizer
 reply: RankReply
-holes: [document]
+variables: [document]
 changelog: Another one.
 ---
 Rank.
@@ -152,12 +154,12 @@ def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
     [
         ("---\n", "", "front matter"),
         ("version: 7", "version: seven", "front matter is wrong"),
-        ("holes: [document]", "holes: [document", "front matter is wrong"),
+        ("variables: [document]", "variables: [document", "front matter is wrong"),
         ("changelog: Another one.\n", "", "changelog"),
-        ("holes: [document]", "holes: []", "holes in text and front matter differ: document"),
-        ("{{document}}", "the document", "holes in text and front matter differ: document"),
-        ("version: 7", "version: 8", "says it is ranking v8"),
-        ("name: ranking", "name: merge", "says it is merge v7"),
+        ("variables: [document]", "variables: []", "variables in text and front matter differ: document"),
+        ("{{document}}", "the document", "variables in text and front matter differ: document"),
+        ("version: 7", "version: 8", "is that of ranking v8"),
+        ("name: ranking", "name: merge", "is that of merge v7"),
     ],
 )
 def test_a_malformed_file_is_one_sentence(tmp_path: Path, before: str, after: str, words: str) -> None:
@@ -175,3 +177,40 @@ def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(PromptError, match=r"v7\.md"):
         read_prompt(path)
+
+
+pytestmark = pytest.mark.anyio
+
+VERSIONS = sorted(
+    f"{path.parent.name}/{path.stem}"
+    for path in find_data_folder("prompts").glob("*/v*.md")
+    if path.parent.name != "placebo"
+)
+REFUSED = ("merge/v1", "draft_failure/v1", "rewrite/v1")
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version not in REFUSED])
+async def test_a_recorded_answer_passes_its_checks(version: str) -> None:
+    """The version is rendered, replayed through the whole door and read as what its stage asks for."""
+    example = (await examples())[version]
+    async with open_cassette(CASSETTE, mode="replay") as transport:
+        reply = await outcome(example, transport)
+    assert isinstance(reply, example.reply_type)
+
+
+@pytest.mark.parametrize("version", REFUSED)
+async def test_recorded_answers_that_never_pass_are_a_typed_refusal(version: str) -> None:
+    """The recorded model gives no valid reply to this one; each attempt is told with its reason."""
+    async with open_cassette(CASSETTE, mode="replay") as transport:
+        refusal = await outcome((await examples())[version], transport)
+    assert isinstance(refusal, ReplyError)
+    assert len(refusal.reasons) == MODEL.reasks + 1
+
+
+async def test_every_version_is_recorded() -> None:
+    """Examples and cassette hold each version of each prompt, and nothing else."""
+    recorded = {
+        f"{i.call_id.split('/')[1]}/{i.call_id.split('part=')[1].split('/')[0]}"
+        for i in read_cassette(CASSETTE)
+    }
+    assert recorded == set(await examples()) == set(VERSIONS)

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,18 @@ from reflact import Critic, MemoryStore, Trainer
 from reflact.calibration.grading import CriticAnnotator
 from reflact.cli.app import app
 from reflact.config.loading import config_identity, load_config
-from reflact.config.training import BudgetConfig
 from reflact.environments.dataset import build_environment
 from reflact.errors import ConfigError
-from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import Budget
 from reflact.records import RunSummary
-from reflact.testing import InMemoryRunStore as FakeStore
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
-from reflact.training.setup import Runtime
-from reflact.training.shutdown import GracefulStop, make_runtime_stoppable
+from reflact.training.shutdown import GracefulStop, StoppableAnnotator
 from reflact.types import Rollout, Skill, Split, Turn
 from served import HANGS, asked_of, reflact_process, send, serving
 from toll_world import planned
 
 AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
 URL = "http://127.0.0.1:9"
-NOTES = {"grader": "exact"}, {"notes": True}
+NOTES = {"grader": "exact"}, {"annotate": True}
 """Graded by a program; failure analysts are shown what a critic makes of it."""
 
 
@@ -92,8 +86,8 @@ def criticised(text: str) -> str:
         {
             "reasoning": "It is answered." if after != "unknown" else "It says that it does not know.",
             "evidence": re.findall(r"[\w:]+", after)[:1],
-            "progress_before": 0,
-            "progress_after": 0 if after == "unknown" else 9 - strict,
+            "phi_before": 0,
+            "phi_after": 0 if after == "unknown" else 9 - strict,
             "confidence": 0.9,
         }
     )
@@ -216,7 +210,7 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
 def test_without_a_critic_nothing_is_different(world: Path) -> None:
     """Keys of a critic that is not used are no part of the identity, and nothing is asked of it."""
     with playing() as (model, url):
-        path = configured(world, url, environment={"grader": "exact"}, critic={"samples": 3})
+        path = configured(world, url, environment={"grader": "exact"}, critic={"n_samples": 3})
         assert reflact("train", path).exit_code == 0
     assert model.scored == []
     summary = json.loads((world.parent / "run" / "summary.json").read_text("utf-8"))
@@ -256,11 +250,11 @@ def test_the_documented_configuration_is_one() -> None:
 def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(world: Path) -> None:
     """The critic's call that does not fit is not sent; with more the run ends as one never stopped."""
     with playing() as (model, url):
-        whole = configured(world, url, name="whole", critic={"anchors": 0})
+        whole = configured(world, url, name="whole", critic={"max_anchors": 0})
         assert reflact("train", whole).exit_code == 0
         every, unbroken = Counter(model.asked), left_by(world.parent / "whole")
         model.asked.clear()
-        path = configured(world, url, critic={"anchors": 0})
+        path = configured(world, url, critic={"max_anchors": 0})
         for limit in (3, 6):
             result = reflact("train", path, "--set", f"budget.max_calls={limit}")
             assert result.exit_code == 1, result.output
@@ -298,13 +292,8 @@ def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> N
 async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(tmp_path: Path) -> None:
     """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
     judge = ScriptedLLM(lambda *_: "no score")
-    plan = replace(planned(tmp_path), annotator=CriticAnnotator(Critic(judge).pin_to(())))
-    house = Runtime(
-        plan, FakeStore(), ToyTarget(), ScriptedLLM(lambda *_: ""), Budget(BudgetConfig()), Tracing("r")
-    )
-    brake = GracefulStop(grace=5)
-    notes = make_runtime_stoppable(house, brake).plan.annotator
-    assert notes is not None
+    plan, brake = planned(tmp_path), GracefulStop(grace=5)
+    notes = StoppableAnnotator(CriticAnnotator(Critic(judge).pin_to(())), brake)
     item = plan.data.train[0]
     rollout = Rollout(key="k", item_id=item.id, skill_hash="s", turns=(Turn(role="assistant", content="?"),))
     assert await notes.annotate(item, rollout) == ("reply 1: a critic gave no score",)
@@ -374,11 +363,11 @@ def test_a_critic_without_its_memory_is_another_run(world: Path) -> None:
     [
         (["models.critic.model=''"], "models.critic.model is required for environment.grader: critic"),
         (
-            ["models.critic.model=''", "environment.grader=exact", "critic.notes=true"],
-            "models.critic.model is required for critic.notes",
+            ["models.critic.model=''", "environment.grader=exact", "critic.annotate=true"],
+            "models.critic.model is required for critic.annotate",
         ),
         (["critic.memory=nowhere.db"], "critic.memory: there is no file"),
-        (["critic.passes_at=11"], "critic.passes_at"),
+        (["critic.pass_threshold=11"], "critic.pass_threshold"),
         (
             ["budget.max_tokens=100", "models.target.max_tokens=9", "models.optimizer.max_tokens=9"],
             "budget.max_tokens needs models.critic.max_tokens",
@@ -414,7 +403,7 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
         Trainer(limited, target=ToyTarget())
     environment, critic = NOTES
     notes = CriticAnnotator(Critic(ScriptedLLM(lambda *_: "")).pin_to(()))
-    with pytest.raises(ConfigError, match=r"critic\.notes is on, and an annotator is passed"):
+    with pytest.raises(ConfigError, match=r"critic\.annotate is on, and an annotator is passed"):
         Trainer(configured(world, URL, environment=environment, critic=critic), annotate=notes)
 
 
@@ -458,7 +447,9 @@ def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str,
     """A dry run has a row for them that holds what the run then takes, and writes nothing."""
     environment, critic = part
     with playing() as (model, url):
-        path = configured(world, url, environment=environment, critic={**critic, "anchors": 2, "samples": 2})
+        path = configured(
+            world, url, environment=environment, critic={**critic, "max_anchors": 2, "n_samples": 2}
+        )
         shown = reflact("train", path, "--dry-run")
         assert shown.exit_code == 0, shown.output
         assert not (world.parent / "run").exists()

@@ -532,7 +532,7 @@ def test_the_command_writes_a_configuration_that_loads(tmp_path: Path) -> None:
     assert "model.qwen_chat_api_key: left out" in done.stdout
     assert SECRET not in done.output + (tmp_path / "new.yaml").read_text(encoding="utf-8")
     again = reflact("import-skillopt", path, "--out", tmp_path / "new.yaml")
-    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
 
 
 def test_what_is_not_a_file_to_convert_is_refused(tmp_path: Path) -> None:
@@ -613,7 +613,7 @@ def test_the_command_writes_a_document_that_a_run_can_start_from(tmp_path: Path)
     assert [region.name for region in find_regions(text)] == ["slow_update", "appendix"]
     assert "note: The protected regions stay as they are: slow guidance and execution notes.\n" in done.stdout
     again = reflact("import-skillopt", path, "--out", tmp_path / "skill.md")
-    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
 
 
 def test_a_document_whose_regions_do_not_pair_is_refused(tmp_path: Path) -> None:

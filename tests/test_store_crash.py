@@ -30,23 +30,23 @@ HOUSE = """
 
     import anyio
 
-    from reflact.messages import Intent, StoredReply
+    from reflact.messages import CallReservation, StoredResponse
     from reflact.records import Usage
     from reflact.store.runs import open_store
     from reflact.concurrency import fan_out
-    from reflact.records import RunState, StepRecord, Version
+    from reflact.records import RunState, StepRecord, SkillVersion
     from reflact.types import (Score, Rollout, Skill)
 
     def acknowledge(kind, name):
         os.write(1, f"{kind} {name}\\n".encode())
 
-    def intent(key, run_id):
-        return Intent(
-            key=key, run_id=run_id, sample="s", role="target", purpose="rollout", endpoint="e", model="m"
+    def reserved_call(key, run_id):
+        return CallReservation(
+            key=key, run_id=run_id, call_id="s", role="target", purpose="rollout", endpoint="e", model="m"
         )
 
     def reply(key):
-        return StoredReply(
+        return StoredResponse(
             key=key, status=200, content_type="text/plain", chunks=(key * 40,), usage=Usage(calls=1, usd=0.5)
         )
 """
@@ -55,17 +55,17 @@ LOAD = """
     async def caller(store, name):
         for n in count():
             key = f"{name}-{n}"
-            await store.intend(intent(key, "r"))
-            acknowledge("intent", key)
-            await store.keep_reply(reply(key), intent(key, "r"))
+            await store.reserve(reserved_call(key, "r"))
+            acknowledge("reserved", key)
+            await store.store_response(reply(key), reserved_call(key, "r"))
             acknowledge("reply", key)
-            await store.keep_rollout(Rollout(key=key, item_id="i", skill_hash="h", score=Score.of(1)))
+            await store.store_rollout(Rollout(key=key, item_id="i", skill_hash="h", score=Score.of(1)))
             acknowledge("rollout", key)
 
     async def stepper(store, state):
         for step in count(0 if state is None else state.step + 1):
             skill = Skill(text=f"skill of step {step}")
-            version = Version(number=step, skill_hash=skill.hash, origin="o")
+            version = SkillVersion(number=step, skill_hash=skill.hash, origin="o")
             new = RunState(step=step, commits=step + 1, current=version, best=version)
             await store.commit("r", None, new, [skill])
             acknowledge("step", f"{step} {skill.hash}")
@@ -87,8 +87,8 @@ SHARE = """
             await store.open_run("shared", {}, None)
 
             async def one(n):
-                await store.intend(intent(f"{name}-{n}", name))
-                await store.keep_reply(reply(f"{name}-{n}"), intent(f"{name}-{n}", name))
+                await store.reserve(reserved_call(f"{name}-{n}", name))
+                await store.store_response(reply(f"{name}-{n}"), reserved_call(f"{name}-{n}", name))
                 await store.add_seconds("shared", 1.0)
 
             await fan_out(one, range(notes), limit=8)
@@ -137,8 +137,8 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
             kind, name = line.split(" ", 1)
             promised[kind].add(name)
         assert column(path, "PRAGMA integrity_check") == {"ok"}
-        assert column(path, "SELECT key FROM calls") >= promised["intent"]
-        assert column(path, "SELECT key FROM replies") >= promised["reply"]
+        assert column(path, "SELECT key FROM calls") >= promised["reserved"]
+        assert column(path, "SELECT key FROM responses") >= promised["reply"]
         assert column(path, "SELECT key FROM rollouts") >= promised["rollout"]
         assert (
             column(path, "SELECT step || ' ' || json_extract(state, '$.current.skill_hash') FROM commits")
@@ -153,7 +153,7 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
         for version in await store.versions("r"):
             assert (await store.skill(version.skill_hash)).text == f"skill of step {version.number}"
         (spend,) = await store.spend("r")
-    assert spend.usage.calls == len(column(path, "SELECT key FROM replies"))
+    assert spend.usage.calls == len(column(path, "SELECT key FROM responses"))
     assert spend.usage.calls + spend.unsettled == len(column(path, "SELECT key FROM calls"))
     assert spend.unsettled <= KILLS * WRITERS
 
@@ -165,7 +165,7 @@ async def test_processes_share_a_file(tmp_path: Path) -> None:
     for child in children:
         child.communicate(timeout=60)
     assert [child.returncode for child in children] == [0] * PROCESSES
-    assert len(column(path, "SELECT key FROM replies")) == PROCESSES * NOTES
+    assert len(column(path, "SELECT key FROM responses")) == PROCESSES * NOTES
     async with open_store(path) as store:
         assert await store.add_seconds("shared", 0.0) == PROCESSES * NOTES
         for n in range(PROCESSES):

@@ -38,7 +38,7 @@ pytestmark = [
 
 Rows = Mapping[str, frozenset[Any]]
 
-KEPT = ("replies", "rollouts", "skills", "commits", "journal", "events")
+KEPT = ("responses", "rollouts", "skills", "commits", "decision_log", "events")
 PAGE = 4096
 
 IN_FLIGHT = 16
@@ -161,7 +161,7 @@ def emptied(path: Path) -> None:
         (overwritten, "the file is damaged; put back a copy"),
         (halved, "the file is damaged; put back a copy"),
         (replaced, "not a SQLite database"),
-        (emptied, "holds 0 commits of run r[0-9a-f]+, which made 2: .* older copy"),
+        (emptied, "has 0 of the 2 commits of run r[0-9a-f]+: .* older copy"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -319,7 +319,7 @@ async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
 
         async def impatient() -> None:
             async with (
-                open_store(database, patience=0.05) as store,
+                open_store(database, lock_timeout=0.05) as store,
                 wiring.connect_models(planned, passed, store, None) as house,
             ):
                 run = Run(house, lock)

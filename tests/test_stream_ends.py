@@ -127,7 +127,7 @@ class Consumer:
 
     async def deserts(self, happenings: Stream[events.Event]) -> None:
         """Leave the loop beside a view that nobody reads."""
-        happenings.also()
+        happenings.subscribe()
         await self.breaks(happenings)
 
 
@@ -215,8 +215,8 @@ async def test_all_consumers_of_a_run_hear_the_same(tmp_path: Path, whole: Whole
             await anyio.sleep(0.005)
 
     async with anyio.create_task_group() as tasks, whole.trainer(tmp_path).stream() as happenings:
-        tasks.start_soon(listen, aiter(happenings.also()))
-        tasks.start_soon(glance, aiter(happenings.latest()))
+        tasks.start_soon(listen, aiter(happenings.subscribe()))
+        tasks.start_soon(glance, aiter(happenings.subscribe(latest_only=True)))
         own = [event async for event in happenings]
     assert heard == own
     assert [event for event in latest if event.durable] == [event for event in own if event.durable]

@@ -293,7 +293,7 @@ def _record(step: int, reason: str = "greater") -> StepRecord:
     )
 
 
-def _intent(key: str, run_id: str = "r", purpose: str = "rollout") -> CallReservation:
+def reserved_call(key: str, run_id: str = "r", purpose: str = "rollout") -> CallReservation:
     return CallReservation(
         key=key, run_id=run_id, call_id="s", role="target", purpose=purpose, endpoint="e", model="m"
     )
@@ -314,23 +314,23 @@ async def _refusal(call: Callable[[], object]) -> str:
 
 async def _effects(store: RunStore) -> AsyncIterator[object]:
     yield await store.find_response("k")
-    await store.reserve(_intent("k"))
+    await store.reserve(reserved_call("k"))
     yield await store.spend("r")
-    await store.store_response(_reply("k", "first", 0.1), _intent("k"))
-    await store.reserve(_intent("k", "other"))
-    await store.store_response(_reply("k", "second", None), _intent("k", "other"))
+    await store.store_response(_reply("k", "first", 0.1), reserved_call("k"))
+    await store.reserve(reserved_call("k", "other"))
+    await store.store_response(_reply("k", "second", None), reserved_call("k", "other"))
     yield await store.find_response("k")
-    await store.store_response(_reply("late", "x", 0.2), _intent("late"))
+    await store.store_response(_reply("late", "x", 0.2), reserved_call("late"))
     for kind in ("timeout", "429", "timeout"):
         await store.count_fault("r", kind)
     yield [await store.faults(run_id) for run_id in ("r", "other")]
     for purpose in ("merge", "merge", "analyst"):
-        await store.reserve(_intent("open", purpose=purpose))
-    await store.release(_intent("open"))
-    await store.release(_intent("nothing"))
+        await store.reserve(reserved_call("open", purpose=purpose))
+    await store.release(reserved_call("open"))
+    await store.release(reserved_call("nothing"))
     yield await store.spend("r")
     await store.open_run("r", {"seed": 1}, None)
-    await store.store_response(_reply("open", "x", 0.7), _intent("open", purpose="merge"))
+    await store.store_response(_reply("open", "x", 0.7), reserved_call("open", purpose="merge"))
     yield await store.spend("r")
     yield await store.spend("other")
     yield await store.spend("nobody")

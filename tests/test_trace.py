@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,7 +69,7 @@ class Kept:
         self.events[trace_id, event.step] = event
         return new
 
-    async def label(self, trace_id: str, step: int, gold: Label) -> None:
+    async def label(self, trace_id: str, step: int, label: Label) -> None:
         raise AssertionError
 
     async def trace(self, trace_id: str) -> StoredTrace | None:
@@ -188,73 +189,76 @@ def test_a_file_torn_anywhere_gives_its_whole_part(tmp_path: Path) -> None:
         assert loaded.n_lost_bytes == max(0, length - kept - 1)
 
 
-@pytest.mark.parametrize("damage", [b"\x00" * 40, b"\xff\xfe", b'{"step": 1', b"{'step': 1}", b""])
-def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path, damage: bytes) -> None:
+def test_nothing_is_read_beyond_a_damaged_line(tmp_path: Path) -> None:
     """A line that is no JSON ends what is read, though whole lines follow."""
     path = tmp_path / "t.jsonl"
     trace = recorded(path)
     lines = path.read_bytes().splitlines()
-    path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:], b""]))
-    assert Trace.load(path).events == trace.events[:1]
+    for damage in (b"\x00" * 40, b"\xff\xfe", b'{"step": 1', b"{'step': 1}", b""):
+        path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:], b""]))
+        assert Trace.load(path).events == trace.events[:1], damage
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"transition": {"before": 1, "action": {}, "after": 2}}, "`transition.action.name`: is missing"),
-        ({"transition": "paid"}, '`transition`: expected a JSON object, got "paid"'),
-        ({"step": "one"}, "`step`: input should be a valid integer"),
-        ({"step": 7}, "`step`: it is 7, and the next step is 1"),
-        (
-            {"gold": {"progress_before": 0, "progress_after": 12, "source": "human"}},
-            "less than or equal to 10, got 12",
-        ),
-        (
-            {"gold": {"progress_before": 0, "progress_after": 1, "source": "me"}},
-            "`gold.source`: input should be 'program'",
-        ),
-        ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
-        ({"note": 1}, "`note`: no such field is known here"),
-        ({"purpose": "Ship."}, "begins another trace"),
-        ({"events": 3}, "no such field is known here"),
-    ],
-)
+WRONG_EVENTS: list[tuple[dict[str, JsonValue], str]] = [
+    ({"transition": {"before": 1, "action": {}, "after": 2}}, "`transition.action.name`: is missing"),
+    ({"transition": "paid"}, '`transition`: expected a JSON object, got "paid"'),
+    ({"step": "one"}, "`step`: input should be a valid integer"),
+    ({"step": 7}, "`step`: it is 7, and the next step is 1"),
+    (
+        {"label": {"progress_before": 0, "progress_after": 12, "source": "human"}},
+        "less than or equal to 10, got 12",
+    ),
+    (
+        {"label": {"progress_before": 0, "progress_after": 1, "source": "me"}},
+        "`label.source`: input should be 'program'",
+    ),
+    ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; mend that line"),
+    ({"note": 1}, "`note`: is not a known field"),
+    ({"purpose": "Ship."}, "begins another trace"),
+    ({"events": 3}, "is not a known field"),
+]
+"""Fields that make the second event of a file wrong, and the reason in the message."""
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("read", [Trace.load, Trace.resume])
 def test_a_whole_line_that_says_something_wrong_is_named(
-    tmp_path: Path, read: Callable[[Path], Trace], change: dict[str, JsonValue], said: str, last: bool
+    tmp_path: Path, read: Callable[[Path], Trace], last: bool
 ) -> None:
     """What is no event is not taken for a torn end: file, line, field are told, the file stays as it is."""
     path = tmp_path / "t.jsonl"
     recorded(path)
-    lines = path.read_text(encoding="ascii").splitlines()
-    lines[2] = json.dumps({**json.loads(lines[2]), **change})
-    path.write_text("\n".join([*lines[: 3 if last else 4], ""]), encoding="ascii")
-    before = path.read_bytes()
-    with pytest.raises(DataError, match=r"t\.jsonl, line 3, ") as refused:
-        read(path)
-    assert said in str(refused.value)
-    assert path.read_bytes() == before
+    whole = path.read_text(encoding="ascii").splitlines()
+    for change, reason in WRONG_EVENTS:
+        lines = [
+            *whole[:2],
+            json.dumps({**json.loads(whole[2]), **change}),
+            *([] if last else whole[3:4]),
+            "",
+        ]
+        before = "\n".join(lines).encode("ascii")
+        path.write_bytes(before)
+        with pytest.raises(DataError, match=rf"t\.jsonl, line 3, .*{re.escape(reason)}"):
+            read(path)
+        assert path.read_bytes() == before, reason
 
 
-@pytest.mark.parametrize("line", ["[1]", "null", '"step"', "7"])
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
-    """JSON of another kind was not written by a recording that was cut off."""
+def test_a_line_that_is_no_event_is_named(tmp_path: Path) -> None:
+    """JSON of another kind, and values that Python cannot read, were not left by a torn recording."""
     path = tmp_path / "t.jsonl"
     recorded(path)
-    path.write_text(f"{path.read_text(encoding='ascii')}{line}\n", encoding="ascii")
-    with pytest.raises(DataError, match=r"t\.jsonl, line 5, expected a JSON object, got .*; mend that line"):
-        Trace.load(path)
-
-
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000 + "]" * 100_000])
-def test_a_value_that_cannot_be_read_is_named(tmp_path: Path, value: str) -> None:
-    """A number of thousands of digits, or lists without end, are no torn line either."""
-    path = tmp_path / "t.jsonl"
-    recorded(path)
-    path.write_text(f"{path.read_text(encoding='ascii')}{value}\n", encoding="ascii")
-    with pytest.raises(DataError, match=r"t\.jsonl, line 5, cannot be read: .*take such values out"):
-        Trace.load(path)
+    whole = path.read_text(encoding="ascii")
+    for line, reason in (
+        *(
+            (line, "expected a JSON object, got .*; mend that line")
+            for line in ("[1]", "null", '"step"', "7")
+        ),
+        ("9" * 5000, "cannot be read: .*take such values out"),
+        ("[" * 100_000 + "]" * 100_000, "cannot be read: .*take such values out"),
+    ):
+        path.write_text(f"{whole}{line}\n", encoding="ascii")
+        with pytest.raises(DataError, match=rf"t\.jsonl, line 5, {reason}"):
+            Trace.load(path)
 
 
 def test_two_traces_in_one_file_are_refused(tmp_path: Path) -> None:
@@ -266,9 +270,10 @@ def test_two_traces_in_one_file_are_refused(tmp_path: Path) -> None:
         Trace.load(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path) -> None:
+    """What does not say what it is, is refused by name."""
+    path = tmp_path / "t.jsonl"
+    for content in (
         b"",
         b"\n",
         b'{"trace": "t", "purp',
@@ -276,14 +281,10 @@ def test_two_traces_in_one_file_are_refused(tmp_path: Path) -> None:
         b'{"step": 0}\n',
         b"[]\n",
         b'{"trace": 3, "purpose": "p"}\n',
-    ],
-)
-def test_a_file_without_a_whole_header_is_no_trace(tmp_path: Path, content: bytes) -> None:
-    """What does not say what it is, is refused by name."""
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"t\.jsonl holds no trace"):
-        Trace.load(path)
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"t\.jsonl holds no trace"):
+            Trace.load(path)
 
 
 def test_a_loaded_trace_is_closed(tmp_path: Path) -> None:

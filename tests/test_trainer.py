@@ -243,7 +243,7 @@ async def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
     environment = ToyEnvironment(train=8, val=4, test=4)
     again = await Trainer(config, environment=environment, target=target, optimizer=optimizer).train()
     assert (target.asked, optimizer.calls) == ([], [])
-    unlike = {"seconds", "stages", "reused", "surplus"}
+    unlike = {"seconds", "stages", "reuse", "surplus"}
     assert again.model_dump(exclude=unlike) == first.model_dump(exclude=unlike)
 
 
@@ -395,8 +395,8 @@ async def test_a_folder_holds_one_run(tmp_path: Path) -> None:
 async def test_a_second_process_is_refused(tmp_path: Path) -> None:
     """While another process works in the folder, a trainer says so and does nothing."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom reflact.store.lock import run_lock\n"
-        "with run_lock(Path(sys.argv[1])):\n    sys.stdout.write('held')\n"
+        "import sys\nfrom pathlib import Path\nfrom reflact.store.lock import lock_run\n"
+        "with lock_run(Path(sys.argv[1])):\n    sys.stdout.write('held')\n"
         "    sys.stdout.flush()\n    sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

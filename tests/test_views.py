@@ -47,8 +47,8 @@ async def test_all_consumers_get_everything_in_order() -> None:
     """Each view has its own place in the stream, and none misses an element."""
     stream, seen = Stream(counted(100), buffer=2), ([], [], [])  # type: ignore[var-annotated]
     async with anyio.create_task_group() as tasks, stream:
-        tasks.start_soon(read, stream.also(), seen[0])
-        tasks.start_soon(read, stream.also(), seen[1])
+        tasks.start_soon(read, stream.subscribe(), seen[0])
+        tasks.start_soon(read, stream.subscribe(), seen[1])
         seen[2].extend([number async for number in stream])
     assert seen == (list(range(100)),) * 3
 
@@ -58,7 +58,7 @@ async def test_the_stream_waits_for_the_slowest() -> None:
     made: list[int] = []
     stream, seen = Stream(counted(20, made), buffer=3), list[int]()
     async with anyio.create_task_group() as tasks, stream:
-        slow, fast = stream.also(), list[int]()
+        slow, fast = stream.subscribe(), list[int]()
 
         async def own() -> None:
             fast.extend([number async for number in stream])
@@ -88,7 +88,7 @@ async def test_a_view_that_leaves_holds_nobody(how: str) -> None:
             return
 
     async with anyio.create_task_group() as tasks, stream:
-        tasks.start_soon(leave, stream.also())
+        tasks.start_soon(leave, stream.subscribe())
         with anyio.fail_after(5):
             assert [number async for number in stream] == list(range(50))
 
@@ -103,12 +103,12 @@ async def test_views_end_when_the_stream_is_left() -> None:
     stream, seen = Stream(produce), list[int]()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks, stream:
-            tasks.start_soon(read, stream.also(), seen)
+            tasks.start_soon(read, stream.subscribe(), seen)
             async for _ in stream:
                 await anyio.wait_all_tasks_blocked()
                 break
     assert seen == [1]
-    assert [number async for number in stream.also()] == []
+    assert [number async for number in stream.subscribe()] == []
 
 
 async def test_views_end_when_the_stream_never_began() -> None:
@@ -116,7 +116,7 @@ async def test_views_end_when_the_stream_never_began() -> None:
     seen: list[int] = []
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks, Stream(counted(3)) as stream:
-            tasks.start_soon(read, stream.also(), seen)
+            tasks.start_soon(read, stream.subscribe(), seen)
     assert seen == []
 
 
@@ -128,7 +128,7 @@ async def test_an_error_is_raised_to_the_owner_alone() -> None:
         raise LookupError("no second")
 
     stream = Stream(produce)
-    view = stream.also()
+    view = stream.subscribe()
     with pytest.raises(LookupError, match="no second"):
         [number async for number in stream]
     assert [number async for number in view] == [1]
@@ -141,7 +141,7 @@ async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
     async with anyio.create_task_group() as tasks, stream:
         async for number in stream:
             if number == 4 and not late:
-                late.append(stream.also())
+                late.append(stream.subscribe())
                 tasks.start_soon(read, late[0], seen)
     assert seen[-1] == 9
     assert seen == list(range(seen[0], 10))
@@ -151,7 +151,7 @@ async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
 async def test_a_view_is_iterated_once() -> None:
     """A second iteration is a mistake and is called one."""
     stream = Stream(counted(1))
-    view = stream.also()
+    view = stream.subscribe()
     assert [number async for number in stream] == [0]
     assert [number async for number in view] == [0]
     with pytest.raises(RuntimeError, match="once"):
@@ -168,7 +168,7 @@ async def test_a_dropped_iteration_detaches() -> None:
 
     async with stream:
         numbers = aiter(stream)
-        view = stream.also()
+        view = stream.subscribe()
         assert await anext(numbers) == 0
         await glance(view)
         gc.collect()

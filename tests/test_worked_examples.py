@@ -34,7 +34,7 @@ from reflact.testing import ScriptedLLM
 pytestmark = pytest.mark.anyio
 
 WORLDS = 1000
-EQUAL = {"reasoning": "r", "evidence": [], "progress_before": 1, "progress_after": 1, "confidence": 1}
+EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
 
 
 def examples_in(content: str) -> str:

@@ -21,10 +21,10 @@ from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import Amount, Budget, SeenRollouts, amount_of, lacking
-from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
+from reflact.llm.budget import Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
+from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
 from reflact.llm.metering import MeteredTransport
-from reflact.llm.pricing import BILLION, cap_of, usd_of
+from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
 from reflact.messages import CallId, RenderedPrompt, Reply
@@ -118,7 +118,7 @@ class Provider(httpx.AsyncBaseTransport):
         return httpx.Response(200, json=silent)
 
     def _charge(self, body: bytes) -> Usage:
-        cap = cap_of(json.loads(body))
+        cap = read_cap(json.loads(body))
         assert cap is not None
         given = self._chance.randint(1, len(body))
         usage = Usage(
@@ -161,7 +161,7 @@ class Till:
         request = httpx.Request(
             "POST",
             f"{MODEL.base_url}/chat/completions",
-            headers={SAMPLE_HEADER: call_id.label, REPLY_HEADER: reply},
+            headers={CALL_ID_HEADER: call_id.label, REPLY_TYPE_HEADER: reply},
             json={"model": self._role, "messages": text, "max_tokens": MODEL.max_tokens},
         )
         try:
@@ -246,11 +246,11 @@ async def furnished(
         tills = []
         for role in ("target", "optimizer"):
             client = stack.enter_context(endpoint_for(MODEL))
-            paying = MeteredTransport(network, config=MODEL, budget=budget, endpoint=client, effects=store)
+            paying = MeteredTransport(network, config=MODEL, budget=budget, endpoint=client, responses=store)
             retrying = RetryTransport(paying, retries=MODEL.max_retries, endpoint=client)
             effects = ResponseCacheTransport(
                 retrying,
-                effects=store,
+                responses=store,
                 flights=await stack.enter_async_context(SingleFlight[Any]()),
                 run_id=plan.run_id,
                 role=role,
@@ -258,7 +258,7 @@ async def furnished(
             )
             tills.append(Till(role, effects))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
-        environment = SeenRollouts(plan.environment, budget=budget)
+        environment = BudgetedEnvironment(plan.environment, budget=budget)
         plan = replace(plan, environment=environment)
         yield wiring.Runtime(plan, store, target, optimizer, budget, Tracing(plan.run_id))
 
@@ -384,7 +384,7 @@ class Story:
         spend = await self._store.spend(self._plan.run_id)
         booked = sum((amount_of(s.usage) + amount_of(s.worst_case) for s in spend), Amount())
         bill = self._network.bill
-        assert lacking(self._budget, booked, Amount()) is None
+        assert find_exceeded_limit(self._budget, booked, Amount()) is None
         assert booked.calls >= bill.calls
         assert booked.tokens >= bill.tokens
         assert booked.billionths >= bill.billionths

@@ -1,4 +1,4 @@
-"""An event loop on which nothing is waited for: its clock jumps to the next timer."""
+"""An event loop whose clock jumps to the next timer, so that sleeps take no real time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import anyio
 
 T = TypeVar("T")
 
+WAKE_SECONDS = 5.0
+"""Real seconds to wait for another thread to wake a loop whose tasks all wait."""
+
 
 class _Jumps(selectors.SelectSelector):
     def __init__(self) -> None:
@@ -19,13 +22,16 @@ class _Jumps(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RuntimeError("all tasks wait for each other")
+            ready = super().select(WAKE_SECONDS)
+            if not ready:
+                raise RuntimeError("all tasks wait for each other")
+            return ready
         self.now += max(0.0, timeout)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Runs tasks and timers alone: no input, no threads. Its time starts at 0."""
+    """Runs tasks and timers. Its time starts at 0 and does not wait for sockets or threads."""
 
     def __init__(self) -> None:
         self._jumps = _Jumps()

@@ -1,4 +1,4 @@
-"""Bounded, ordered fan-out. No other module starts tasks."""
+"""Ordered fan-out, streams with several subscribers, and shared work. No other module starts tasks."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from reflact.errors import UsageError
 from reflact.jsonutil import is_short
 
 T = TypeVar("T")
-
+U = TypeVar("U")
+V = TypeVar("V")
+W = TypeVar("W")
 
 Subject = Callable[[T], Hashable | None]
-
-
-"""Says what an element is about, so that a newer one makes it old; None: it never gets old."""
+"""Returns the subject of an element; a newer element with the same subject replaces it. None: never."""
 
 
 class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
-    It belongs to the stream from when it is made: whatever comes from then on waits in its buffer, and once
-    that is full the stream waits. Leaving the iteration, or ``async with``, detaches it, which changes
-    nothing for the others. It ends with the stream, after all that had come before.
+    Its buffer collects all elements after its creation. When the buffer is full, the stream waits. Leaving the
+    iteration, or ``async with``, detaches the subscription and does not affect the others. The iteration ends
+    after the last element of the stream.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -63,27 +63,27 @@ class Subscription(Generic[T]):
         self.unsubscribe()
 
     def unsubscribe(self) -> None:
-        """Detach from the stream, and forget what was not taken."""
+        """Detach from the stream and discard the buffer."""
         self._waiting.clear()
         self.end()
 
     def end(self) -> None:
-        """Let the iteration end after what waits."""
+        """End the iteration after the buffered elements."""
         self.over = True
         self._element_added.set()
         self._element_taken.set()
 
     def has_room(self, element: T) -> bool:
-        """Return whether an element can be put in now."""
+        """Return whether the buffer has room for an element."""
         return self.over or len(self._waiting) < self._size or self._key(element) in self._waiting
 
     async def wait_for_room(self) -> None:
-        """Wait until something was taken, or the view is over."""
+        """Wait until an element was taken or the subscription has ended."""
         self._element_taken.clear()
         await self._element_taken.wait()
 
     def put(self, element: T) -> None:
-        """Add an element, in the place of what it makes old."""
+        """Add an element and remove an older one with the same subject."""
         if not self.over:
             key = self._key(element)
             self._waiting.pop(key, None)
@@ -95,7 +95,7 @@ class Subscription(Generic[T]):
 
     async def _iterate(self) -> AsyncGenerator[T, None]:
         if self._has_started:
-            raise RuntimeError("a stream, or a view of it, can be iterated once")
+            raise RuntimeError("a stream or subscription can be iterated once")
         self._has_started = True
         try:
             while self._waiting or not self.over:
@@ -111,11 +111,11 @@ class Subscription(Generic[T]):
 
 
 class Subscribers(Generic[T]):
-    """The views of one stream: each element goes to all of them at once, in one order.
+    """The subscriptions of one stream: all get the same elements in the same order.
 
     Args:
-        size: How many elements may wait in each.
-        subject: What makes elements old in a view that shows the latest alone.
+        size: The buffer size of each, in elements.
+        subject: Returns the subject of an element, for subscriptions to the latest elements only.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -125,46 +125,37 @@ class Subscribers(Generic[T]):
         self._turn = anyio.Lock(fast_acquire=True)
         self._over = False
 
-    def subscribe(self, *, latest: bool) -> Subscription[T]:
-        """Return another view, of all that is handed on from now."""
-        view = Subscription[T](self._size, self._subject if latest else None)
+    def subscribe(self, *, latest_only: bool = False) -> Subscription[T]:
+        """Return a new subscription to all elements from now on."""
+        subscription = Subscription[T](self._size, self._subject if latest_only else None)
         if self._over:
-            view.end()
-        self._subscribers.append(view)
-        return view
+            subscription.end()
+        self._subscribers.append(subscription)
+        return subscription
 
     async def publish(self, element: T) -> None:
-        """Give an element to all views, as soon as each has room."""
+        """Give an element to all subscriptions, as soon as each has room."""
         async with self._turn:
-            while full := [view for view in self._subscribers if not view.has_room(element)]:
+            while full := [s for s in self._subscribers if not s.has_room(element)]:
                 await full[0].wait_for_room()
-            self._subscribers = [view for view in self._subscribers if not view.over]
-            for view in self._subscribers:
-                view.put(element)
+            self._subscribers = [s for s in self._subscribers if not s.over]
+            for subscription in self._subscribers:
+                subscription.put(element)
 
     def close(self) -> None:
-        """End all views, those that are added later included."""
+        """End all subscriptions, including later ones."""
         self._over = True
-        for view in self._subscribers:
-            view.end()
-
-
-U = TypeVar("U")
-
-
-V = TypeVar("V")
-
-
-W = TypeVar("W")
+        for subscription in self._subscribers:
+            subscription.end()
 
 
 async def fan_out(
     call: Callable[[T], Awaitable[U]], inputs: Sequence[T], *, limit: int | None = None
 ) -> tuple[U, ...]:
-    """Apply an async function to all inputs at once and return the results in the order of the inputs.
+    """Apply an async function to all inputs and return the results in the order of the inputs.
 
-    At most ``limit`` run at a time (None: all). The first error cancels the others and is raised
-    as it is, not wrapped in a group.
+    At most ``limit`` calls run at a time (None: all). The first error cancels the other calls and is raised
+    without an exception group.
     """
     results: dict[int, U] = {}
     bounded = _limit_calls(call, limit)
@@ -185,16 +176,15 @@ async def fan_out_until(
     enough: Callable[[Sequence[U]], bool],
     limit: int | None = None,
 ) -> tuple[U, ...]:
-    """Fan out as ``fan_out`` does, up to the shortest finished prefix of the results that is enough.
+    """Fan out as ``fan_out`` does, and return the shortest prefix of the results that is enough.
 
-    ``enough`` is asked once for each prefix, from the first result on, in order of length. At the first
-    one for which it is true the rest is cancelled and exactly that prefix is returned, whatever had
-    finished beyond it. An error stands at its place in the order as well: it cancels what comes after it
-    and is raised, bare, once everything before it has finished without being enough. So the outcome
-    follows from what the calls give and from their order alone, never from timing.
+    ``enough`` is called once for each prefix, in order of length. At the first prefix for which it is true,
+    the remaining calls are cancelled and exactly that prefix is returned. An error cancels all later calls.
+    It is raised, without an exception group, if no prefix before it is enough. The outcome depends only on the
+    results and their order, not on timing.
     """
     prefix = _OrderedPrefix[U | _FailedCall]()
-    found: list[U] = []
+    results: list[U] = []
     over = False
     scopes = [anyio.CancelScope() for _ in inputs]
     bounded = _limit_calls(call, limit)
@@ -204,7 +194,7 @@ async def fan_out_until(
         with scopes[index]:
             try:
                 result: U | _FailedCall = await bounded(inputs[index])
-            except Exception as error:  # noqa: BLE001 - raised at its place in the order
+            except Exception as error:  # noqa: BLE001 - raised in order
                 result = _FailedCall(error)
                 for later in scopes[index + 1 :]:
                     later.cancel()
@@ -214,15 +204,15 @@ async def fan_out_until(
                 if isinstance(last, _FailedCall):
                     over = True
                     raise last.error
-                found.append(last)
-                over = enough(tuple(found))
+                results.append(last)
+                over = enough(tuple(results))
             if over:
                 tasks.cancel_scope.cancel()
 
     async with open_task_group() as tasks:
         for index in range(len(inputs)):
             tasks.start_soon(one, index)
-    return tuple(found)
+    return tuple(results)
 
 
 async def fan_out_then(
@@ -234,18 +224,18 @@ async def fan_out_then(
     limit: int | None = None,
     then_limit: int | None = None,
 ) -> tuple[tuple[tuple[U, ...], ...], tuple[tuple[W, ...], ...]]:
-    """Fan out over lanes of inputs, and start further work while earlier work is still under way.
+    """Fan out over lanes of inputs, and start further work on finished prefixes of each lane.
 
-    ``ready`` is asked once for each finished prefix of a lane, in order of length, with the lane's number;
-    ``then`` is called on whatever it returns, at once. Both kinds of work have limits of their own, over
-    all lanes. The first error of either cancels everything and is raised bare.
+    ``ready`` is called once for each finished prefix of a lane, in order of length, with the lane's index.
+    ``then`` is called at once on each value that it returns. ``limit`` and ``then_limit`` count calls of all
+    lanes. The first error of either cancels everything and is raised without an exception group.
 
     Returns:
-        The results of each lane, in the order of its inputs, and those of the further work of each lane,
-        in the order in which ``ready`` gave it: neither depends on timing.
+        The results of each lane in the order of its inputs, and the results of further work of each lane in
+        the order of ``ready``. Neither depends on timing.
     """
     prefixes = [_OrderedPrefix[U]() for _ in lanes]
-    found: list[list[U]] = [[] for _ in lanes]
+    results: list[list[U]] = [[] for _ in lanes]
     further: list[dict[int, W]] = [{} for _ in lanes]
     started = [0 for _ in lanes]
     first, second = _limit_calls(call, limit), _limit_calls(then, then_limit)
@@ -256,8 +246,8 @@ async def fan_out_then(
     async def one(lane: int, index: int) -> None:
         result = await first(lanes[lane][index])
         for last in prefixes[lane].grow(index, result):
-            found[lane].append(last)
-            for value in ready(lane, tuple(found[lane])):
+            results[lane].append(last)
+            for value in ready(lane, tuple(results[lane])):
                 tasks.start_soon(follow, lane, started[lane], value)
                 started[lane] += 1
 
@@ -266,8 +256,8 @@ async def fan_out_then(
             for index in range(len(inputs)):
                 tasks.start_soon(one, lane, index)
     return (
-        tuple(tuple(results) for results in found),
-        tuple(tuple(results[n] for n in range(len(results))) for results in further),
+        tuple(tuple(lane) for lane in results),
+        tuple(tuple(lane[n] for n in range(len(lane))) for lane in further),
     )
 
 
@@ -277,9 +267,9 @@ async def run_beside(
     *,
     wait: bool = False,
 ) -> T:
-    """Do a piece of work with another beside it, which is then cancelled, or waited for.
+    """Return the result of ``work`` while ``background`` runs; then cancel ``background``, or wait for it.
 
-    An error of either cancels the other and is raised bare.
+    An error of either cancels the other and is raised without an exception group.
     """
     async with open_task_group() as tasks:
         tasks.start_soon(background)
@@ -290,7 +280,7 @@ async def run_beside(
 
 
 async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
-    """Do a piece of work to its end although its caller is cancelled, if that takes no more than so long."""
+    """Do work; if the caller is cancelled, let it continue for at most ``seconds``."""
     results: list[T] = []
     shield, done = anyio.CancelScope(shield=True), anyio.Event()
 
@@ -322,15 +312,15 @@ def _limit_calls(call: Callable[[T], Awaitable[U]], limit: int | None) -> Callab
 
 
 class _OrderedPrefix(Generic[T]):
-    """Results as they come, handed on in the order of their places."""
+    """Collects results in any order and yields them in the order of their indices."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, T] = {}
         self._length = 0
 
-    def grow(self, place: int, result: T) -> Iterator[T]:
-        """Take a result and give those by which the finished prefix grows."""
-        self._waiting[place] = result
+    def grow(self, index: int, result: T) -> Iterator[T]:
+        """Add a result and yield the results that extend the finished prefix."""
+        self._waiting[index] = result
         while self._length in self._waiting:
             self._length += 1
             yield self._waiting.pop(self._length - 1)
@@ -342,7 +332,7 @@ class _FailedCall(NamedTuple):
 
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[TaskGroup]:
-    """A task group whose error is raised bare: the only one, or the first of several."""
+    """Open a task group that raises its first error without an exception group."""
     first: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
@@ -360,10 +350,10 @@ def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @asynccontextmanager
 async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[Callable[[T], None]]:
-    """Give a function that takes elements without waiting; they are delivered beside the block, in order.
+    """Yield a function that queues elements without waiting; a task delivers them in order.
 
-    None is dropped: the end of the block waits until all are delivered. An error of ``deliver`` cancels the
-    block and is raised bare.
+    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block and is raised
+    without an exception group.
     """
     send, receive = anyio.create_memory_object_stream[T](math.inf)
 
@@ -394,20 +384,19 @@ def require_asyncio() -> None:
 
 
 class Stream(Generic[T]):
-    """An iterator over what one task produces, with back-pressure and nothing dropped.
+    """An iterator over the elements of one producer task, with back-pressure and without loss.
 
-    The task starts with the first step of the iteration. Leaving ``async with`` cancels it and waits for
-    it; after a bare ``break`` the event loop does so when it finalises the iterator. An error of the
-    producer is raised once everything produced before it was taken. It can be iterated once.
+    The task starts with the first step of the iteration. Leaving ``async with`` cancels it and waits for it.
+    After a bare ``break`` the event loop does so when it finalises the iterator. An error of the producer is
+    raised after its last element was taken. A stream can be iterated once.
 
-    ``also`` and ``latest`` let others see the same elements. They start nothing and end nothing: the task
-    waits for the slowest of all, goes on without those that left, and is cancelled when the stream itself
-    is left, at which they end.
+    ``subscribe`` adds further consumers of the same elements. The producer waits for the slowest consumer and
+    continues without those that left. Leaving the stream itself cancels the producer and ends them all.
 
     Args:
-        produce: Called with the function that hands an element over; runs in a task of its own.
-        buffer: Elements that may wait to be taken, in each view.
-        subject: Says what an element is about, for ``latest``.
+        produce: Runs in a task of its own; its argument emits an element.
+        buffer: The buffer size of each consumer, in elements.
+        subject: Returns the subject of an element, for ``subscribe(latest_only=True)``.
     """
 
     def __init__(
@@ -430,25 +419,21 @@ class Stream(Generic[T]):
     async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
-    def also(self) -> Subscription[T]:
-        """Return another iterator over all elements that come from now on; it takes part at once.
+    def subscribe(self, *, latest_only: bool = False) -> Subscription[T]:
+        """Return another iterator over all elements from now on.
 
-        Nothing comes before the stream's own iteration begins, so whoever reads a view first waits for
-        another task to begin it.
+        No element comes before another task begins the stream's own iteration.
+
+        Args:
+            latest_only: For slow consumers: of buffered elements with one subject keep only the newest.
+                Elements without a subject are all kept, in order.
         """
-        return self._subscribers.subscribe(latest=False)
-
-    def latest(self) -> Subscription[T]:
-        """Return one for slow consumers: of waiting elements with one subject it keeps the newest alone.
-
-        Elements without a subject are all kept, in their order.
-        """
-        return self._subscribers.subscribe(latest=True)
+        return self._subscribers.subscribe(latest_only=latest_only)
 
     async def aclose(self) -> None:
         """Cancel the producer if it still runs, and wait until it has cleaned up.
 
-        It is cancelled once, however often this is called: a second time would cut its clean-up short.
+        Further calls do not cancel again, because that would interrupt its clean-up.
         """
         self._subscribers.close()
         if self._task is not None and not self._task.done():
@@ -464,7 +449,7 @@ class Stream(Generic[T]):
         if self._task is not None:
             raise RuntimeError("a stream can be iterated once")
         try:
-            async with self._subscribers.subscribe(latest=False) as own:
+            async with self._subscribers.subscribe() as own:
                 self._task = asyncio.create_task(self._run())
                 async for element in own:
                     yield element
@@ -480,10 +465,10 @@ class Stream(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Joins equal work in flight: callers with the same key share one task and its outcome.
+    """Joins equal work: concurrent callers with the same key share one task and its outcome.
 
-    The task is cancelled only when its last waiter leaves. Use it as an async context manager; leaving
-    it cancels what still runs.
+    The task is cancelled when its last waiter leaves. Use it as an async context manager; leaving it cancels
+    all running work.
     """
 
     def __init__(self) -> None:
@@ -499,7 +484,7 @@ class SingleFlight(Generic[T]):
         await self._tasks.__aexit__(None, None, None)
 
     async def join(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the outcome of the work under way for a key, starting it if there is none."""
+        """Return the outcome of the running work for a key; start it if there is none."""
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight()
@@ -518,7 +503,7 @@ class SingleFlight(Generic[T]):
         with flight.scope:
             try:
                 flight.results.append(await work())
-            except Exception as error:  # noqa: BLE001 - handed to every waiter as it is
+            except Exception as error:  # noqa: BLE001 - raised to every waiter
                 flight.error = error
             finally:
                 if self._flights.get(key) is flight:
@@ -538,32 +523,29 @@ class _Flight(Generic[T]):
         if self.error is not None:
             raise self.error
         if not self.results:
-            raise RuntimeError("closed while work was under way and awaited")
+            raise RuntimeError("closed before the awaited work was finished")
         return self.results[0]
 
 
 INLINE_LIMIT = 2_000
+"""Up to this many characters and values, starting a thread would take longer than the work."""
+
+_THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 
-"""Characters and values in what is looked at, up to which the way to a thread takes longer than the work."""
+async def run_in_thread(work: Callable[[], T], *inputs: JsonValue) -> T:
+    """Call a pure function on a worker thread, or in place if its inputs are short; return its result.
 
-
-_THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_aside")
-
-
-async def run_in_thread(work: Callable[[], T], *seen: JsonValue) -> T:
-    """Return what a function returns that touches nothing but what it was given.
-
-    A caller that is cancelled leaves at once; the function goes on to its end, for nothing.
+    A cancelled caller leaves at once. The function then finishes without effect.
 
     Args:
         work: The function.
-        seen: What it looks at; where that is short the function is called in place.
+        inputs: The values that the function reads; used only to estimate its duration.
     """
-    if is_short(seen, INLINE_LIMIT):
+    if is_short(inputs, INLINE_LIMIT):
         return work()
-    turn = _THREAD_LIMITER.get(None)
-    if turn is None:
-        turn = CapacityLimiter(1)
-        _THREAD_LIMITER.set(turn)
-    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=turn)
+    limiter = _THREAD_LIMITER.get(None)
+    if limiter is None:
+        limiter = CapacityLimiter(1)
+        _THREAD_LIMITER.set(limiter)
+    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)

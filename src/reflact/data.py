@@ -1,8 +1,8 @@
 """Data sets: reading, splitting and checking them, and the plan of an epoch.
 
-A data set is a folder or a file. A folder holds ``train``, ``val`` and ``test``, each as a file ``.json``
-or ``.jsonl`` or as a folder with exactly one such file. One file by itself is split by a ratio. A ``.json``
-file is a list of items, a ``.jsonl`` file has one item a line; items have the fields of ``Item``.
+A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a ``.json`` or
+``.jsonl`` file, or as a folder with exactly one such file. A single file is split by a ratio. A ``.json`` file
+is a list of items, a ``.jsonl`` file has one item a line. Items have the fields of ``Item``.
 
 All randomness derives from a seed and a label, and is the same in every Python version.
 """
@@ -27,14 +27,14 @@ from reflact.types import FrozenModel, Item, Split, digest_json
 T = TypeVar("T")
 
 Batch = tuple[str, ...]
-"""The ids of the items that are rolled out together."""
+"""The ids of the items of a batch."""
 
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     Split.train: ("train",),
     Split.val: ("val", "valid_seen", "selection"),
     Split.test: ("test", "valid_unseen"),
 }
-"""What each split may be called; the first is its name."""
+"""The names of each split; the first one is its own, the others are aliases."""
 
 _SUFFIXES = (".json", ".jsonl")
 
@@ -57,7 +57,7 @@ class DataSet(FrozenModel):
 
 
 def parse_split(name: str) -> Split:
-    """Return the split that a name or an alias stands for.
+    """Return the split with a name or an alias.
 
     Raises:
         DataError: There is no such split; lists the names.
@@ -70,15 +70,15 @@ def parse_split(name: str) -> Split:
 
 
 def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
-    """Read a data set; whether it is fit for a run is for ``check`` to say.
+    """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
-    A single file is split by ``ratio``, rounded by largest remainders. Each ``task_type`` is spread over
-    the splits in the same proportion, give or take an item or two; which items go where depends on the
-    items and the seed, not on the order of the rows. Within a split items stay in the file's order.
+    A single file is split by ``ratio``, rounded by largest remainders. Each ``task_type`` is spread over the
+    splits in the same proportion, within one or two items. The assignment depends on the items and the seed,
+    not on the order of the rows. Within a split, items keep the file's order.
 
     Args:
         path: The folder or file.
-        ratio: train:val:test for a single file, such as ``2:1:7``; not used for a folder.
+        ratio: train:val:test for a single file, such as ``2:1:7``; ignored for a folder.
         split_seed: Seed of the split of a single file.
 
     Raises:
@@ -99,26 +99,26 @@ def load_dataset(path: Path, ratio: str, split_seed: int) -> DataSet:
 
 
 def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
-    """Refuse a data set that would make a run meaningless.
+    """Check that a data set is fit for a run.
 
     Args:
-        dataset: What was loaded.
-        train_size: How many train items there should be; None: any number.
+        dataset: The data set.
+        train_size: Expected number of train items; None: any number.
 
     Raises:
-        DataError: An empty split, an id used twice, the same input in two splits, or another train size.
+        DataError: A split is empty, an id is repeated, two splits have the same input, or the train size differs.
     """
     for split in Split:
         if not dataset.items(split):
             sizes = ", ".join(f"{s.value} {len(dataset.items(s))}" for s in Split)
             raise DataError(f"the {split.value} split is empty ({sizes}): add items or change data.ratio")
-    placed = [(split, item) for split in Split for item in dataset.items(split)]
-    item_id, times = Counter(item.id for _, item in placed).most_common(1)[0]
+    split_items = [(split, item) for split in Split for item in dataset.items(split)]
+    item_id, times = Counter(item.id for _, item in split_items).most_common(1)[0]
     if times > 1:
-        where = ", ".join(dict.fromkeys(split.value for split, item in placed if item.id == item_id))
+        where = ", ".join(dict.fromkeys(split.value for split, item in split_items if item.id == item_id))
         raise DataError(f"the item id {item_id!r} is used {times} times (in {where}): ids must be unique")
     first: dict[str, tuple[Split, Item]] = {}
-    for split, item in placed:
+    for split, item in split_items:
         other_split, other = first.setdefault(digest_json(item.input), (split, item))
         if other_split is not split:
             raise DataError(
@@ -136,9 +136,9 @@ def check_dataset(dataset: DataSet, train_size: int | None = None) -> None:
 
 
 def make_rng(seed: int, label: str) -> random.Random:
-    """Return the generator of a seed and a label; labels draw independently of each other.
+    """Return the generator of a seed and a label; different labels are independent.
 
-    Only its ``random()`` is promised by Python to give the same numbers in every version.
+    Use only its ``random()``, which gives the same numbers in every Python version.
     """
     text = f"{seed}/{label}".encode("utf-8", "surrogatepass")
     return random.Random(int.from_bytes(hashlib.sha256(text).digest()))  # noqa: S311 - plans, not secrets
@@ -155,7 +155,7 @@ def shuffle(values: Iterable[T], seed: int, label: str) -> tuple[T, ...]:
 
 
 def count_steps_per_epoch(n_train: int, batch_size: int, accumulation: int = 1) -> int:
-    """Return how many steps deal all train items: ``ceil(n_train / (batch_size * accumulation))``."""
+    """Return the number of steps of an epoch: ``ceil(n_train / (batch_size * accumulation))``."""
     if n_train < 1 or batch_size < 1 or accumulation < 1:
         raise ValueError("an epoch needs items, a batch size and an accumulation of at least 1")
     return -(-n_train // (batch_size * accumulation))
@@ -166,22 +166,22 @@ def plan_epoch(
 ) -> tuple[tuple[Batch, ...], ...]:
     """Return the steps of an epoch, each a tuple of ``accumulation`` batches of ids.
 
-    The ids are shuffled with seed ``seed + 1000 * epoch`` and dealt in order: each is dealt once, and all
-    batches but the last are full. Batches that this leaves empty in the last step are each dealt from a
-    fresh shuffle. The plan depends on which ids there are, not on the order they come in.
+    The ids are shuffled with seed ``seed + 1000 * epoch`` and dealt in order. Each is dealt once, and all
+    batches except the last are full. Further batches of the last step are each dealt from a new shuffle. The
+    plan does not depend on the order of ``ids``.
 
     Raises:
-        ValueError: There are no ids or equal ones, or a size is not positive.
+        ValueError: There are no ids, ids are repeated, or a size is not positive.
     """
-    known = sorted(ids)
-    if len(set(known)) != len(known):
+    sorted_ids = sorted(ids)
+    if len(set(sorted_ids)) != len(sorted_ids):
         raise ValueError("a plan needs distinct ids")
-    steps = count_steps_per_epoch(len(known), batch_size, accumulation)
+    steps = count_steps_per_epoch(len(sorted_ids), batch_size, accumulation)
     epoch_seed = seed + 1000 * epoch
-    order = shuffle(known, epoch_seed, "epoch")
+    order = shuffle(sorted_ids, epoch_seed, "epoch")
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     while len(batches) < steps * accumulation:
-        refill = shuffle(known, epoch_seed, f"refill/{len(batches)}")
+        refill = shuffle(sorted_ids, epoch_seed, f"refill/{len(batches)}")
         batches.append(refill[:batch_size])
     return tuple(tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps))
 
@@ -191,20 +191,20 @@ def plan_epoch(
 
 def _find_split(folder: Path, split: Split) -> Path:
     names = SPLIT_NAMES[split]
-    found = [folder / name for name in names if (folder / name).is_dir()]
-    found += [p for name in names for end in _SUFFIXES if (p := folder / f"{name}{end}").is_file()]
-    if not found:
+    paths = [folder / name for name in names if (folder / name).is_dir()]
+    paths += [p for name in names for end in _SUFFIXES if (p := folder / f"{name}{end}").is_file()]
+    if not paths:
         wanted = " or ".join(f"{name}, {name}.json, {name}.jsonl" for name in names)
         raise DataError(f"{folder} has no {split.value} split: looked for {wanted}")
-    if len(found) > 1:
-        listed = ", ".join(path.name for path in found)
+    if len(paths) > 1:
+        listed = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has more than one {split.value} split: {listed}; keep one")
-    if found[0].is_file():
-        return found[0]
-    files = sorted(path for path in found[0].iterdir() if path.suffix in _SUFFIXES and path.is_file())
+    if paths[0].is_file():
+        return paths[0]
+    files = sorted(path for path in paths[0].iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if len(files) != 1:
         listed = ", ".join(path.name for path in files) or "none"
-        raise DataError(f"{found[0]} must hold exactly one .json or .jsonl file; it holds {listed}")
+        raise DataError(f"{paths[0]} must contain exactly one .json or .jsonl file; it contains {listed}")
     return files[0]
 
 
@@ -232,7 +232,7 @@ def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
-        raise DataError(f"{where} is not JSON that can be read: it is nested too deeply") from None
+        raise DataError(f"{where} is not readable JSON: it is nested too deeply") from None
     except ValueError as error:
         raise DataError(f"{where} is not valid JSON: {error}") from None
 
@@ -244,11 +244,11 @@ def _refuse_constant(name: str) -> NoReturn:
 def _parse_item(row: Any, where: str) -> Item:
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object with id and input, found {_type_name(row)}")
-    known = list(Item.model_fields)
+    fields = list(Item.model_fields)
     for name in row:
-        if name not in known:
-            hint = _nearest(name, known)
-            raise DataError(f"{where}: unknown field {name!r}{hint}; the fields are {', '.join(known)}")
+        if name not in fields:
+            hint = _nearest(name, fields)
+            raise DataError(f"{where}: unknown field {name!r}{hint}; the fields are {', '.join(fields)}")
     if _has_lone_surrogate(row):
         raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text")
     try:
@@ -293,16 +293,16 @@ def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dic
     for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
         groups.setdefault(items[n].task_type or "", []).append(n)
     order = [n for name in sorted(groups) for n in shuffle(groups[name], seed, f"split/{name}")]
-    place = dict(zip(order, _deal_splits(len(items), shares), strict=True))
-    return {split: tuple(item for n, item in enumerate(items) if place[n] is split) for split in Split}
+    split_of = dict(zip(order, _deal_splits(len(items), shares), strict=True))
+    return {split: tuple(item for n, item in enumerate(items) if split_of[n] is split) for split in Split}
 
 
 def _deal_splits(n: int, shares: Sequence[int]) -> Iterator[Split]:
-    """Yield n splits in the proportion of the shares, each spread evenly over the whole sequence."""
+    """Return n splits in the proportion of the shares, each spread evenly over the sequence."""
     exact = [Fraction(n * share, sum(shares)) for share in shares]
     sizes = [int(size) for size in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda k: (sizes[k] - exact[k], k))
     for k in by_remainder[: n - sum(sizes)]:
         sizes[k] += 1
-    places = [(Fraction(2 * j + 1, 2 * size), k) for k, size in enumerate(sizes) for j in range(size)]
-    return (list(Split)[k] for _, k in sorted(places))
+    positions = [(Fraction(2 * j + 1, 2 * size), k) for k, size in enumerate(sizes) for j in range(size)]
+    return (list(Split)[k] for _, k in sorted(positions))

@@ -1,31 +1,31 @@
-"""Everything that reflact raises, in one tree.
+"""All exceptions of reflact, in one tree.
 
 ::
 
     ReflactError
-    ├── UsageError               what the caller gave is wrong; nothing was sent or spent
+    ├── UsageError               the input is wrong; nothing was sent or spent
     │   ├── ConfigError          a key or a value of the configuration
     │   ├── DataError            a data file, a split, an item
-    │   ├── PromptError          a prompt file, its version, its holes
-    │   ├── SkillError           a skill document that cannot be read as one
-    │   └── RunConflict          the folder holds another run, or another process works in it
-    ├── ModelError               a model call gave nothing usable
-    │   ├── ReplyError           replies came, none passed validation
+    │   ├── PromptError          a prompt file, its version, its variables
+    │   ├── SkillError           a malformed skill document
+    │   └── RunConflict          the folder contains another run, or another process uses it
+    ├── ModelError               a model call gave no usable reply
+    │   ├── ReplyError           no reply passed validation
     │   ├── ContextOverflow      the request is larger than the model's context
     │   └── ProviderError        the provider refused, failed or could not be reached
     │       ├── AccessDenied     401 or 403: the key is missing, wrong or not allowed
-    │       ├── BadRequest       400, 404, 422: the endpoint will not serve this request, ever
+    │       ├── BadRequest       400, 404, 422: the endpoint will not serve this request
     │       │   └── UnknownModel the endpoint does not know the model
     │       └── ProviderDown     retries are used up: connection, time-out, 408, 409, 429, 5xx
-    ├── CassetteError            a recording is missing, malformed, or holds no answer
+    ├── CassetteError            a recording is missing, malformed, or has no response
     │   └── CassetteMiss         a request that was not recorded
-    ├── EnvironmentFailure       an environment broke; its items stay unmeasured
+    ├── EnvironmentFailure       an environment failed; its items stay unmeasured
     ├── StoreError               the database cannot be opened, read or written
-    ├── BudgetSpent              a limit of `budget` leaves no room for the next call
-    └── RunFailed                a run ended without completing, and why
-        └── Unmeasured           too few rollouts could be measured to decide on
+    ├── BudgetSpent              a limit of `budget` allows no further call
+    └── RunFailed                a run ended without completing
+        └── Unmeasured           too few rollouts could be measured for a decision
 
-Messages say what happened, where, and what to do. Nothing that was stored is lost when one is raised.
+Messages state what happened, where, and what to do. No exception loses stored results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReflactError(Exception):
 
 
 class UsageError(ReflactError):
-    """What the caller gave is wrong; raised before any call was made."""
+    """The caller's input is wrong; raised before any model call."""
 
 
 class ConfigError(UsageError):
@@ -50,33 +50,33 @@ class DataError(UsageError):
 
 
 class PromptError(UsageError):
-    """A prompt file is missing, malformed, or its holes do not match what it is given."""
+    """A prompt file is missing, malformed, or its variables do not match the values."""
 
 
 class SkillError(UsageError):
-    """A text cannot be read as a skill document."""
+    """A skill document is malformed."""
 
 
 class RunConflict(UsageError):
-    """The folder holds another run, or another process is working in it."""
+    """The folder contains another run, or another process uses it."""
 
 
 class ModelError(ReflactError):
-    """A model call gave nothing usable.
+    """A model call gave no usable reply.
 
     Attributes:
-        usage: What its attempts consumed that were answered; none of the answers was valid.
+        usage: The usage of its answered attempts, none of which was valid.
     """
 
     usage = Usage()
 
 
 class ReplyError(ModelError):
-    """Replies came, but none passed validation; the attempts are stored and paid for.
+    """No reply passed validation; the attempts are stored and paid for.
 
     Args:
-        message: What was wrong with the last reply.
-        reasons: Why each attempt was refused, first to last.
+        message: The problem of the last reply.
+        reasons: The problem of each attempt, first to last.
     """
 
     def __init__(self, message: str, *, reasons: tuple[str, ...] = ()) -> None:
@@ -93,7 +93,7 @@ class ProviderError(ModelError):
 
     Args:
         message: What happened, where, and what to do.
-        status: The HTTP status, or None where no response came.
+        status: The HTTP status; None without a response.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -106,11 +106,11 @@ class AccessDenied(ProviderError):
 
 
 class BadRequest(ProviderError):
-    """400, 404 or 422: the endpoint will never serve this request."""
+    """400, 404 or 422: the endpoint does not serve this request."""
 
 
 class UnknownModel(BadRequest):
-    """The endpoint does not know the model; it will serve none of this role's requests."""
+    """The endpoint does not know the model; it serves none of this role's requests."""
 
 
 class ProviderDown(ProviderError):
@@ -122,11 +122,11 @@ class CassetteError(ReflactError):
 
 
 class CassetteMiss(CassetteError):
-    """A request for which the recording holds no answer; the network is never asked instead.
+    """A request without a recorded response; no request is sent instead.
 
     Args:
-        message: Which request, and which recorded one is nearest to it.
-        difference: The lines of a diff from that one to the request; tracebacks show it too.
+        message: The request, and the nearest recorded one.
+        difference: The lines of a diff from the recorded request to this one; tracebacks show it too.
     """
 
     def __init__(self, message: str, *, difference: tuple[str, ...] = ()) -> None:
@@ -137,7 +137,7 @@ class CassetteMiss(CassetteError):
 
 
 class EnvironmentFailure(ReflactError):
-    """An environment broke while running or grading an item; the item stays unmeasured."""
+    """An environment failed to run or grade an item; the item stays unmeasured."""
 
 
 class StoreError(ReflactError):
@@ -145,16 +145,15 @@ class StoreError(ReflactError):
 
 
 class BudgetSpent(ReflactError):
-    """A limit of ``budget`` leaves no room for the next call, or a provider went beyond a cap.
+    """A limit of ``budget`` allows no further call, or a provider exceeded a cap.
 
-    Nothing is decided on what it left out: the open step commits nothing, and a start with a larger
-    budget goes on from there.
+    The open step commits nothing. A start with a larger budget resumes from there.
     """
 
 
 class RunFailed(ReflactError):
-    """A run ended without completing; everything that had finished is stored and the run can go on."""
+    """A run ended without completing; all finished work is stored and the run can be resumed."""
 
 
 class Unmeasured(RunFailed):
-    """Too few rollouts of a decision could be measured; it is tried once more before the run ends."""
+    """Too few rollouts of a decision could be measured; it is retried once before the run ends."""

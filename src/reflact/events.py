@@ -1,9 +1,8 @@
-"""The closed union of what can happen in a run.
+"""The events of a run, as a closed union.
 
-*Durable* events come in the plan's order, are stored once across all starts of a run and hold nothing
-that differs between two runs of the same plan: no spend, and of times only the one at which they happened,
-which is no part of what they say. *Live* events tell what is happening just now; siblings come in any order
-and nothing is stored.
+The store keeps each *durable* event once across all starts of a run, in the order of the plan. Two runs of the
+same plan have the same durable events, apart from their times; durable events therefore contain no spend.
+*Live* events report progress. They are not stored, and concurrent work reports in any order.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def _now() -> datetime:
 
 
 class _Event(FrozenModel):
-    """Base: which run, which step (0: before the first), and when.
+    """Base of all events: the run, the step (0 before the first step) and the time.
 
-    Two events are equal where they say the same, whenever they happened. ``subject_fields`` names the fields that tell
-    what a live event is the latest word on.
+    Two events with the same content are equal, whatever their times. ``subject_fields`` names the fields that
+    identify the subject of a live event.
     """
 
     durable: ClassVar[bool] = True
@@ -58,22 +57,22 @@ class _Event(FrozenModel):
 
     @property
     def canonical_content(self) -> str:
-        """What the event says, as JSON, without its time: the same bytes in every run of the same plan."""
+        """The event without its time, as JSON: the same bytes in every run of the same plan."""
         return self.model_dump_json(exclude={"at"})
 
     @property
     def id(self) -> str:
-        """Identity of what the event says, 16 hexadecimal digits: equal in every run of the same plan."""
+        """Digest of the content, 16 hexadecimal digits: equal in every run of the same plan."""
         return digest_json(self.model_dump(mode="json", exclude={"at"}))[:16]
 
     @property
     def subject(self) -> Hashable | None:
-        """What a live event is about; a newer one with the same subject makes it old. None: it stays true."""
+        """The subject of a live event, which a newer event with the same subject replaces; None if durable."""
         return None if self.durable else (type(self), *(getattr(self, name) for name in self.subject_fields))
 
 
 class RunStarted(_Event):
-    """The plan, before any call."""
+    """The sizes of the plan, before any call."""
 
     kind: Literal["run_started"] = "run_started"
     steps_per_epoch: int
@@ -83,10 +82,10 @@ class RunStarted(_Event):
 
 
 class GatePowerEstimated(_Event):
-    """What the validation split can resolve and what a decision may cost, in words and numbers.
+    """The gate's statistical power on the validation split, and the cost of a decision.
 
-    ``effect`` is the smallest improvement, in 0..1, that the gate detects with 80% power; None where the
-    policy makes no such promise. ``rollouts`` is the most that one decision may take.
+    ``effect`` is the smallest improvement, in 0..1, that the gate detects with 80% power; None if the policy
+    guarantees none. ``rollouts`` is the largest number of rollouts for one decision.
     """
 
     kind: Literal["outlook"] = "outlook"
@@ -129,14 +128,14 @@ class AnalystReported(_Event):
 
 
 class FallbackUsed(_Event):
-    """A model's decision could not be had; what was done instead."""
+    """A model call gave no valid decision; names the replacement."""
 
     kind: Literal["fallback_taken"] = "fallback_taken"
     fallback: Fallback
 
 
 class EditsApplied(_Event):
-    """The step's edits and what became of each."""
+    """The step's edits with the result of each."""
 
     kind: Literal["edits_applied"] = "edits_applied"
     pool_size: int
@@ -145,9 +144,9 @@ class EditsApplied(_Event):
 
 
 class TrialRequested(_Event):
-    """Live: the gate asks for rollouts: ``n`` items of a trial on both sides, for a decision of ``part``.
+    """Live: for a decision of ``part``, the gate requests rollouts of ``n`` items in a trial on both sides.
 
-    The looks of a decision that could not be measured and is taken again are no part of the history.
+    Requests for a decision that is retried later are not part of the history.
     """
 
     durable: ClassVar[bool] = False
@@ -176,7 +175,7 @@ class StepCommitted(_Event):
 
 
 class EpochCommitted(_Event):
-    """An epoch's end is in the store: the slow update, the optimizer's memory, the skill afterwards."""
+    """The end of an epoch is in the store: slow update, meta skill and the skill afterwards."""
 
     kind: Literal["epoch_closed"] = "epoch_closed"
     epoch: int
@@ -211,7 +210,7 @@ class FinalScoreMeasured(_Event):
 
 
 class ImprovementMeasured(_Event):
-    """What a skill gained over the baseline, item by item."""
+    """The paired improvement of a skill over the baseline."""
 
     kind: Literal["improvement_measured"] = "improvement_measured"
     improvement: Improvement
@@ -246,7 +245,7 @@ class StageStarted(_Event):
 
 
 class StageFinished(_Event):
-    """Live: a stage of a step is over, after so many seconds."""
+    """Live: a stage of a step has finished after ``seconds``."""
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("stage",)
@@ -256,7 +255,7 @@ class StageFinished(_Event):
 
 
 class _ModelEvent(_Event):
-    """Base: which call; ``sample`` is its label, equal in all events of its attempts."""
+    """Base: role, purpose and id of a call; all attempts of a call have the same ``call_id``."""
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("role", "purpose")
@@ -266,10 +265,10 @@ class _ModelEvent(_Event):
 
 
 class ModelCallFinished(_ModelEvent):
-    """Live: a model call is over, all its attempts included.
+    """Live: a model call has finished, with all its attempts.
 
-    ``outcome`` is ``reply`` where a validated reply came of it. ``usage`` counts what came from the store
-    as well; ``stored`` says that nothing was sent.
+    ``outcome`` is ``reply`` if the call gave a validated reply. ``usage`` includes stored responses.
+    ``from_store`` is true if nothing was sent.
     """
 
     kind: Literal["model_called"] = "model_called"
@@ -281,9 +280,9 @@ class ModelCallFinished(_ModelEvent):
 
 
 class DraftUpdated(_ModelEvent):
-    """Live: what an attempt has written so far, as JSON that grows and never takes anything back.
+    """Live: the partial reply of an attempt, as JSON that only grows.
 
-    It is not validated: the reply of the call is what counts. ``attempt`` is the attempt's number, from 1.
+    The draft is not validated; only the reply of the call counts. ``attempt`` is a number from 1.
     """
 
     kind: Literal["drafted"] = "drafted"
@@ -292,7 +291,7 @@ class DraftUpdated(_ModelEvent):
 
 
 class DraftDiscarded(_ModelEvent):
-    """Live: what was drafted so far counts for nothing; another attempt begins, or the call has failed."""
+    """Live: discard the draft; another attempt begins, or the call has failed."""
 
     kind: Literal["draft_reset"] = "draft_reset"
     attempt: int
@@ -300,7 +299,7 @@ class DraftDiscarded(_ModelEvent):
 
 
 class BudgetUpdated(_Event):
-    """Live: what all starts of the run have taken, reservations apart, beside the limits."""
+    """Live: the consumption of all starts of the run, without reservations, and the limits."""
 
     durable: ClassVar[bool] = False
     kind: Literal["budget_moved"] = "budget_moved"
@@ -313,10 +312,10 @@ class BudgetUpdated(_Event):
 
 
 class RateLimited(_Event):
-    """Live: an endpoint said that it is asked too much; nothing is sent there for so many seconds.
+    """Live: an endpoint limits its rate; the client sends nothing there for ``seconds``.
 
-    Without a ``status`` it could not be reached, and a call tries again after these seconds. ``rate`` is
-    the calls a second at which it goes on, None where no rate was found.
+    If ``status`` is None, the endpoint was unreachable and a call retries after these seconds. ``rate`` is
+    the resulting limit in calls per second; None if none was found.
     """
 
     durable: ClassVar[bool] = False
@@ -329,7 +328,7 @@ class RateLimited(_Event):
 
 
 class StepRetried(_Event):
-    """Live: too little of a step could be measured, so it is tried again."""
+    """Live: too few rollouts of a step could be measured, so the step is retried."""
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("step", "reason")
@@ -338,7 +337,7 @@ class StepRetried(_Event):
 
 
 class WarningIssued(_Event):
-    """Live: something worth knowing that changes nothing."""
+    """Live: a warning that does not affect the result."""
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("message",)
@@ -387,4 +386,4 @@ Event = Annotated[
 ]
 
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
-"""Reads an event from JSON: ``EVENT.validate_json(text)``."""
+"""Reads an event from JSON: ``EVENT_ADAPTER.validate_json(text)``."""

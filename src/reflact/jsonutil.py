@@ -1,7 +1,7 @@
-"""JSON values, which may be long: how much they hold, whether two are alike, how they are written in pieces.
+"""Long JSON values: their size, their equality, and writing them in chunks.
 
-A function of C keeps other threads waiting until it returns, that of an event loop too. So nothing here gives
-it a long value whole.
+A function of C blocks other threads until it returns, the event loop's thread too. So these functions never
+pass it a long value as a whole.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from reflact.types import canonical_json
 T = TypeVar("T")
 
 CHUNK_SIZE = 20_000
-"""Values and characters that are written in one go, about."""
+"""Approximate number of values and characters in a chunk."""
 
 
-def measure_size(value: JsonValue, most: int) -> int:
-    """Return how many values and characters a value holds together; beyond ``most`` it stops counting."""
-    held, waiting = 0, [value]
-    while waiting and held <= most:
-        one = waiting.pop()
-        held += 1
-        if isinstance(one, str):
-            held += len(one)
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, dict):
-            held += sum(map(len, one))
-            waiting.extend(one.values())
-    return held
+def measure_size(value: JsonValue, limit: int) -> int:
+    """Return the number of values and characters in a value; counting stops beyond ``limit``."""
+    size, waiting = 0, [value]
+    while waiting and size <= limit:
+        part = waiting.pop()
+        size += 1
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, list):
+            waiting.extend(part)
+        elif isinstance(part, dict):
+            size += sum(map(len, part))
+            waiting.extend(part.values())
+    return size
 
 
-def is_short(values: Iterable[JsonValue], most: int) -> bool:
-    """Whether values hold no more than so many values and characters together; looks no further."""
+def is_short(values: Iterable[JsonValue], limit: int) -> bool:
+    """Whether values have at most ``limit`` values and characters together; counting stops beyond it."""
     for value in values:
-        most -= measure_size(value, most)
-        if most < 0:
+        limit -= measure_size(value, limit)
+        if limit < 0:
             return False
     return True
 
 
 def is_same_json(one: JsonValue, other: JsonValue) -> bool:
-    """Whether two values have the same canonical JSON: 1, 1.0 and true are three."""
+    """Whether two values have the same canonical JSON; 1, 1.0 and true are different."""
     if one is other or (isinstance(one, str) and isinstance(other, str)):
         return one == other
     return one == other and all(
@@ -60,12 +60,12 @@ def iter_json_chunks(
     write: Callable[[JsonValue], str] = canonical_json,
     signs: tuple[str, str] = (",", ":"),
 ) -> Iterator[str]:
-    """Yield a value as JSON in pieces: the same text that ``write`` gives of it, fields sorted.
+    """Yield a value as JSON in chunks: together the text of ``write(value)``, with sorted fields.
 
     Args:
-        value: What is written.
-        write: Writes a short one, or a text.
-        signs: What it puts between two values, and between a name and its value.
+        value: The value.
+        write: Writes a short value, or a text.
+        signs: Its separators between two values, and between a name and its value.
     """
     if not isinstance(value, dict | list) or measure_size(value, CHUNK_SIZE) <= CHUNK_SIZE:
         yield write(value)
@@ -95,16 +95,16 @@ def _group_items(value: list[JsonValue]) -> Iterator[list[JsonValue]]:
     return _group(value, lambda item: measure_size(item, CHUNK_SIZE))
 
 
-def _group(many: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield groups of what follows each other, each as large as a piece may be, or of one."""
+def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield groups of consecutive values, each of at most ``CHUNK_SIZE``, or of one value."""
     group: list[T] = []
-    held = 0
-    for one in many:
-        more = size(one)
-        if group and held + more > CHUNK_SIZE:
+    total = 0
+    for value in values:
+        added = size(value)
+        if group and total + added > CHUNK_SIZE:
             yield group
-            group, held = [], 0
-        group.append(one)
-        held += more
+            group, total = [], 0
+        group.append(value)
+        total += added
     if group:
         yield group

@@ -1,4 +1,4 @@
-"""The values of model calls: what is asked, under which identity, what comes back and what it cost."""
+"""The values of model calls: prompts, call ids, replies, drafts, reservations and stored responses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from reflact.types import FrozenModel
 
 
 class ReplyModel(FrozenModel):
-    """Base of all types that a model is asked to fill in.
+    """Base of all reply types.
 
-    ``version`` is part of the key under which replies are stored: raise it whenever a field, a
-    description or a validation rule of the subclass changes its meaning.
+    ``version`` is part of the key under which replies are stored. Raise it whenever a field, a description or
+    a validation rule of the subclass changes its meaning.
     """
 
     version: ClassVar[int] = 1
@@ -38,7 +38,7 @@ class Message(FrozenModel):
 
 
 class RenderedPrompt(FrozenModel):
-    """A prompt ready to be sent, and the file version that it came from."""
+    """The messages of a prompt, with the name and version of its file."""
 
     name: str
     version: int
@@ -46,10 +46,10 @@ class RenderedPrompt(FrozenModel):
 
 
 class CallId(FrozenModel):
-    """The logical identity of a call: which place of the plan it fills, never when it was sent.
+    """The logical identity of a call: its position in the run's plan, independent of time.
 
-    Calls inside a rollout carry its key and their number in it instead of a step, so that rollouts
-    can be reused across steps.
+    A call inside a rollout has the rollout's key and its number instead of a step, so that steps can share
+    rollouts.
     """
 
     role: str = Field(pattern=r"^[a-z_]+$")
@@ -63,16 +63,16 @@ class CallId(FrozenModel):
 
     @property
     def label(self) -> str:
-        """The sample as one line of ASCII text: its step, or its rollout and number, then the rest."""
-        place = f"step={self.step}"
+        """The call id as one line of ASCII text."""
+        source = f"step={self.step}"
         if self.rollout is not None:
-            place = f"rollout={quote(self.rollout, safe='')}/{self.number}"
-        words = [self.role, self.purpose, place, f"part={quote(self.part, safe='')}"]
-        return "/".join([*words, f"trial={self.trial}", f"attempt={self.attempt}"])
+            source = f"rollout={quote(self.rollout, safe='')}/{self.number}"
+        parts = [self.role, self.purpose, source, f"part={quote(self.part, safe='')}"]
+        return "/".join([*parts, f"trial={self.trial}", f"attempt={self.attempt}"])
 
 
 class Reply(FrozenModel, Generic[R_co]):
-    """A validated reply, how many attempts it took and what they consumed."""
+    """A validated reply, with the number of attempts and their usage."""
 
     value: R_co
     attempts: int = 1
@@ -80,14 +80,14 @@ class Reply(FrozenModel, Generic[R_co]):
 
 
 class Draft(FrozenModel, Generic[R_co]):
-    """What is seen of a reply that is being written.
+    """The part of a streamed reply that has arrived.
 
     Args:
-        attempt: From 1. Within an attempt drafts only grow; another one begins with nothing, because the
-            reply was sent back or its answer broke off.
-        value: The reply so far, as JSON: texts as far as they are written, lists up to the last element that
-            has closed, each of the type asked for. Not validated otherwise.
-        reply: The validated reply, in the last draft alone, whose value it is.
+        attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an invalid reply
+            or a broken stream.
+        value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete element.
+            Only the types are validated.
+        reply: The validated reply, in the last draft only.
     """
 
     attempt: int
@@ -96,7 +96,7 @@ class Draft(FrozenModel, Generic[R_co]):
 
 
 class CallReservation(FrozenModel):
-    """A call about to be sent: booked at its worst case until its answer says what it consumed."""
+    """A call before its response: its worst-case usage stays reserved until the actual usage is known."""
 
     key: str
     run_id: str
@@ -109,9 +109,9 @@ class CallReservation(FrozenModel):
 
 
 class StoredResponse(FrozenModel):
-    """A provider's answer as it came: status, content type and the body's decoded chunks.
+    """A provider's response: status, content type, usage and the body's decoded chunks.
 
-    A body that was streamed keeps its chunks, one for each piece that arrived.
+    A streamed body has one chunk for each piece that arrived.
     """
 
     key: str

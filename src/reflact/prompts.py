@@ -1,8 +1,8 @@
-"""Prompt files: found, checked, rendered in one pass.
+"""Prompt files: finding, checking and rendering them.
 
-A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, holes, changelog), then the
-system part, a line ``<!-- user -->``, and the user part. Holes are written ``{{name}}``. What is put into
-them is never read again, so it may contain anything. A released version never changes.
+A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog), then the
+system part, a line ``<!-- user -->``, and the user part. Variables are written ``{{name}}``. They are replaced
+in one pass, so values may contain anything. A released version never changes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from reflact.types import FrozenModel
 VARIABLE = re.compile(r"\{\{([a-z_]+)\}\}")
 USER_PART = "<!-- user -->"
 OPENING_TAG = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
-"""An angle bracket or what looks like one, and the name after it."""
+"""An angle bracket or a similar character, and the name after it."""
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
-"""Categories of characters that take no place: controls, formats, accents of their own."""
+"""Unicode categories of invisible characters: controls, formats, combining accents."""
 OPTIONAL_VARIABLES = {"notes"}
-"""Holes that earlier versions of a prompt lack, and that one's own may lack: advice, not material."""
+"""Variables that a prompt may omit: advice, not material."""
 PROMPT_NAMES = (
     "lapse_failure",
     "lapse_success",
@@ -54,7 +54,6 @@ PROMPT_NAMES = (
     "contrast",
     "other_purpose",
     "judge",
-    "meta_judge",
 )
 
 
@@ -78,20 +77,20 @@ class Prompt(FrozenModel):
     checksum: str
 
     def render(self, values: Mapping[str, str]) -> RenderedPrompt:
-        """Fill the holes and return the messages; a prompt may do without ``notes``.
+        """Replace the variables and return the messages; a prompt may omit ``notes``.
 
         Raises:
-            PromptError: A hole has no value, or a value has no hole.
+            PromptError: A variable has no value, or a value has no variable.
         """
         wrong = set(values) ^ set(self.header.variables)
         wrong -= OPTIONAL_VARIABLES & set(values)
         if wrong:
             raise PromptError(
-                f"prompt {self.header.name} v{self.header.version}: holes do not match: {_join_names(wrong)}"
+                f"prompt {self.header.name} v{self.header.version}: variables do not match: {_join_names(wrong)}"
             )
 
         def fill(part: str) -> str:
-            return VARIABLE.sub(lambda hole: values[hole[1]], part)
+            return VARIABLE.sub(lambda match: values[match[1]], part)
 
         messages = [Message(role="system", content=fill(self.system).strip())]
         if self.user:
@@ -109,7 +108,7 @@ class PromptBook(FrozenModel):
         return self.prompts[name].render(values)
 
     def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
-        """Return name, version and checksum of the prompts that a run uses, for its identity."""
+        """Return version and checksum of the named prompts, for the identity of a run."""
         return {
             f"prompts.{n}": f"v{p.header.version} {p.checksum[:16]}"
             for n, p in sorted(self.prompts.items())
@@ -118,11 +117,10 @@ class PromptBook(FrozenModel):
 
 
 def fence(tag: str, text: str) -> str:
-    """Put text between tags that it cannot close: the tag is lengthened until the text does not hold it.
+    """Return text between tags that it cannot close: the tag is lengthened until the text does not contain it.
 
-    A text holds a tag where it has it letter by letter, and also where it has something that a model may
-    read as it: in capitals, with spaces, with characters that are not seen or with up to half of its letters
-    from other scripts.
+    A text also contains a tag if a model may read something as it: a tag in capitals, with spaces, with
+    invisible characters, or with up to half of its letters from other scripts.
     """
     opened = _tag_names(text)
     while any(_resembles(name, tag) for name in opened):
@@ -131,12 +129,12 @@ def fence(tag: str, text: str) -> str:
 
 
 def _tag_names(text: str) -> set[str]:
-    """Return what follows each angle bracket of a text, in small letters and without what is not seen."""
+    """Return the names after angle brackets of a text, in lower case and without invisible characters."""
     if "<" not in text and text.isascii():
         return set()
     plain = unicodedata.normalize("NFKD", text).casefold()
-    seen = "".join(c for c in plain if c.isspace() or unicodedata.category(c) not in INVISIBLE_CATEGORIES)
-    return set(OPENING_TAG.findall(seen))
+    visible = "".join(c for c in plain if c.isspace() or unicodedata.category(c) not in INVISIBLE_CATEGORIES)
+    return set(OPENING_TAG.findall(visible))
 
 
 def _resembles(name: str, tag: str) -> bool:
@@ -148,11 +146,11 @@ def _resembles(name: str, tag: str) -> bool:
 
 
 def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None = None) -> PromptBook:
-    """Load all prompts: pinned versions where given, the newest elsewhere.
+    """Load all prompts: pinned versions, and the newest version of the others.
 
     Args:
         versions: Version by prompt name.
-        folder: An own folder that is looked into first.
+        folder: A folder of own prompts, which come first.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
@@ -165,12 +163,12 @@ def load_prompts(versions: Mapping[str, int] | None = None, folder: Path | None 
         )
     if folder is not None and not folder.is_dir():
         raise PromptError(f"prompts.folder: {folder} is not a folder")
-    places = [p for p in (folder, find_data_folder("prompts")) if p is not None]
-    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), places) for name in PROMPT_NAMES})
+    folders = [p for p in (folder, find_data_folder("prompts")) if p is not None]
+    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), folders) for name in PROMPT_NAMES})
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
-    """Return the names of the prompts whose text can influence what a run learns."""
+    """Return the names of the prompts whose text can influence the result of a run."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
     draft = config.update.mode == "full_rewrite"
     analyst = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}[config.update.mode]
@@ -192,16 +190,16 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
 
 
 def find_data_folder(name: str) -> Path:
-    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``: in the wheel or the source tree.
+    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``, in the wheel or the source tree.
 
     Raises:
         PromptError: The installation lacks it.
     """
     packaged = Path(str(files("reflact"))) / "_data" / name
     source = Path(__file__).resolve().parents[2] / ("prompts" if name == "prompts" else f"fixtures/{name}")
-    for place in (packaged, source):
-        if place.is_dir():
-            return place
+    for folder in (packaged, source):
+        if folder.is_dir():
+            return folder
     raise PromptError(f"this installation of reflact lacks its folder {name!r}; install it again")
 
 
@@ -209,7 +207,7 @@ def read_prompt(path: Path) -> Prompt:
     """Read one prompt file.
 
     Raises:
-        PromptError: It cannot be read, its front matter is wrong, or holes and text do not match.
+        PromptError: It cannot be read, its front matter is wrong, or variables and text do not match.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -226,22 +224,22 @@ def read_prompt(path: Path) -> Prompt:
     used = set(VARIABLE.findall(parts[2]))
     if used != set(header.variables):
         raise PromptError(
-            f"{path}: holes in text and front matter differ: {_join_names(used ^ set(header.variables))}"
+            f"{path}: variables in text and front matter differ: {_join_names(used ^ set(header.variables))}"
         )
     if (header.name, f"v{header.version}") != (path.parent.name, path.stem):
-        raise PromptError(f"{path}: says it is {header.name} v{header.version}")
+        raise PromptError(f"{path}: its front matter is that of {header.name} v{header.version}")
     checksum = hashlib.sha256(text.encode("utf-8")).hexdigest()
     return Prompt(header=header, system=system.strip(), user=user.strip(), checksum=checksum)
 
 
-def _find_prompt(name: str, version: int | None, places: list[Path]) -> Prompt:
-    for place in places:
-        found = {int(p.stem[1:]): p for p in (place / name).glob("v*.md") if p.stem[1:].isdigit()}
-        chosen = version if version is not None else max(found, default=None)
-        if chosen in found:
-            return read_prompt(found[chosen])
+def _find_prompt(name: str, version: int | None, folders: list[Path]) -> Prompt:
+    for folder in folders:
+        paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
+        chosen = version if version is not None else max(paths, default=None)
+        if chosen in paths:
+            return read_prompt(paths[chosen])
     wanted = f"v{version}" if version is not None else "any version"
-    raise PromptError(f"prompt {name}: {wanted} is not to be found in {_join_names(str(p) for p in places)}")
+    raise PromptError(f"prompt {name}: {wanted} is not in {_join_names(str(p) for p in folders)}")
 
 
 def _join_names(names: Iterable[str]) -> str:

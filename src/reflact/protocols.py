@@ -1,6 +1,6 @@
-"""What the house needs from outside: small protocols, a few methods each.
+"""Protocols of the collaborators of a run: models, targets, environments, annotators and stores.
 
-Stages and the trainer know these and nothing else of models, targets, environments and storage.
+Stages and the trainer use models, targets, environments and storage only through these protocols.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from reflact.types import Grade, Item, Rollout, Skill, Split, Turn
 R = TypeVar("R", bound=ReplyModel)
 
 CommitRecord = StepRecord | EpochRecord | PromotionRecord
-"""What a run commits, each with the state after it."""
+"""The records that a run commits, each with the state after it."""
 
 EventCallback = Callable[[Event], Awaitable[None]]
-"""Is told of everything that happens; waits where whoever listens is slow."""
+"""Is called with every event; a slow callback delays the run."""
 
 Approver = Callable[[CandidateReview], Awaitable[bool | str]]
-"""Looks at a candidate that the gate would accept: True lets it pass; False, or a reason, is a veto."""
+"""Reviews a candidate that the gate would accept; True approves it, False or a reason is a veto."""
 
 
 class LLM(Protocol):
-    """The one door to a role's model."""
+    """The model of a role."""
 
     @property
     def identity(self) -> str:
@@ -62,23 +62,22 @@ class LLM(Protocol):
 
         Args:
             prompt: The messages.
-            reply_type: What is asked for; ``Text`` for plain text.
+            reply_type: The type of the reply; ``Text`` for plain text.
             call_id: The call's logical identity; part of the key under which the reply is stored.
-            check: Raises ValueError where a well-formed reply does not fit the data at hand; the
-                reply is then sent back with that reason. Must depend on nothing but the data that
-                the prompt was made from.
+            check: Raises ValueError if a well-formed reply does not fit the data; the reply is then sent
+                back with that reason. It must depend only on the prompt's data.
 
         Raises:
             ReplyError: No attempt gave a valid reply.
             ContextOverflow: The request is larger than the model's context.
             ProviderError: The endpoint refused, failed or could not be reached.
-            BudgetSpent: The run's budget has no room for a call.
+            BudgetSpent: A limit of the budget allows no further call.
         """
         ...
 
 
 class DraftingLLM(LLM, Protocol):
-    """A door that shows replies while they are written."""
+    """A model that can stream drafts of replies."""
 
     def draft(
         self,
@@ -90,15 +89,14 @@ class DraftingLLM(LLM, Protocol):
     ) -> Stream[Draft[R]]:
         """Ask as ``LLM.ask`` does, and iterate over drafts; the last one carries the reply.
 
-        Nothing is sent before the first step; leaving ``async with`` around it, or the loop, cancels the
-        call. Where nothing is streamed (the answer is stored, the endpoint does not stream, the reply is
-        plain text) the last draft is the only one.
+        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call. There is
+        only one draft if the reply is stored or plain text, or if the endpoint does not stream.
         """
         ...
 
 
 class Session(Protocol):
-    """A target at work on one item: holds the conversation."""
+    """A target's conversation about one item."""
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -106,7 +104,7 @@ class Session(Protocol):
         ...
 
     async def reply(self, message: str) -> str:
-        """Give the target a message (a question, an observation) and return its answer."""
+        """Send the target a message (a question, an observation) and return its answer."""
         ...
 
 
@@ -124,7 +122,7 @@ class Target(Protocol):
 
 
 class Environment(Protocol):
-    """Where tasks come from and how they are judged."""
+    """The source of tasks and their grading."""
 
     @property
     def identity(self) -> str:
@@ -136,58 +134,58 @@ class Environment(Protocol):
         ...
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and judge the result.
+        """Let the session work on an item and grade the result.
 
-        ``seed`` derives from the item and the trial. A model error is passed on as it is; any other
-        exception leaves the item unmeasured.
+        ``seed`` derives from the item and the trial. Do not catch a ``ModelError``. Any other exception leaves
+        the item unmeasured.
         """
         ...
 
 
 class Annotator(Protocol):
-    """Adds to what failure analysts are told of a trajectory."""
+    """Writes notes on failed trajectories for the failure analysts."""
 
     @property
     def identity(self) -> str:
-        """All that its notes depend on beside item and rollout; part of the run's identity."""
+        """The settings that its notes depend on; part of the run's identity."""
         ...
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
-        """Return notes on a failed rollout, each a line; a model error is passed on as it is."""
+        """Return notes on a failed rollout, each one line; do not catch a ``ModelError``."""
         ...
 
 
 @runtime_checkable
 class CriticBacked(Protocol):
-    """A grader, an environment or an annotator that may tell a critic's opinion; the summary says so then."""
+    """A grader, an environment or an annotator that may use a critic; the summary then names the critic."""
 
     @property
     def scored_by(self) -> CriticDescription | None:
-        """The critic, or None where scores come from elsewhere."""
+        """The critic; None if no critic is used."""
         ...
 
 
 class ResponseStore(Protocol):
-    """Model calls that were paid for, and those that are under way."""
+    """Stored responses, and reservations of the calls in flight."""
 
     async def find_response(self, key: str) -> StoredResponse | None:
-        """Return what was stored under a key, or None."""
+        """Return the response stored under a key, or None."""
         ...
 
     async def reserve(self, reservation: CallReservation) -> None:
-        """Book a call before it is sent; on disk when this returns."""
+        """Add an open call to the ledger before it is sent; on disk when this returns."""
         ...
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
-        """Store an answer and settle its intent in one transaction; on disk when this returns."""
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        """Store a response and settle its call in one transaction; on disk when this returns."""
         ...
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle an intent that has no answer to be stored."""
+        """Settle a call without a stored response."""
         ...
 
     async def release(self, reservation: CallReservation) -> None:
-        """Close an intent whose call is known to have given nothing that is charged."""
+        """Remove an open call that cost nothing."""
         ...
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
@@ -196,10 +194,10 @@ class ResponseStore(Protocol):
 
 
 class RolloutStore(Protocol):
-    """Rollouts that finished."""
+    """Finished rollouts."""
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
-        """Return those of the keys that are stored."""
+        """Return the stored rollouts among the keys."""
         ...
 
     async def store_rollout(self, rollout: Rollout) -> None:
@@ -208,40 +206,40 @@ class RolloutStore(Protocol):
 
 
 class DecisionLog(Protocol):
-    """Outcomes that decisions used but that are no effects, under (step, label), within one run."""
+    """Outcomes that decisions of one run used and that no response or rollout stores, by step and label."""
 
     async def get(self, step: int, label: str) -> JsonValue:
-        """Return what was noted, or None."""
+        """Return the logged outcome, or None."""
         ...
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
-        """Note an outcome before it is used; the first note under a label stands."""
+        """Log an outcome before it is used; the first one under a label is kept."""
         ...
 
 
 class RunStore(RolloutStore, ResponseStore, Protocol):
-    """One run's history in a store that other runs may share."""
+    """The histories of runs in one store."""
 
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
-        """Start or go on with a run: returns its last committed state, None for a new run.
+        """Start or resume a run; returns its last committed state, or None for a new run.
 
-        Intents that an earlier process left open become unsettled. Without ``goes_on`` the run is only
-        looked at or measured: how it ended and under which configuration stay as they are.
+        Open reservations of an earlier process become unsettled. Without ``resume`` the run is only read or
+        measured, and its end and its configuration stay as they are.
         """
         ...
 
     def decision_log(self, run_id: str) -> DecisionLog:
-        """Return the run's journal."""
+        """Return the run's decision log."""
         ...
 
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write what a step, an epoch's end or a promotion did, the state after it and its skills.
+        """Write a record, the state after it and its skills in one transaction.
 
-        One transaction. Without a record the state is the run's first.
+        Without a record, the state is the run's first.
         """
         ...
 
@@ -250,7 +248,7 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
         ...
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
-        """Return the records of all committed ends of epochs, in order."""
+        """Return the records of all committed epoch ends, in order."""
         ...
 
     async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
@@ -260,7 +258,7 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
     async def records_of_other_runs(
         self, environment: str, *, exclude: str
     ) -> Mapping[str, tuple[StepRecord, ...]]:
-        """Return the committed steps of other runs of an environment by run, the oldest run first.
+        """Return the committed steps of an environment's other runs, by run, the oldest run first.
 
         Args:
             environment: The environment's identity.
@@ -277,7 +275,7 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
         ...
 
     async def append_event(self, event: Event) -> bool:
-        """Store a durable event; False where this run already has it."""
+        """Store a durable event; returns False if this run already has it."""
         ...
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
@@ -286,17 +284,17 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
 
     @property
     def reuse(self) -> Reuse:
-        """What was found in the store since it was opened."""
+        """What this process reused from the store since opening it."""
         ...
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return what the run has paid for, by role and purpose, sorted; calls in flight as unsettled."""
+        """Return the run's spend by role and purpose, sorted; calls in flight count as unsettled."""
         ...
 
     async def add_seconds(
         self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
     ) -> float:
-        """Add active time, in all and by stage, and return the run's total, in seconds."""
+        """Add active seconds, in total and by stage, and return the run's total."""
         ...
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
@@ -304,18 +302,18 @@ class RunStore(RolloutStore, ResponseStore, Protocol):
         ...
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
-        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
+        """Return the number of failed attempts of each kind over all starts of the run, sorted."""
         ...
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
-        """Store how this start of the run ended, with its summary as JSON text."""
+        """Store the end of this start of the run, with its summary as JSON text."""
         ...
 
 
 @runtime_checkable
 class EventSink(Protocol):
-    """Something that events are handed to; must not block."""
+    """A receiver of events; must not block."""
 
     async def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Receive one event."""
         ...

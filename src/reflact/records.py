@@ -1,4 +1,4 @@
-"""What a run commits: its steps, the ends of its epochs, and the state after each of them."""
+"""The records that a run commits, its state after each commit, and its summary."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from reflact.types import (
 
 
 class SkillVersion(FrozenModel):
-    """A skill version: number 0 is the initial document; ``origin`` says which step made it.
+    """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    An ``inherited`` score is that of the version before: this text was never measured, and the score is
-    shown but decides nothing.
+    An ``inherited`` score belongs to the version before, because this text was not measured. It is shown and
+    never used for a decision.
     """
 
     number: int
@@ -41,7 +41,7 @@ class SkillVersion(FrozenModel):
 
 
 class StepBufferEntry(FrozenModel):
-    """What later steps of the same epoch are told of an earlier one."""
+    """What the prompts of later steps in the same epoch say about an earlier step."""
 
     step: int
     action: GateAction
@@ -54,15 +54,15 @@ class StepBufferEntry(FrozenModel):
 
 
 class StepRecord(FrozenModel):
-    """All that a committed step did. The same inputs give the same bytes; times and spend live elsewhere.
+    """The result of a committed step. The same inputs give the same bytes, so times and spend are elsewhere.
 
     Args:
-        made: The versions that the step made, in order: an accepted candidate, then the same or the old
+        created_versions: The new versions in order: an accepted candidate, then the same or the old
             document with new notes in its appendix.
-        notes: The appendix's notes after the step; None where the step left them alone.
+        notes: The notes of the appendix after the step; None if the step did not change them.
         current: The current version after the step.
         best: The best version after the step.
-        fallbacks: Decisions of a model that could not be had, beside those of merging and selection.
+        fallbacks: Model decisions that failed, other than those of merging and selection.
     """
 
     step: int
@@ -89,7 +89,7 @@ ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "sta
 
 
 class ItemComparison(FrozenModel):
-    """One train item under the previous epoch's last skill and the current one."""
+    """The scores of a train item under the last skill of the previous epoch and under the current skill."""
 
     item_id: str
     category: ComparisonCategory
@@ -98,9 +98,9 @@ class ItemComparison(FrozenModel):
 
 
 class SlowUpdate(FrozenModel):
-    """What the slow update did at an epoch's end.
+    """The result of the slow update at the end of an epoch.
 
-    ``guidance`` is None where none could be had; ``verdict`` is None where it was not gated.
+    ``guidance`` is None if the model gave none. ``verdict`` is None if the update was not gated.
     """
 
     action: Literal["reserved", "forced", "accepted", "kept", "refused"]
@@ -112,17 +112,17 @@ class SlowUpdate(FrozenModel):
 
 
 class EpochRecord(FrozenModel):
-    """What happened after an epoch's last step.
+    """The result of the end of an epoch.
 
     Args:
-        epoch: Which epoch ended, from 1.
+        epoch: The number of the epoch, from 1.
         step: Its last step.
-        last_hash: The skill as it stood at that step, before any slow update.
-        compared: The items that both skills worked on.
-        slow: The slow update; None where it is off.
-        meta: The optimizer's memory after the epoch; None where it stays as it was.
-        fallbacks: Decisions of a model that could not be had.
-        made: The version that the slow update made.
+        last_hash: Hash of the skill after that step, before any slow update.
+        comparisons: The items that were measured under both skills.
+        slow_update: The slow update; None if it is off.
+        meta_skill: The meta skill after the epoch; None if it did not change.
+        fallbacks: Model decisions that failed.
+        created_versions: The version that the slow update created.
         current: The current version afterwards.
         best: The best version afterwards.
     """
@@ -149,11 +149,11 @@ class PromotionRecord(FrozenModel):
 
 
 DecisionPoint = Literal["step", "slow update", "promotion"]
-"""The decisions that a step may have, its epoch's and its run's end included."""
+"""The gated decisions at a step: the step itself, the end of its epoch, and the end of the run."""
 
 
 class CandidateReview(FrozenModel):
-    """What an approver sees of a candidate that the gate would accept.
+    """A candidate that the gate would accept, as an approver sees it.
 
     ``diff`` is the unified diff from the current document.
     """
@@ -167,9 +167,9 @@ class CandidateReview(FrozenModel):
 
 
 class AlphaBudget(FrozenModel):
-    """An error probability and the gated decisions that share it: those up to ``until_step``.
+    """An error probability that all gated decisions up to ``until_step`` share.
 
-    A run has one; each extension of it opens another.
+    A run has one, and each extension of the run adds another.
     """
 
     alpha: float = Field(gt=0, lt=1)
@@ -178,19 +178,19 @@ class AlphaBudget(FrozenModel):
 
     @property
     def level(self) -> float:
-        """The share of one decision."""
+        """The error probability of one decision."""
         return self.alpha / self.decisions
 
 
 class OpenComparison(FrozenModel):
-    """A comparison that stayed inconclusive, so that a later one goes on with it.
+    """An inconclusive comparison, which a later one continues.
 
     Args:
         skill_hash: The candidate.
-        against: The skill it was compared with.
-        trials: The trials that it was given so far.
-        planned: The trials of the first comparison, which fixed the size of its bets.
-        level: The error probability of the first comparison, likewise.
+        against: The skill that it was compared with.
+        trials: The trials so far.
+        planned_trials: The trials of the first comparison, which fixed the size of its bets.
+        level: The error probability of the first comparison, for the same reason.
     """
 
     skill_hash: str
@@ -201,23 +201,23 @@ class OpenComparison(FrozenModel):
 
 
 class RunState(FrozenModel):
-    """Where a run stands after its last commit; all that the next step needs.
+    """The state of a run after its last commit: the input of the next step.
 
     Args:
         step: The last committed step.
         epoch: Its epoch.
-        commits: How many commits the run has had; the greater state is the later one.
+        commits: The number of commits so far.
         current: The current skill.
         best: The best measured skill.
-        latest_version: The highest version number given.
-        step_buffer: What the steps of the epoch left for later ones.
-        seen_hashes: Documents that the run holds or has rejected; undecided ones are not among them.
-        deterministic: Whether no repeat of a rollout ever disagreed.
-        alphas: The error probabilities that decisions so far were taken under, one for each extension.
-        undecided: Candidates that stayed inconclusive.
-        closed_epoch: The last epoch whose end was committed.
-        last_hash: The skill at that epoch's last step, before any slow update.
-        meta: The optimizer's memory.
+        latest_version: The highest version number so far.
+        step_buffer: The earlier steps of the epoch, for the prompts of later ones.
+        seen_hashes: Documents that the run accepted or rejected; inconclusive ones are not among them.
+        deterministic: Whether all repeated rollouts agreed so far.
+        alphas: The error budgets of the decisions so far, one for each extension.
+        open_comparisons: The inconclusive comparisons.
+        last_committed_epoch: The last epoch whose end was committed.
+        last_hash: Hash of the skill after that epoch's last step, before any slow update.
+        meta_skill: The meta skill.
     """
 
     step: int = 0
@@ -237,9 +237,9 @@ class RunState(FrozenModel):
 
 
 class Usage(FrozenModel):
-    """What calls consumed: tokens as the provider counted them; ``usd`` is None where no price is known.
+    """The consumption of calls: tokens as the provider counted them; ``usd`` is None if no price is known.
 
-    ``uncounted`` says in how many of the calls the provider counted nothing.
+    ``uncounted`` is the number of calls without a count from the provider.
     """
 
     calls: int = 0
@@ -264,9 +264,9 @@ class Usage(FrozenModel):
 class Spend(FrozenModel):
     """A run's usage for one role and purpose.
 
-    ``unsettled`` counts calls that were cut off in flight: by a crash, a cancellation, a time-out or a
-    broken connection. ``worst`` is the most that they may have cost, together with the tokens and the money
-    of the answers in which nothing was counted; budgets hold ``usage`` and ``worst`` against the run.
+    ``unsettled`` counts calls that a crash, a cancellation, a time-out or a broken connection cut off.
+    ``worst_case`` is the most that these calls and all uncounted answers may have cost. A budget counts
+    ``usage`` plus ``worst_case``.
     """
 
     role: str
@@ -286,12 +286,12 @@ class TaskTypeScore(FrozenModel):
 
 
 class SkillScore(FrozenModel):
-    """A score shown to people: mean, count and 95% interval of a skill on a split.
+    """The score of a skill on a split for reports: mean, count and 95% interval.
 
-    ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's for single trials with
-    scores of 0 and 1, a normal one of the items' means otherwise (see ``reflact.gate.intervals.interval_of``).
-    ``selected`` tells that a gate read the same trials, which biases the score upwards. ``buckets`` are the
-    task types, in alphabetical order; none where items have no type.
+    ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a single trial
+    with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
+    ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
+    the task types in alphabetical order; empty if items have no type.
     """
 
     name: str
@@ -324,7 +324,7 @@ class Improvement(FrozenModel):
 
 
 class ActionCount(FrozenModel):
-    """How many of a run's decisions came out one way."""
+    """The number of a run's decisions with one outcome."""
 
     action: GateAction
     count: int
@@ -338,7 +338,7 @@ class StageTime(FrozenModel):
 
 
 class Reuse(FrozenModel):
-    """What the latest start of a run found in its store instead of doing it again."""
+    """The number of stored results that the latest start of a run used again."""
 
     rollouts: int = 0
     replies: int = 0
@@ -361,18 +361,18 @@ FaultKind = Literal[
     "broken stream",
     "unusable",
 ]
-"""How an attempt of a call can fail; ``reflact.llm.errors`` says what each kind is."""
+"""How an attempt of a call can fail; see ``reflact.llm.errors``."""
 
 
 class FaultCount(FrozenModel):
-    """How many attempts of calls failed in one way, over all starts of the run."""
+    """The number of failed attempts of one kind, over all starts of the run."""
 
     kind: FaultKind
     count: int
 
 
 class EpochStats(FrozenModel):
-    """Counts of one epoch's decisions, and the gate scores at its end; None for an unmeasured text."""
+    """Counts of an epoch's decisions, and the gate scores at its end; None if a text was not measured."""
 
     epoch: int
     steps: int
@@ -386,7 +386,7 @@ class EpochStats(FrozenModel):
 
 
 class IntervalEstimate(FrozenModel):
-    """A measured number and its 95% interval; of a single trace the interval is all that can be."""
+    """A measured number and its 95% interval; for a single trace the interval is the whole range."""
 
     value: float
     low: float
@@ -394,13 +394,13 @@ class IntervalEstimate(FrozenModel):
 
 
 class CriticAccuracy(FrozenModel):
-    """How far a critic's scores are right, on traces whose correct scores are known.
+    """The accuracy of a critic's scores on traces with known correct scores.
 
     Args:
-        traces: The traces, over which the intervals are resampled.
-        transitions: Scored steps in them.
-        error: Mean absolute error of phi, in 0..10.
-        accuracy: Share of pairs of states that it orders rightly, 0..1; None where nothing can be ordered.
+        traces: Number of traces; the intervals are resampled over them.
+        transitions: Number of scored steps in them.
+        error: Mean absolute error of the estimated progress, in 0..10.
+        accuracy: Share of pairs of states in the correct order, 0..1; None if there is no such pair.
     """
 
     traces: int
@@ -410,14 +410,14 @@ class CriticAccuracy(FrozenModel):
 
 
 class CriticDescription(FrozenModel):
-    """A critic whose opinion a run used.
+    """A critic whose scores or notes a run used.
 
     Args:
         identity: Model, prompt, settings and snapshot, as canonical JSON.
-        snapshot: Hash of the prompt and the pairs that it is pinned to.
-        prompt: Its prompt's name and version.
-        pairs: How many pairs it is pinned to.
-        measured: Its accuracy; None where nobody measured it.
+        snapshot: Hash of the pinned prompt and pairs.
+        prompt: Name and version of the prompt.
+        pairs: Number of pinned pairs.
+        accuracy: The measured accuracy; None if it was not measured.
     """
 
     identity: str
@@ -435,14 +435,13 @@ def _is_none(value: object) -> bool:
 
 
 class RunSummary(FrozenModel):
-    """The outcome of a run: what ``Trainer.train`` returns and ``summary.json`` holds.
+    """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
-    ``missing`` says, for each measurement of the end that could not be had, which one and why. ``surplus``
-    counts rollouts that had finished when a decision was clear without them; they and ``reused`` are those
-    of the latest start. ``faults`` counts failed attempts of calls, also where a repeat succeeded; those of
-    models that were passed in are not seen. ``critic`` says whose opinion the scores are, where a critic
-    graded, ``noted_by`` whose opinion failure analysts were shown; both are left out of JSON where there
-    was none. ``version`` is that of reflact.
+    ``missing`` names each final measurement that failed, with the reason. ``surplus`` counts finished rollouts
+    that a decision did not need. ``surplus`` and ``reuse`` describe the latest start. ``faults`` counts failed
+    attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
+    ``critic`` is the critic that graded, ``noted_by`` the critic that wrote notes for failure analysts; JSON
+    omits both if there is none. ``version`` is the version of reflact.
     """
 
     version: str | None = None
@@ -487,9 +486,9 @@ def summarize_history(
     epochs: Sequence[EpochRecord],
     state: RunState | None,
 ) -> RunSummary:
-    """Return a summary with what the committed history says: counts, epochs, best and final skill.
+    """Return a summary with counts, epochs, best and final skill of the committed history.
 
-    A run that ended before its first state has no best and no final skill.
+    Without a state the summary has no best and no final skill.
     """
     actions: Counter[str] = Counter(r.verdict.action for r in records)
     ends = {e.epoch: e for e in epochs}

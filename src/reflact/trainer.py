@@ -1,9 +1,10 @@
-"""The trainer: runs the corridor to its end, or tells what happens on the way."""
+"""The trainer: trains a skill document and returns a summary or streams events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,19 @@ from reflact.config import loading
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError, ReflactError, RunFailed, StoreError
+from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Target
-from reflact.records import RunStatus, RunSummary, SkillScore
+from reflact.records import CriticDescription, RunStatus, RunSummary, SkillScore
 from reflact.stages.final_test import NamedSkill, score_skill
 from reflact.training import setup as wiring
 from reflact.training.run import Run
-from reflact.training.shutdown import GracefulStop, make_approver_stoppable, make_runtime_stoppable
+from reflact.training.shutdown import GracefulStop, make_approver_stoppable
 from reflact.types import Item, Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
 
+    from reflact.environments.dataset import DatasetEnvironment
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
 
@@ -45,9 +48,9 @@ class Trainer:
         target: Used instead of a chat model.
         optimizer: Used instead of the configured model.
         transport: Carries HTTP requests instead of the network.
-        approve: Asked about each candidate that the gate would accept; it may veto (see ``ports.Approve``).
-        telemetry: Takes spans and metrics instead of what this process has set for OpenTelemetry.
-        annotate: Adds notes to what failure analysts are told of trajectories.
+        approve: Asked about each candidate that the gate would accept; it may veto (see ``protocols.Approver``).
+        telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this process.
+        annotate: Adds notes to the trajectories in the prompts of failure analysts.
 
     Raises:
         UsageError: The configuration is wrong.
@@ -103,9 +106,6 @@ class Trainer:
             ConfigError: A key is unknown or has a wrong value.
             DataError: Two items have the same id (raised when the run starts).
         """
-        from reflact.environments.dataset import DatasetEnvironment
-
-        data = DataSet(train=_build_items(train), val=_build_items(val), test=_build_items(test))
         settings = {key.replace("__", "."): value for key, value in config.items()}
         if isinstance(target, str):
             settings["models.target.model"] = target
@@ -113,7 +113,7 @@ class Trainer:
             settings["models.optimizer.model"] = optimizer
         return cls(
             loading.load_keys(settings),
-            environment=DatasetEnvironment(data, grade=grade),
+            environment=_ItemsEnvironment(train, val, test, grade),
             target=None if isinstance(target, str) else target,
             optimizer=None if isinstance(optimizer, str) else optimizer,
         )
@@ -135,11 +135,11 @@ class Trainer:
         return self._prepare().run_id
 
     async def train(self) -> RunSummary:
-        """Run to the end, or go on where an earlier start stopped, and return the summary.
+        """Run to the end, or resume where an earlier start stopped, and return the summary.
 
-        A run that a provider or environment ended has the status ``failed`` and a reason, one that reached a
-        limit of ``budget`` has the status ``budget``; both can be started again. Cancelling ends it within a
-        second and loses nothing that had finished.
+        If a provider or the environment fails, the status is ``failed`` with a reason. If a limit of
+        ``budget`` is reached, it is ``budget``. Both runs can be started again. Cancelling ends the run
+        within a second and keeps all finished work.
 
         The data is read on a worker thread, so that the event loop stays free.
 
@@ -152,10 +152,10 @@ class Trainer:
         return await self._train(wiring.ignore_event)
 
     def stream(self) -> Stream[events.Event]:
-        """Run as ``train`` does and iterate over what happens; ``Finished`` comes last.
+        """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.
 
-        ``async with trainer.stream() as happenings`` guarantees clean-up within a second of leaving;
-        a bare ``break`` cancels the run as soon as the event loop finalises the iterator.
+        ``async with trainer.stream() as stream`` cleans up within a second of leaving the block. After a
+        bare ``break`` the run is cancelled when the event loop finalises the iterator.
         """
 
         async def produce(emit: EventCallback) -> None:
@@ -164,11 +164,11 @@ class Trainer:
         return Stream(produce, subject=lambda event: event.subject)
 
     def stop(self, reason: str) -> None:
-        """Let the run under way end soon, as ``cancelled`` with a reason; the next start goes on from there.
+        """Stop the run soon, with the status ``cancelled`` and a reason; the next start resumes it.
 
-        Nothing new is begun. What is under way may finish within ``train.grace_seconds``, and is committed
-        where that completes a step. ``train`` returns the summary, ``stream`` ends with it. Call it in the
-        event loop's thread; to end at once, cancel the task instead.
+        The run begins nothing new. Work under way may finish within ``train.grace_seconds``; a step that
+        completes is committed. ``train`` returns the summary, and ``stream`` ends with it. Call this in the
+        thread of the event loop. To end the run at once, cancel the task instead.
         """
         self._graceful_stop.request(reason)
 
@@ -181,28 +181,28 @@ class Trainer:
         return self._plan
 
     def _load_plan(self) -> wiring.RunPlan:
-        """Import what the run needs and prepare it: half a second or more, so beside the event loop."""
+        """Import the run's collaborators and prepare it; this takes half a second, so call it in a thread."""
         wiring.import_collaborators(self._config, self._overrides)
         return self._prepare()
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()
         plan = await anyio.to_thread.run_sync(self._load_plan)
-        async with wiring.track_with_mlflow(plan, on_event) as told:
-            return await self._start(plan, told)
+        async with wiring.track_with_mlflow(plan, on_event) as emit:
+            return await self._start(plan, emit)
 
     async def _start(self, plan: wiring.RunPlan, on_event: EventCallback) -> RunSummary:
-        brake = self._graceful_stop
-        approve = None if self._approve is None else make_approver_stoppable(self._approve, brake)
+        graceful_stop = self._graceful_stop
+        approve = None if self._approve is None else make_approver_stoppable(self._approve, graceful_stop)
         try:
-            placed = on_event if on_event is wiring.ignore_event else EventStepAssigner(on_event)
-            async with wiring.open_runtime(plan, self._overrides, placed) as house:
-                with house.tracing.run():
-                    told = house.tracing.count_events(placed)
-                    summary = await self._run(
-                        Run(make_runtime_stoppable(house, brake), told, approve, brake), brake
-                    )
-                    house.tracing.record_outcome(summary)
+            emit = on_event if on_event is wiring.ignore_event else EventStepAssigner(on_event)
+            async with wiring.open_runtime(
+                plan, self._overrides, emit, graceful_stop=graceful_stop
+            ) as runtime:
+                with runtime.tracing.run():
+                    run = Run(runtime, runtime.tracing.count_events(emit), approve, graceful_stop)
+                    summary = await self._run(run, graceful_stop)
+                    runtime.tracing.record_outcome(summary)
         finally:
             self._graceful_stop = self._new_graceful_stop()
         await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
@@ -229,14 +229,14 @@ class Trainer:
 
 
 class EventStepAssigner:
-    """Hands events on; live ones that name no step are given that of the stage under way."""
+    """Passes events on; live events without a step get the step of the current stage."""
 
     def __init__(self, on_event: EventCallback) -> None:
         self._on_event = on_event
         self._step = 0
 
     async def __call__(self, event: events.Event) -> None:
-        """Take one event."""
+        """Pass one event on."""
         if isinstance(event, events.StageStarted):
             self._step = event.step
         elif not (event.step or event.durable):
@@ -244,18 +244,42 @@ class EventStepAssigner:
         await self._on_event(event)
 
 
-def _build_items(items: Sequence[Item | Example]) -> tuple[Item, ...]:
-    """Return items; pairs of an input and a reference get an id made from their content."""
-    return tuple(
-        item
-        if isinstance(item, Item)
-        else Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
-        for item in items
-    )
+class _ItemsEnvironment(EnvironmentMiddleware):
+    """The environment of lists of items, built at its first use, which is on a worker thread."""
+
+    def __init__(
+        self,
+        train: Sequence[Item | Example],
+        val: Sequence[Item | Example],
+        test: Sequence[Item | Example],
+        grade: Grader,
+    ) -> None:
+        self._splits = (train, val, test)
+        self._grade = grade
+
+    @cached_property
+    def inner(self) -> DatasetEnvironment:  # type: ignore[override]
+        """The data set."""
+        from reflact.environments.dataset import DatasetEnvironment
+
+        train, val, test = (tuple(map(_build_item, items)) for items in self._splits)
+        return DatasetEnvironment(DataSet(train=train, val=val, test=test), grade=self._grade)
+
+    @property
+    def scored_by(self) -> CriticDescription | None:
+        """The critic that grades, if one does."""
+        return self.inner.scored_by
+
+
+def _build_item(item: Item | Example) -> Item:
+    """Return an item; a pair of an input and its right answer gets a digest of its content as id."""
+    if isinstance(item, Item):
+        return item
+    return Item(id=digest_json(list(item))[:12], input=item[0], reference=item[1])
 
 
 async def _finish_after_error(run: Run, status: RunStatus, reason: str) -> None:
-    """Store how a run ended while an error passes by, where that can be done in time."""
+    """Store how a run ended before an error propagates; give up after ``FINISH_SECONDS``."""
     with anyio.move_on_after(FINISH_SECONDS, shield=True), suppress(StoreError):
         await run.finish(status, reason)
 
@@ -275,13 +299,13 @@ async def evaluate_skill(
         ModelError, RunFailed: Too few items could be measured.
         BudgetSpent: The run's budget has no room for a call.
     """
-    given = overrides or wiring.Overrides()
-    planned = wiring.prepare_run(loading.load_config(config), given)
-    async with wiring.open_runtime(planned, given, on_event) as house:
-        run = Run(house, on_event)
+    overrides = overrides or wiring.Overrides()
+    plan = wiring.prepare_run(loading.load_config(config), overrides)
+    async with wiring.open_runtime(plan, overrides, on_event) as runtime:
+        run = Run(runtime, on_event)
         await run.open(resume=False)
-        with house.tracing.run("reflact.eval"):
+        with runtime.tracing.run("reflact.eval"):
             if split is Split.test:
                 await run.final_evaluator.open_test_split(f"eval {skill.hash}")
             rollouts = await run.scheduler.roll_out_split(split, skill, step=0, phase="eval")
-        return score_skill(NamedSkill(name="skill", skill=skill), split, rollouts, planned.data.items(split))
+        return score_skill(NamedSkill(name="skill", skill=skill), split, rollouts, plan.data.items(split))

@@ -1,6 +1,4 @@
-"""The frozen values that cross doors. They validate themselves, never change, and hold no behaviour
-beyond what follows from their own fields.
-"""
+"""The frozen values that modules exchange, canonical JSON, and short representations of values."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -18,14 +16,21 @@ class FrozenModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields replaced; a name that is no field is an error, not a new attribute."""
+        unknown = set(update or ()) - type(self).model_fields.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        return super().model_copy(update=update, deep=deep)
+
 
 def canonical_json(value: JsonValue) -> str:
-    """Return the one JSON text of a value: sorted keys, no spaces, ASCII only, no NaN."""
+    """Return the canonical JSON of a value: sorted keys, no spaces, ASCII only, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def join_canonical_json(fields: Mapping[str, str]) -> str:
-    """Return the canonical JSON of an object, from that of each of its fields."""
+    """Return the canonical JSON of an object from the canonical JSON of its fields."""
     return "{" + ",".join(f"{canonical_json(name)}:{fields[name]}" for name in sorted(fields)) + "}"
 
 
@@ -55,9 +60,9 @@ class Item(FrozenModel):
 
     Args:
         id: Unique within its data set.
-        input: What the agent is given; text for most environments.
+        input: The task for the agent; text for most environments.
         task_type: Groups items for stratified splits and for reporting.
-        reference: What a grader knows and the agent does not see.
+        reference: The reference for the grader; the agent does not see it.
     """
 
     id: str = Field(min_length=1)
@@ -72,7 +77,7 @@ class Item(FrozenModel):
 
 
 class Score(FrozenModel):
-    """How well an item was done: ``hard`` and ``soft``, both in 0..1 (hard is 0 or 1, or a fraction)."""
+    """The score of an answer: ``hard`` and ``soft``, both in 0..1 (hard is usually 0 or 1)."""
 
     hard: float = Field(ge=0, le=1)
     soft: float = Field(ge=0, le=1)
@@ -91,12 +96,12 @@ class Turn(FrozenModel):
 
 
 class Grade(FrozenModel):
-    """What an environment says of one run of an item.
+    """An environment's result for one run of an item.
 
     Args:
-        score: How well it was done.
-        answer: What was graded.
-        feedback: Why, in words for the failure analyst; never shown to the target.
+        score: The score.
+        answer: The answer that was graded.
+        feedback: The reasons, as text for the failure analyst; never shown to the target.
     """
 
     score: Score
@@ -107,8 +112,8 @@ class Grade(FrozenModel):
 class Rollout(FrozenModel):
     """One run of the target on one item under one skill.
 
-    ``score`` is None exactly where ``error`` says which infrastructure failure left it unmeasured.
-    ``key`` identifies the skill text, item, target, environment, feedback flag and trial together.
+    If an infrastructure failure left it unmeasured, ``score`` is None and ``error`` states the failure. ``key``
+    is a digest of the skill text, item, target, environment, feedback flag and trial.
     """
 
     key: str
@@ -123,9 +128,9 @@ class Rollout(FrozenModel):
 
 
 def is_failure(rollout: Rollout, threshold: float | None) -> bool:
-    """Whether a scored rollout's hard score is below a threshold, or 0 where there is none.
+    """Whether a rollout's hard score is below a threshold, or 0 if the threshold is None.
 
-    An unmeasured rollout has not failed.
+    An unmeasured rollout is not a failure.
     """
     if rollout.score is None:
         return False
@@ -156,12 +161,12 @@ class Edit(FrozenModel):
 
     Args:
         op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
-            ``suggest`` says in words what a revision should do; ``rewrite`` is a whole new document text.
+            ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text.
         target: The anchor: text that occurs exactly once in the unprotected document.
-        content: The text to put in.
-        source_type: Whether failures or successes gave rise to it; None where both did.
-        support_count: How many rollouts support it, at least 1.
-        merge_level: How many merges it went through.
+        content: The new text.
+        source_type: Whether it comes from failures or successes; None for both.
+        support_count: Number of rollouts that support it, at least 1.
+        merge_level: Number of merges that produced it.
     """
 
     op: EditKind
@@ -173,7 +178,7 @@ class Edit(FrozenModel):
 
 
 class EditResult(FrozenModel):
-    """What became of one edit; ``reason`` says why it was rejected."""
+    """The outcome of one edit; ``reason`` is the reason of a rejection."""
 
     edit: Edit
     status: Literal["applied", "rejected"]
@@ -181,7 +186,7 @@ class EditResult(FrozenModel):
 
 
 class FailurePattern(FrozenModel):
-    """A kind of failure that several items share; ``item_ids`` are those of the minibatch it was seen in."""
+    """A kind of failure that several items share; ``item_ids`` are the items of its minibatch."""
 
     type: str
     count: int = Field(ge=1)
@@ -190,26 +195,26 @@ class FailurePattern(FrozenModel):
 
 
 class Patch(FrozenModel):
-    """A list of edits with the reasoning that led to them."""
+    """A list of edits with the reasoning behind them."""
 
     reasoning: str = ""
     edits: tuple[Edit, ...] = ()
 
 
 class AnalystReport(FrozenModel):
-    """What one analyst made of one minibatch.
+    """An analyst's report on one minibatch.
 
     Args:
         source_type: Whether the minibatch holds failures or successes.
-        index: Its number among those of its batch and source.
+        index: Its number among the minibatches of its batch and source.
         item_ids: Its items, in order.
         patch: The proposals.
-        patterns: The kinds of failure that were named.
-        refusal: The reason where no valid reply could be had; the patch is empty then.
-        batch: Which of the step's accumulated batches the minibatch belongs to.
-        reminders: Notes for the appendix, from rules that stand in the document and were not followed.
-        lapses: Items whose failure the reminders explain; they gave rise to no edits.
-        triage_refusal: The reason where lapses could not be told from defects.
+        patterns: The kinds of failure.
+        no_reply_reason: The reason if the analyst gave no valid reply; the patch is empty then.
+        batch: Number of its batch among the step's accumulated batches.
+        reminders: Notes for the appendix, from rules of the document that were not followed.
+        lapses: Items whose failure the reminders explain; they lead to no edits.
+        triage_no_reply_reason: The reason if lapses could not be separated from defects.
     """
 
     source_type: RolloutSource
@@ -225,7 +230,7 @@ class AnalystReport(FrozenModel):
 
 
 class Fallback(FrozenModel):
-    """A model's decision that could not be had, and what was done instead."""
+    """A missing decision of a model, its reason, and its replacement."""
 
     label: str
     reason: str
@@ -233,14 +238,14 @@ class Fallback(FrozenModel):
 
 
 class AggregateResult(FrozenModel):
-    """The outcome of aggregation: the pool of edits, in order, and the fallbacks taken on the way."""
+    """The result of aggregation: the pool of edits, in order, and the fallbacks used."""
 
     patch: Patch = Patch()
     fallbacks: tuple[Fallback, ...] = ()
 
 
 class StepSize(FrozenModel):
-    """The optimizer's own decision on how many of the offered edits to apply."""
+    """The optimizer's decision on the number of edits to apply."""
 
     count: int = Field(ge=0)
     reasoning: str = ""
@@ -249,9 +254,9 @@ class StepSize(FrozenModel):
 
 
 class SelectResult(FrozenModel):
-    """The outcome of selection: at most ``budget`` edits (None: unbounded) out of ``pool_size``.
+    """The result of selection: at most ``budget`` edits (None: unbounded) out of ``pool_size``.
 
-    ``decision`` is there where the optimizer set the budget.
+    ``decision`` is set if the optimizer chose the budget.
     """
 
     patch: Patch = Patch()
@@ -263,9 +268,9 @@ class SelectResult(FrozenModel):
 
 
 class Candidate(FrozenModel):
-    """The document after the step's edits, and what became of each of them.
+    """The document after the step's edits, and the outcome of each edit.
 
-    ``fallbacks`` says why a rewrite that was asked for could not be had.
+    ``fallbacks`` states the reason if the rewrite call gave no valid reply.
     """
 
     skill: Skill
@@ -274,7 +279,7 @@ class Candidate(FrozenModel):
 
 
 class AppendixResult(FrozenModel):
-    """The document after a step's reminders went to its appendix; ``notes`` is None where none did."""
+    """The document after a step's reminders were added; ``notes`` is None if there were none."""
 
     skill: Skill
     notes: tuple[str, ...] | None = None
@@ -285,10 +290,9 @@ class AppendixResult(FrozenModel):
 
 
 class Measurement(FrozenModel):
-    """What an evaluation of one skill on one split gave.
+    """The mean scores of one skill on one split.
 
-    ``hard`` and ``soft`` are means over the ``n`` measured rollouts (items times trials); None where
-    nothing was measured.
+    ``hard`` and ``soft`` are means over the ``n`` measured rollouts (items times trials); None if ``n`` is 0.
     """
 
     skill_hash: str
@@ -313,18 +317,18 @@ GateAction = Literal[
 
 
 class Evidence(FrozenModel):
-    """What a comparison of two skills rested on.
+    """The evidence of a comparison of two skills.
 
     Args:
         policy: The rule that decided.
-        deterministic: Whether no repeat had ever disagreed when it was decided.
-        rounds: Trials of all items that were begun, on both sides.
-        pairs: Pairs of rollouts that were used.
-        value: The betting process's value, None where it was not asked (strict, or deterministic).
-        level: The error probability that the decision was given; acceptance needs ``1 / level``.
-        resolvable: The smallest improvement that this split and number of trials detects with 80% power.
-        bound: The decision was clear before all pairs were known; the scores cover the known ones only.
-        futile: It was given up because an improvement of the planned size had become unlikely.
+        deterministic: Whether no repeat had disagreed before the decision.
+        rounds: Number of trials of all items that started, on both sides.
+        pairs: Number of pairs of rollouts that were used.
+        value: The evidence; None if it was not needed (strict, or deterministic).
+        level: The error probability of this decision; acceptance requires evidence of ``1 / level``.
+        detectable_effect: The smallest improvement that this split and number of trials detects with 80% power.
+        bound: Whether the decision was certain before all pairs were known; the scores cover the known pairs.
+        futile: Whether the comparison ended because the planned improvement had become unlikely.
     """
 
     policy: Literal["strict", "paired"]
@@ -341,8 +345,8 @@ class Evidence(FrozenModel):
 class Verdict(FrozenModel):
     """The gate's decision with the evidence for it; scores are in the gate's metric, in 0..1.
 
-    ``against_best`` is the evidence of a second comparison, made where the best skill is not the current.
-    ``veto`` is the reason that the approver gave.
+    ``against_best`` is the evidence of the second comparison, if the best skill is not the current one.
+    ``veto`` is the approver's reason.
     """
 
     action: GateAction
@@ -363,17 +367,17 @@ class Verdict(FrozenModel):
 
 
 MAX_TEXT_LENGTH = 60
-"""Characters of a text that are shown at most."""
+"""Maximum length of a text in a short representation, in characters."""
 
 MAX_LIST_ITEMS = 3
-"""Things of a list that are shown; of a longer one their number is."""
+"""Maximum number of elements of a list that are shown; a longer list shows its length."""
 
 FIELD_TEXT_LENGTHS = {"reason": 240, "message": 240}
-"""Characters of fields that say what went wrong: what to do about it often stands at their end."""
+"""Maximum lengths of error fields, which often end with the remedy."""
 
 
 class ShortReprModel(FrozenModel):
-    """A value that shows itself in one short line, without the fields that are as they are by default."""
+    """A value whose ``repr`` is one short line, without the fields that have their default."""
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -383,23 +387,21 @@ class ShortReprModel(FrozenModel):
 
 
 def short_repr(value: BaseModel) -> str:
-    """Return a value in one short line."""
-    fields = type(value).model_fields
-    said = ((name, getattr(value, name)) for name in fields)
-    shown = [
-        f"{name}={_format_value(one, FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH))}"
-        for name, one in said
-        if one != fields[name].default
+    """Return a value as one short line, without the fields that have their default."""
+    parts = [
+        f"{name}={_format_value(getattr(value, name), FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH))}"
+        for name, field in type(value).model_fields.items()
+        if getattr(value, name) != field.default
     ]
-    return f"{type(value).__name__}({', '.join(shown)})"
+    return f"{type(value).__name__}({', '.join(parts)})"
 
 
-def _format_value(value: object, longest: int = MAX_TEXT_LENGTH) -> str:
+def _format_value(value: object, max_length: int = MAX_TEXT_LENGTH) -> str:
     match value:
         case float():
             return f"{value:.3g}"
         case str():
-            return repr(value if len(value) <= longest else f"{value[: longest - 3]}...")
+            return repr(value if len(value) <= max_length else f"{value[: max_length - 3]}...")
         case tuple():
             return _format_sequence(value)
         case BaseModel() if not isinstance(value, ShortReprModel):

@@ -1,4 +1,4 @@
-"""What callers hand in, looked at where it comes in, so that a slip is told there and not deep inside."""
+"""Checks of what callers pass in, so that an error names the wrong argument."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from pydantic import ValidationError
 from reflact.errors import ConfigError, DataError
 
 MAX_SHOWN_INPUT = 40
-"""Characters of a wrong value that a message repeats at most."""
+"""At most so many characters of a wrong value stand in a message."""
 
 TYPE_DESCRIPTIONS = {
     "str": "text",
     "Transition": "a Transition(before=..., action=Action(name=...), after=...)",
-    "Evaluation": "what critic.score returns, or an Evaluation; gold has a name, record(step, gold=...)",
+    "Evaluation": "what critic.score returns, or an Evaluation; a label has a name, record(step, label=...)",
     "Label": 'a Label(progress_after=..., source="program")',
     "Trace": "a Trace(purpose), or Trace.load(path) for a file of one",
 }
-"""What to give where something else was given."""
+"""What to pass instead, by the expected type."""
 
 
-def require_type(value: object, *kinds: type, subject: str) -> None:
-    """Make sure that a value is of one of these kinds.
+def require_type(value: object, *expected_types: type, subject: str) -> None:
+    """Raise an error unless a value has one of the expected types.
 
     Args:
-        value: What was given.
-        kinds: What it may be; the first is one of ``FORMS``.
-        subject: What it stands for, at the beginning of a sentence.
+        value: The value.
+        expected_types: The types that it may have; ``TYPE_DESCRIPTIONS`` names the first.
+        subject: Begins the sentence of the error.
 
     Raises:
-        DataError: It is of another kind.
+        DataError: It has another type.
     """
-    if not isinstance(value, kinds):
-        raise DataError(f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[kinds[0].__name__]}")
+    if not isinstance(value, expected_types):
+        raise DataError(
+            f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[expected_types[0].__name__]}"
+        )
 
 
 def require_trace_id(name: object, *, subject: str = "the id of a trace") -> str:
-    """Return the id of a trace: text on one line, since lists and messages show it, and files hold it.
+    """Return the id of a trace: printable text on one line, since lists, messages and files show it.
 
     Raises:
-        DataError: It is no text, empty, or holds what cannot be seen.
+        DataError: It is not text, is empty, or holds invisible characters.
     """
     if not isinstance(name, str):
         raise DataError(f"{subject} is {describe_type(name)}; give text")
@@ -52,10 +54,10 @@ def require_trace_id(name: object, *, subject: str = "the id of a trace") -> str
 
 
 def require_traces(traces: object, trace_type: type, *, subject: str) -> None:
-    """Make sure that a value is a list of traces.
+    """Raise an error unless a value is a list of traces.
 
     Raises:
-        DataError: It is a single one, or holds something else.
+        DataError: It is not a list, or holds something else.
     """
     if not isinstance(traces, Iterable) or isinstance(traces, str | bytes):
         raise DataError(
@@ -66,10 +68,10 @@ def require_traces(traces: object, trace_type: type, *, subject: str) -> None:
 
 
 def require_model(llm: object, *, caller: str) -> None:
-    """Make sure that a model can be asked.
+    """Raise an error unless a model can be called.
 
     Raises:
-        ConfigError: It is none, or one that was not connected.
+        ConfigError: It is not a model, or not connected yet.
     """
     if callable(getattr(llm, "ask", None)):
         return
@@ -84,12 +86,12 @@ def require_model(llm: object, *, caller: str) -> None:
 
 
 def require_memory(memory: object, *, caller: str) -> None:
-    """Make sure that pairs can be found in a memory.
+    """Raise an error unless a value is an open memory.
 
     Raises:
-        ConfigError: It is none, such as a path.
+        ConfigError: It is something else, such as a path.
     """
-    if not callable(getattr(memory, "promoted", None)):
+    if not callable(getattr(memory, "promoted_pairs", None)):
         raise ConfigError(
             f"{caller} needs an open memory and got {describe_type(memory)}: `async with MemoryStore(path) as memory` gives "
             "one"
@@ -97,13 +99,13 @@ def require_memory(memory: object, *, caller: str) -> None:
 
 
 def describe_type(value: object) -> str:
-    """Return what a value is, in words."""
+    """Return the type of a value with its article, such as ``a float``."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def describe_first_error(error: ValidationError) -> str:
-    """Return what is wrong first with a value that was read from JSON: the field, and what stands there."""
+    """Return the first error of a value from JSON: its field, the reason and the wrong value."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     field = f"`{name}`: " if name else ""
@@ -111,12 +113,12 @@ def describe_first_error(error: ValidationError) -> str:
         case "missing":
             return f"{field}is missing"
         case "extra_forbidden":
-            return f"{field}no such field is known here"
+            return f"{field}is not a known field"
         case "json_invalid":
-            return f"{field}it is no whole JSON"
+            return f"{field}it is not complete JSON"
         case "model_type":
-            said = "expected a JSON object"
+            reason = "expected a JSON object"
         case _:
-            said = first["msg"][:1].lower() + first["msg"][1:]
-    given = json.dumps(first["input"])
-    return field + (said if len(given) > MAX_SHOWN_INPUT else f"{said}, got {given}")
+            reason = first["msg"][:1].lower() + first["msg"][1:]
+    wrong = json.dumps(first["input"])
+    return field + (reason if len(wrong) > MAX_SHOWN_INPUT else f"{reason}, got {wrong}")

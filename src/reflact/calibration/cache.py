@@ -52,7 +52,7 @@ class PairCache(Generic[T]):
 class ResultCache(Generic[T]):
     """Does each piece of work once: those who ask while it is under way wait for it, later ones find it.
 
-    The first who asks does the work. An error goes to all who wait and is not kept. Where the first one is
+    The first who asks does the work. An error goes to all who wait and is not kept. If the first one is
     cancelled, the next in line does the work.
 
     Args:

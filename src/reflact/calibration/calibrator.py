@@ -1,8 +1,7 @@
-"""The calibrator: turns an agent's traces into worked examples for the critic, and proves that they help.
+"""The calibrator turns an agent's traces into worked examples for the critic, and tests that they help.
 
-It works beside an agent or is awaited for a whole round. What it learns is in the store as soon as it is
-there: cut off at any moment, the store is whole, and the same traces handed in again repeat no call that an
-effect store holds, since calls are named by what they are about.
+It works beside an agent, or a caller awaits whole rounds. It stores each result at once, so a process may be
+killed at any moment. When the same traces come again, calls with stored responses are not made again.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSe
 from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
+    BatchTestPostponed,
     CalibrationEvent,
     CalibrationEventCallback,
     CalibrationFinished,
     CalibratorStopped,
     PairBatchTested,
-    TestPostponed,
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
@@ -51,13 +50,13 @@ FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 
 
 class TraceCounts(FrozenModel):
-    """What became of the traces that were handed over.
+    """How many submitted traces were accepted, dropped, rejected or failed.
 
     Args:
-        taken: Queued, those still waiting and those dropped later included.
-        dropped: Dropped from the queue to make room.
-        rejected: Not queued: it was full, or the calibrator had stopped.
-        failed: Taken up, but something went wrong with them.
+        n_accepted: Queued; waiting traces and traces dropped later are included.
+        n_dropped: Dropped from the queue to make room.
+        n_rejected: Not queued, because the queue was full or the calibrator had stopped.
+        n_failed: Taken from the queue, but an error occurred.
     """
 
     n_accepted: int = 0
@@ -69,21 +68,21 @@ class TraceCounts(FrozenModel):
 class Calibrator:
     """Calibrates a critic from traces.
 
-    ``async with`` starts a task of its own that works on submitted traces; leaving cancels it. ``calibrate``,
-    ``recheck`` and ``pairs`` need no such block. Nothing that goes wrong beside the agent is raised there: it
-    is told as an event. Limits and budget of its calls are those of the model that it is given.
+    ``async with`` starts a task that processes submitted traces; leaving the block cancels the task.
+    ``calibrate``, ``recheck`` and ``stream_pairs`` need no such block. Errors beside the agent are emitted as
+    events and never raised. The limits and the budget of its calls are those of ``llm``.
 
     Args:
-        llm: Writes mistakes, compares, and scores where ``critic`` is None.
-        store: Where traces, pairs and tests go, such as ``MemoryStore``.
-        critic: What is calibrated; None: one on ``llm`` that reads ``store``.
-        judges: Blind comparisons of each pair; None: as the settings say.
-        settings: How it works.
+        llm: Writes mistakes and compares; scores as well if ``critic`` is None.
+        store: If traces, pairs and tests go, such as ``MemoryStore``.
+        critic: The critic to calibrate; None: one on ``llm`` that reads ``store``.
+        n_judges: Blind comparisons of each pair; None: the number in the settings.
+        settings: The section ``calibrator`` of the configuration.
         prompts: The prompts; None: the newest that are packaged.
-        tell: Is told what happens; must not block. What it raises is ignored.
+        on_event: Gets each event; must not block. Its exceptions are ignored.
 
     Raises:
-        ConfigError: There cannot be so many judges, the model is not connected, or the store is none.
+        ConfigError: ``n_judges`` is 1 or negative, the model is not connected, or ``store`` is not a memory.
     """
 
     def __init__(
@@ -92,26 +91,26 @@ class Calibrator:
         store: CalibrationMemory,
         *,
         critic: Critic | None = None,
-        judges: int | None = None,
+        n_judges: int | None = None,
         settings: CalibratorSettings = DEFAULT_CALIBRATOR_SETTINGS,
         prompts: PromptBook | None = None,
         on_event: CalibrationEventCallback | None = None,
     ) -> None:
         require_model(llm, caller="a calibrator")
         require_memory(store, caller="a calibrator")
-        settings = settings if judges is None else _set_judges(settings, judges)
+        settings = settings if n_judges is None else _set_judges(settings, n_judges)
         prompts = prompts or load_prompts()
-        self._usage_ledger, places = UsageLedger(), anyio.Semaphore(settings.concurrency)
+        self._usage_ledger, semaphore = UsageLedger(), anyio.Semaphore(settings.concurrency)
         self._critic = critic or Critic(MeteredLLM(llm, self._usage_ledger), memory=store, prompts=prompts)
 
-        def door(model: LLM) -> LLM:
-            return LimitedLLM(MeteredLLM(model, self._usage_ledger), places)
+        def wrap(model: LLM) -> LLM:
+            return LimitedLLM(MeteredLLM(model, self._usage_ledger), semaphore)
 
-        at_work = critic or Critic(llm, memory=store, prompts=prompts)
+        tested = critic or Critic(llm, memory=store, prompts=prompts)
         self._rounds = RoundRunner(
-            door(llm),
+            wrap(llm),
             store,
-            at_work.wrap_llm(door),
+            tested.wrap_llm(wrap),
             settings=settings,
             prompts=prompts,
             on_test=self._emit_test,
@@ -135,15 +134,14 @@ class Calibrator:
 
     @property
     def counts(self) -> TraceCounts:
-        """What became of submitted traces so far."""
+        """The counts of submitted traces so far."""
         return self._counts
 
     @property
     def usage(self) -> Usage:
-        """What its calls consumed so far, and those of the critic that it made itself.
+        """The usage of its calls so far, and of the critic that it made itself.
 
-        Replies that were refused and replies found in a store are included; what a critic that was passed in
-        is asked by others is not.
+        Invalid replies and stored replies are included. Calls that others make to a passed critic are not.
         """
         return self._usage_ledger.usage
 
@@ -162,34 +160,34 @@ class Calibrator:
         return await self._stack.__aexit__(kind, error, trace)
 
     def submit(self, trace: Trace) -> bool:
-        """Hand a trace over; returns at once, and says whether it was queued.
+        """Submit a trace and return at once whether it was queued.
 
-        A full queue does what ``settings.when_full`` says; see ``hand_over`` for waiting. A trace may be
-        handed over again when it has grown.
+        ``settings.full_queue_policy`` decides about a full queue; ``submit_and_wait`` can wait. A trace that
+        has grown may be submitted again.
         """
-        require_type(trace, Trace, subject="what is submitted")
+        require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
             return self._record_skipped(trace, "stopped")
         return self._record_queue_result(trace, self._queue.offer(trace))
 
     async def submit_and_wait(self, trace: Trace) -> bool:
-        """Hand a trace over; where the policy is ``block`` this waits until there is room."""
-        require_type(trace, Trace, subject="what is handed over")
+        """Submit a trace; if the policy is ``block``, wait until the queue has room."""
+        require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
             return self._record_skipped(trace, "stopped")
         return self._record_queue_result(trace, await self._queue.put(trace))
 
     async def wait_until_idle(self) -> None:
-        """Wait until nothing is queued and nothing is under way."""
+        """Wait until the queue is empty and no trace is being processed."""
         while not self._stopped and (self._queue or self._is_working):
             await self._idle.wait()
 
     # ------------------------------------------------------------------------------------- awaited
 
     def stream_pairs(self, trace: Trace) -> Stream[ContrastPair]:
-        """Return an iterator over a trace's pairs, each as soon as it is in the store.
+        """Return an iterator over a trace's pairs; each comes as soon as it is stored.
 
-        Leaving ``async with`` around it, or a bare ``break``, cancels what is under way.
+        Leaving ``async with`` around it, or ``break``, cancels the calls in progress.
 
         Raises:
             ModelError: While iterating: the endpoint refused, failed or could not be reached.
@@ -198,12 +196,12 @@ class Calibrator:
         """
 
         async def produce(send: PairCallback) -> None:
-            standing = await self._rounds.tester.take_snapshot()
+            snapshot = await self._rounds.tester.take_snapshot()
             await self._rounds.generate_pairs(
                 trace,
                 self._rounds.first_round_plan,
                 writer=self._rounds.make_writer(),
-                known_pair_ids=standing.known_pair_ids,
+                known_pair_ids=snapshot.known_pair_ids,
                 on_pair=send,
             )
 
@@ -217,35 +215,35 @@ class Calibrator:
         allow_untested: bool = False,
         ignore_finished: bool = False,
     ) -> CalibrationReport:
-        """Make pairs, test them, promote what helps, and measure the critic before and after.
+        """Generate pairs, test them, promote the ones that help, and measure the critic before and after.
 
-        One that was stopped goes on exactly: what it began with is in the store. Where one of the same traces
-        is over and nothing has changed since, its report is returned and nothing is asked, made or tested.
+        A stopped calibration resumes exactly, since the store holds its baseline. If a calibration of the same
+        traces has ended and nothing has changed since, this returns its report without any call or test.
 
         Args:
-            traces: What is learned from, and held out where ``heldout`` is None.
-            heldout: What tests and measures instead; those among them that were learned from are left out.
-            allow_untested: Make pairs also where nothing can come to a test, such as for a later one.
-            ignore_finished: Make further pairs of the same traces where nothing has changed; that opens another test,
-                and all tests on the same held-out traces share one error probability.
+            traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
+            heldout: The traces that test and measure; traces that were learned from are left out.
+            allow_untested: Generate pairs although nothing can be tested now, for a later test.
+            ignore_finished: Generate further pairs of the same traces although nothing has changed. That opens
+                another test, and all tests on the same held-out traces share one error probability.
 
         Raises:
-            DataError: Something else than a list of traces is given; or nothing could be tested, which is
-                said before anything is asked.
-            ModelError: The endpoint refused, failed or could not be reached; what was made is stored.
+            DataError: An argument is not a list of traces, or nothing could be tested; raised before any
+                call.
+            ModelError: The endpoint refused, failed or could not be reached; finished pairs are stored.
             RunFailed: The critic gave no valid score of any of the first ten questions, or the judge no valid
                 reply to any of the first ten comparisons.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
-        require_traces(traces, Trace, subject="what is learned from")
+        require_traces(traces, Trace, subject="`traces`")
         if heldout is not None:
-            require_traces(heldout, Trace, subject="what is held out")
+            require_traces(heldout, Trace, subject="`heldout`")
         anchors = await self._store.anchors()
-        course, missing = await self._rounds.open_calibration(traces, heldout, anchors)
-        if missing is not None and not allow_untested and (course.report is None or ignore_finished):
-            raise DataError(f"nothing could be tested, so nothing was asked: {missing}")
-        report = await self._rounds.run(course, anchors, ignore_finished=ignore_finished)
+        calibration, missing = await self._rounds.open_calibration(traces, heldout, anchors)
+        if missing is not None and not allow_untested and (calibration.report is None or ignore_finished):
+            raise DataError(f"nothing could be tested, so no call was made: {missing}")
+        report = await self._rounds.run(calibration, anchors, ignore_finished=ignore_finished)
         self._emit(CalibrationFinished(report=report))
         return report
 
@@ -257,22 +255,22 @@ class Calibrator:
         anchors: Sequence[ContrastPair] = (),
         reasks: int = 2,
     ) -> CalibrationCostEstimate:
-        """Return how many calls ``calibrate`` takes of the same traces at least and at most; none is made.
+        """Return the least and the largest number of calls that ``calibrate`` makes; nothing is called.
 
         Args:
             traces: As for ``calibrate``.
             heldout: As for ``calibrate``.
-            anchors: Gold pairs that are to be measured beside those that the store has.
-            reasks: How often the model is asked again after an invalid reply, at most.
+            anchors: Labelled pairs to measure in addition to those in the store.
+            reasks: How often an invalid reply is sent back at most.
 
         Raises:
             StoreError: The store cannot be read.
         """
         by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
-        course, missing = await self._rounds.open_calibration(traces, heldout, tuple(by_id.values()))
+        calibration, missing = await self._rounds.open_calibration(traces, heldout, tuple(by_id.values()))
         work = partial(
             estimate_cost,
-            course,
+            calibration,
             missing=missing,
             anchors=tuple(by_id.values()),
             settings=self._settings,
@@ -282,7 +280,7 @@ class Calibrator:
         return await to_thread.run_sync(work)
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
-        """Measure every promoted batch again on held-out traces, and demote what harms.
+        """Test every promoted batch again on held-out traces, and demote batches that do harm.
 
         Raises:
             ModelError: The endpoint refused, failed or could not be reached.
@@ -301,7 +299,7 @@ class Calibrator:
             except FATAL_ERRORS as error:
                 self._record_failure(trace, error)
                 self._stop(str(error))
-            except Exception as error:  # noqa: BLE001 - nothing that works beside an agent may end it
+            except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._record_failure(trace, error)
             finally:
                 self._is_working = False
@@ -317,7 +315,7 @@ class Calibrator:
     def _emit_test(self, result: PromotionEvidence | NotEnoughTraces, pairs: int, use: ReplayTestUse) -> None:
         if isinstance(result, NotEnoughTraces):
             self._emit(
-                TestPostponed(
+                BatchTestPostponed(
                     n_pairs=pairs,
                     n_traces=result.n_traces,
                     n_needed_traces=result.n_needed,
@@ -330,20 +328,20 @@ class Calibrator:
 
     def _record_queue_result(self, trace: Trace, offered: QueueResult[Trace]) -> bool:
         if offered.dropped_element is not None:
-            self._add_counts(dropped=1)
+            self._add_counts(n_dropped=1)
             self._emit(TraceSkipped(trace_id=offered.dropped_element.id, reason="dropped"))
         if not offered.is_queued:
             return self._record_skipped(trace, "stopped" if self._stopped else "full")
-        self._add_counts(taken=1)
+        self._add_counts(n_accepted=1)
         return True
 
     def _record_skipped(self, trace: Trace, reason: Literal["full", "stopped"]) -> bool:
-        self._add_counts(rejected=1)
+        self._add_counts(n_rejected=1)
         self._emit(TraceSkipped(trace_id=trace.id, reason=reason))
         return False
 
     def _record_failure(self, trace: Trace, error: Exception) -> None:
-        self._add_counts(failed=1)
+        self._add_counts(n_failed=1)
         self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
 
     def _stop(self, reason: str) -> None:
@@ -365,15 +363,15 @@ class Calibrator:
 
     def _emit(self, event: CalibrationEvent) -> None:
         if self._on_event is not None:
-            with suppress(Exception):  # a listener's mistake must not end the agent
+            with suppress(Exception):  # an error of a callback must not end the agent
                 self._on_event(event)
 
 
-def _set_judges(settings: CalibratorSettings, judges: int) -> CalibratorSettings:
+def _set_judges(settings: CalibratorSettings, n_judges: int) -> CalibratorSettings:
     contrast = settings.contrast
     try:
-        given = type(contrast).model_validate({**contrast.model_dump(), "n_judges": judges})
+        checked = type(contrast).model_validate({**contrast.model_dump(), "n_judges": n_judges})
     except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"judges: {said}") from None
-    return settings.model_copy(update={"contrast": given})
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"n_judges: {reason}") from None
+    return settings.model_copy(update={"contrast": checked})

@@ -1,12 +1,14 @@
-"""What stands between a calibration and its models: limits, counts, and giving up who never answers.
+"""Wrappers of the models that a calibration calls: they limit calls, count usage, and stop after invalid replies.
 
-What a reply took that was refused counts like what a valid one took. A question that is cancelled before its
-answer is not counted here: what it may have cost is in the books of the model's own store.
+An invalid reply counts with its usage like a valid one. A call that is cancelled before its reply is not
+counted here: the store of model calls accounts for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import anyio
 
@@ -19,16 +21,15 @@ from reflact.protocols import LLM, R
 from reflact.records import Usage
 
 
-class LimitedLLM:
-    """A model whose calls wait for a place."""
+class WrappedLLM(ABC):
+    """A model around another one; implements ``reflact.protocols.LLM``."""
 
-    def __init__(self, llm: LLM, semaphore: anyio.Semaphore) -> None:
+    def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._semaphore = semaphore
 
     @property
     def identity(self) -> str:
-        """That of the model."""
+        """The identity of the other model."""
         return self._llm.identity
 
     async def ask(
@@ -39,9 +40,25 @@ class LimitedLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Ask the model, once there is a place; see ``reflact.protocols.LLM.ask``."""
+        """Ask the other model; see ``reflact.protocols.LLM.ask``."""
+        return await self._wrap(
+            partial(self._llm.ask, prompt, reply_type, call_id=call_id, check=check), call_id
+        )
+
+    @abstractmethod
+    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]: ...
+
+
+class LimitedLLM(WrappedLLM):
+    """A model whose calls wait for a semaphore."""
+
+    def __init__(self, llm: LLM, semaphore: anyio.Semaphore) -> None:
+        super().__init__(llm)
+        self._semaphore = semaphore
+
+    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]:
         async with self._semaphore:
-            return await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
+            return await call()
 
 
 class LimitedCritic:
@@ -49,7 +66,7 @@ class LimitedCritic:
 
     Args:
         critic: The critic.
-        places: As many scores are under way at most.
+        semaphore: As many scores are under way at most.
         pairs: Shown if no others are given, whatever is promoted meanwhile; None: the critic chooses.
     """
 
@@ -85,7 +102,7 @@ class UsageLedger:
 
     @property
     def entries(self) -> tuple[PurposeUsage, ...]:
-        """All that was booked, sorted by role and purpose."""
+        """All that was counted, sorted by role and purpose."""
         return tuple(self._entries[key] for key in sorted(self._entries))
 
     @property
@@ -94,7 +111,7 @@ class UsageLedger:
         return sum_usage(self.entries)
 
     def entries_since(self, earlier: Iterable[PurposeUsage]) -> tuple[PurposeUsage, ...]:
-        """Return what was booked beyond earlier entries of these books."""
+        """Return what was counted after earlier entries of this ledger."""
         before = {(one.role, one.purpose): one for one in earlier}
         found = [_subtract_entry(one, before.get((one.role, one.purpose))) for one in self.entries]
         return tuple(one for one in found if one.n_questions)
@@ -106,37 +123,24 @@ class UsageLedger:
         self._entries[key] = entry if sofar is None else _add_entries(sofar, entry)
 
 
-class MeteredLLM:
-    """Implements ``ports.LLM`` by another one and books what its calls consume, also where they fail."""
+class MeteredLLM(WrappedLLM):
+    """A model whose usage is added to a ledger, also if a call fails."""
 
     def __init__(self, llm: LLM, usage_ledger: UsageLedger) -> None:
-        self._llm = llm
+        super().__init__(llm)
         self._usage_ledger = usage_ledger
 
-    @property
-    def identity(self) -> str:
-        """The other model's identity."""
-        return self._llm.identity
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Ask the other model; see ``ports.LLM.ask``."""
-        one = PurposeUsage(role=call_id.role, purpose=call_id.purpose, n_questions=1)
+    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]:
+        entry = PurposeUsage(role=call_id.role, purpose=call_id.purpose, n_questions=1)
         try:
-            reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
+            reply = await call()
         except ModelError as error:
-            refused = error.usage.calls
-            self._usage_ledger.add(
-                one.model_copy(update={"usage": error.usage, "n_invalid": refused, "n_unanswered": 1})
-            )
+            failed = {"usage": error.usage, "n_invalid": error.usage.calls, "n_unanswered": 1}
+            self._usage_ledger.add(entry.model_copy(update=failed))
             raise
-        self._usage_ledger.add(one.model_copy(update={"usage": reply.usage, "n_invalid": reply.attempts - 1}))
+        self._usage_ledger.add(
+            entry.model_copy(update={"usage": reply.usage, "n_invalid": reply.attempts - 1})
+        )
         return reply
 
 
@@ -158,22 +162,20 @@ def _subtract_entry(later: PurposeUsage, earlier: PurposeUsage | None) -> Purpos
 
 
 def subtract_usage(later: Usage, earlier: Usage) -> Usage:
-    """Return what was consumed between two looks at the same books."""
+    """Return the usage between two states of one ledger."""
     usd = None if later.usd is None else later.usd - (earlier.usd or 0.0)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     return Usage(usd=usd, **{name: getattr(later, name) - getattr(earlier, name) for name in names})
 
 
 FAIL_FAST_CALLS = 10
-"""Questions that may stay without a valid reply before there is any."""
+"""A model may leave so many of its first questions without a valid reply."""
+
+HOW_TO_MEND = "at `mode` and at `max_tokens`"
 
 
 class FailFastCritic:
-    """A critic that must give one valid score among its first ones.
-
-    Args:
-        critic: The critic.
-    """
+    """A critic that fails the calibration if none of its first scores is valid."""
 
     def __init__(self, critic: Scorer) -> None:
         self._critic = critic
@@ -191,128 +193,65 @@ class FailFastCritic:
         """Ask the critic.
 
         Raises:
-            RunFailed: None of the first questions has a valid answer.
-            ModelError: This one has none.
+            RunFailed: None of the first ``FAIL_FAST_CALLS`` scores is valid.
+            ModelError: This one is not.
         """
         try:
             score = await self._critic.score(transition, purpose=purpose, pairs=pairs, trial=trial)
         except (ReplyError, ContextOverflow) as error:
-            self._count_failure(error)
+            self._n_invalid += 1
+            if not self._has_scored and self._n_invalid >= FAIL_FAST_CALLS:
+                raise RunFailed(
+                    f"the critic gave no valid score of any of the first {FAIL_FAST_CALLS} questions, so no further "
+                    f"call is made; the last error: {error}. Look at the model and its address "
+                    f"(models.critic.model, base_url), {HOW_TO_MEND}; paid replies are stored"
+                ) from error
             raise
         self._has_scored = True
         return score
 
-    def _count_failure(self, error: ModelError) -> None:
-        self._n_invalid += 1
-        if not self._has_scored and self._n_invalid >= FAIL_FAST_CALLS:
-            raise RunFailed(
-                f"the critic gave no valid score of any of the first {FAIL_FAST_CALLS} questions, so nothing more is "
-                f"asked; the last reply was refused: {error}. Look at the model and its address "
-                "(models.critic.model, base_url), at `mode` and at `max_tokens`; what was paid for is stored"
-            ) from error
 
+class FailFastLLM(WrappedLLM):
+    """A judge or a writer that is not asked again if none of its first questions gets a valid reply.
 
-class FailFastJudge:
-    """A judge that must give one valid reply to its first comparisons: without any it keeps no pair.
-
-    Args:
-        llm: The judge.
+    A judge fails the calibration at once, since no pair is kept without it. A writer is stopped by
+    ``stop_if_silent`` alone, between groups of finished questions, so that the order of replies decides nothing.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self._has_replied = False
-        self._n_invalid = 0
-
-    @property
-    def identity(self) -> str:
-        """The judge's identity."""
-        return self._llm.identity
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Ask the judge; see ``reflact.protocols.LLM.ask``.
-
-        Raises:
-            RunFailed: None of the first comparisons has a valid reply.
-            ModelError: This one has none.
-        """
-        try:
-            reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
-        except ReplyError as error:
-            self._n_invalid += 1
-            if not self._has_replied and self._n_invalid >= FAIL_FAST_CALLS:
-                raise RunFailed(
-                    f"the judge gave no valid reply to any of the first {FAIL_FAST_CALLS} comparisons, without which "
-                    "none of their pairs is kept, so nothing more is asked; the last reply was refused: "
-                    f"{error}. Look at the model (models.critic.model), at `mode` and at `max_tokens`, or do "
-                    "without comparisons (contrast.judges: 0); what was paid for is stored"
-                ) from error
-            raise
-        self._has_replied = True
-        return reply
-
-
-class FailFastWriter:
-    """A writer that is asked no more where none of its first questions got a valid reply.
-
-    That is decided by ``settle`` alone, between groups of questions that are all over, so that it follows
-    from what was said and not from when.
-
-    Args:
-        llm: The writer.
-    """
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    def __init__(self, llm: LLM, *, fails_run: bool) -> None:
+        super().__init__(llm)
+        self._fails_run = fails_run
         self._invalid_questions: dict[str, str] = {}
         self.has_replied = False
         self.stop_reason: str | None = None
 
-    @property
-    def identity(self) -> str:
-        """The writer's identity."""
-        return self._llm.identity
-
-    async def ask(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Reply[R]:
-        """Ask the writer; see ``reflact.protocols.LLM.ask``.
-
-        Raises:
-            ReplyError: The writer was given up, or its replies were not valid.
-            ModelError: It gave no reply.
-        """
+    async def _wrap(self, call: Callable[[], Awaitable[Reply[R]]], call_id: CallId) -> Reply[R]:
         if self.stop_reason is not None:
             raise ReplyError(self.stop_reason)
         try:
-            reply = await self._llm.ask(prompt, reply_type, call_id=call_id, check=check)
+            reply = await call()
         except ReplyError as error:
             self._invalid_questions[call_id.label] = str(error)
+            if self._fails_run and self._is_silent:
+                raise RunFailed(
+                    f"the judge gave no valid reply to any of the first {FAIL_FAST_CALLS} comparisons, so none of "
+                    f"their pairs is kept and no further call is made; the last error: {error}. Look at the model "
+                    f"(models.critic.model), {HOW_TO_MEND}, or do without comparisons (contrast.n_judges: 0); "
+                    "paid replies are stored"
+                ) from error
             raise
         self.has_replied = True
         return reply
 
+    @property
+    def _is_silent(self) -> bool:
+        return not self.has_replied and len(self._invalid_questions) >= FAIL_FAST_CALLS
+
     def stop_if_silent(self) -> None:
-        """Give the writer up if enough different questions were asked and none got a valid reply."""
-        if (
-            not self.has_replied
-            and self.stop_reason is None
-            and len(self._invalid_questions) >= FAIL_FAST_CALLS
-        ):
+        """Stop the writer if it got enough questions and gave no valid reply."""
+        if self._is_silent and self.stop_reason is None:
             self.stop_reason = (
                 f"the writer gave no valid reply to any of its first {len(self._invalid_questions)} questions, so it "
-                "was asked no more, and candidates that it was to write were dropped as bad_reply; the last "
+                "was not asked again, and the candidates that it was to write were dropped as bad_reply; the last "
                 f"one: {self._invalid_questions[max(self._invalid_questions)]}"
             )

@@ -47,9 +47,9 @@ class CalibrationBaseline(FrozenModel):
     """What stood in the memory when a calibration began.
 
     Args:
-        known: The ids of pairs that are not made again.
-        promoted: The ids of pairs that were promoted.
-        last_test: The number of the last test, 0 if there was none.
+        known_pair_ids: The ids of pairs that are not made again.
+        promoted_pair_ids: The ids of pairs that were promoted.
+        last_test_number: The number of the last test, 0 if there was none.
     """
 
     known_pair_ids: tuple[str, ...]
@@ -84,14 +84,14 @@ class CalibrationInputs(NamedTuple):
             exclude={"contrast": {"concurrency"}},
         )
         sums = {name: one.checksum for name, one in self.prompts.prompts.items() if name in IDENTITY_PROMPTS}
-        held = None if self.heldout is None else _hash_traces(self.heldout)
+        heldout_hash = None if self.heldout is None else _hash_traces(self.heldout)
         about: list[JsonValue] = [
             self.critic,
             self.llm,
             settings,
             dict(sums),
             _hash_traces(self.traces),
-            held,
+            heldout_hash,
         ]
         return digest_json([*about, *sorted(pair.id for pair in self.anchors)])
 
@@ -114,11 +114,11 @@ class CalibrationState:
 
     Args:
         identity: What it is known by.
-        parts: What is learned from and what is held out.
-        known: Pairs that were known when it began.
+        split: What is learned from and what is held out.
+        known_pair_ids: Pairs that were known when it began.
         promoted: What is promoted, as far as it has come; by id.
-        before: The tests that were there when it began.
-        ended: Its tests that had ended when it was stopped, and are not taken yet.
+        earlier_tests: The tests that were there when it began.
+        finished_tests: Its tests that had ended when it was stopped, and are not taken yet.
         number: Its number in the store; None while it is not begun.
         report: What came of it earlier, if nothing has changed since.
     """
@@ -177,46 +177,48 @@ async def open_calibration(
 
     Args:
         inputs: What it is given.
-        identity: What it is known by; see ``Given.identity``.
+        identity: What it is known by; see ``CalibrationInputs.identity``.
         last_calibration: The last calibration that was given the same.
         snapshot: What is in the memory now.
-        store: Where pairs are.
+        store: If pairs are.
     """
     if last_calibration is not None and last_calibration.result is None:
         baseline = _parse_stored(CalibrationBaseline, last_calibration.baseline)
         promoted = () if baseline is None else await load_pairs(store, baseline.promoted_pair_ids)
         if baseline is not None and len(promoted) == len(baseline.promoted_pair_ids):
             before = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
-            parts = inputs.split_traces(snapshot, before)
-            ended = _find_finished_tests(snapshot.tests[len(before) :], parts, critic=inputs.critic)
+            split = inputs.split_traces(snapshot, before)
+            ended = _find_finished_tests(snapshot.tests[len(before) :], split, critic=inputs.critic)
             known_ids = frozenset(baseline.known_pair_ids)
             return CalibrationState(
                 identity,
-                parts,
+                split,
                 known_ids,
                 promoted,
                 before,
                 finished_tests=ended,
                 number=last_calibration.number,
             )
-    parts = inputs.split_traces(snapshot, snapshot.tests)
-    course = CalibrationState(identity, parts, snapshot.known_pair_ids, snapshot.promoted, snapshot.tests)
+    split = inputs.split_traces(snapshot, snapshot.tests)
+    calibration = CalibrationState(
+        identity, split, snapshot.known_pair_ids, snapshot.promoted, snapshot.tests
+    )
     result = (
         None
         if last_calibration is None or last_calibration.result is None
         else _parse_stored(CalibrationResult, last_calibration.result)
     )
     if result is not None and result.snapshot_hash == hash_snapshot(snapshot):
-        course.report = result.report
-    return course
+        calibration.report = result.report
+    return calibration
 
 
 async def load_pairs(store: CardStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
     """Return those of the pairs that the store has, by id."""
     if not pair_ids:
         return ()
-    found = {one.pair.id: one.pair for one in await store.pairs(sorted(pair_ids))}
-    return tuple(found[pair_id] for pair_id in sorted(pair_ids) if pair_id in found)
+    pairs = {one.pair.id: one.pair for one in await store.pairs(sorted(pair_ids))}
+    return tuple(pairs[pair_id] for pair_id in sorted(pair_ids) if pair_id in pairs)
 
 
 def hash_snapshot(snapshot: MemorySnapshot) -> str:
@@ -262,9 +264,9 @@ class StoredGeneration(GenerationResult):
     """What became of a trace's candidates.
 
     Args:
-        held: Kept pairs that the scan holds back.
-        new: Kept pairs that are new.
-        full: Nothing was made, since the memory has no room for a pair.
+        n_quarantined: Kept pairs that the scan holds back.
+        n_new: Kept pairs that are new.
+        is_memory_full: Nothing was made, since the memory has no room for a pair.
     """
 
     n_quarantined: int = 0
@@ -326,7 +328,7 @@ def find_missing(
     return (
         f"{words}one slice of {slices} tests, and of {_count_traces_text(len(traces))} {usable} have gold and were not "
         f"learned from; label or record about {missing * slices} more with gold, set a smaller "
-        f"calibrator.slices, or name {MIN_TRACES} traces that are to be held out as `heldout`"
+        f"calibrator.holdout_folds, or name {MIN_TRACES} traces that are to be held out as `heldout`"
     )
 
 

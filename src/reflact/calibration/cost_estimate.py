@@ -25,19 +25,19 @@ class CalibrationCostEstimate(FrozenModel):
     """What a calibration takes.
 
     Args:
-        learn: Traces that pairs are made of.
-        held_out: Traces that test and measure.
-        steps: Steps of these whose correct score is known.
-        anchors: Steps that anchors speak of.
-        rounds: Rounds of contrast pairs, at most.
-        candidates: Candidates of all rounds, at most.
-        calls_low: Calls that it takes at least.
-        calls_high: Calls that it takes at most.
-        outlook: What the held-out traces can show, or what is missing, in words.
-        missing: Why nothing would come to a test, and what to do; None if something can.
-        tests_before: Batches that were tested on these held-out traces before the calibration began.
+        n_training_traces: Traces that pairs are made of.
+        n_held_out_traces: Traces that test and measure.
+        n_held_out_steps: Steps of these whose correct score is known.
+        n_anchor_steps: Steps that anchors speak of.
+        max_rounds: Rounds of contrast pairs, at most.
+        max_candidates: Candidates of all rounds, at most.
+        min_calls: Calls that it takes at least.
+        max_calls: Calls that it takes at most.
+        power_summary: What the held-out traces can show, or what is missing, in words.
+        missing_reason: Why nothing would come to a test, and what to do; None if something can.
+        n_earlier_tests: Batches that were tested on these held-out traces before the calibration began.
         resumed: Whether it was begun and stopped; what it asked before is in these numbers and costs nothing.
-        over: Whether it is over and nothing has changed since, so that these numbers are for another one.
+        is_finished: Whether it is over and nothing has changed since, so that these numbers are for another one.
     """
 
     n_training_traces: int
@@ -69,7 +69,7 @@ def estimate_cost(
     Args:
         calibration: The calibration as it begins, or as it began if it was stopped.
         missing: Why nothing would come to a test.
-        anchors: Gold pairs that are measured.
+        anchors: Labelled pairs that are measured.
         settings: How pairs are made and tested.
         n_samples: Samples of each of the critic's scores.
         max_reasks: How often an invalid reply is sent back at most.
@@ -117,5 +117,5 @@ def estimate_cost(
 
 def _can_be_ordered(steps: Sequence[LabeledStep]) -> bool:
     """Whether a critic's scores of these steps can be ordered, so that rounds can go on by its accuracy."""
-    said = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
-    return pairwise_accuracy([step.build_scored_step(said) for step in steps]) is not None
+    evaluation = Evaluation(progress_before=0, progress_after=0, reasoning="whatever it says")
+    return pairwise_accuracy([step.build_scored_step(evaluation) for step in steps]) is not None

@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.cache import ResultCache
@@ -42,9 +42,7 @@ DEFAULT_CRITIC_SETTINGS = CriticSettings()
 
 
 class CriticReply(ReplyModel):
-    """What the critic is asked to fill in; ``phi`` is the short name of progress in prompts and replies."""
-
-    model_config = ConfigDict(validate_by_name=True)
+    """What the critic is asked to fill in."""
 
     reasoning: str = Field(
         max_length=2000, description="What the purpose asks for, and what of it the state after shows."
@@ -52,13 +50,10 @@ class CriticReply(ReplyModel):
     evidence: tuple[str, ...] = Field(
         max_length=20, description="Texts copied from the state after or from the change."
     )
-    progress_before: Progress = Field(
-        alias="phi_before", description="How much of the purpose the state before fulfils, from 0 to 10."
+    phi_before: Progress = Field(
+        description="How much of the purpose the state before fulfils, from 0 to 10."
     )
-    progress_after: Progress = Field(
-        alias="phi_after",
-        description="How much of the purpose the state after fulfils, from 0 to 10.",
-    )
+    phi_after: Progress = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
     confidence: Share = Field(description="How likely the numbers are right, from 0 to 1.")
 
     @field_validator("reasoning")
@@ -72,8 +67,8 @@ class CriticReply(ReplyModel):
     def evaluation(self) -> Evaluation:
         """The reply as a value of its own."""
         return Evaluation(
-            progress_before=self.progress_before,
-            progress_after=self.progress_after,
+            progress_before=self.phi_before,
+            progress_after=self.phi_after,
             reasoning=self.reasoning,
             evidence=tuple(self.evidence),
             confidence=self.confidence,
@@ -91,7 +86,7 @@ class Critic:
         memory: Where promoted pairs are; None: no worked examples.
         settings: What is shown and how replies are taken.
         prompts: Where its prompt is; None: the newest versions that are packaged.
-        count: Counts the tokens of a text; see ``estimate``.
+        count_tokens: Counts the tokens of a text; see ``estimate``.
 
     Raises:
         ConfigError: The model is not connected, or the memory is none.
@@ -170,7 +165,7 @@ class Critic:
         return critic
 
     def wrap_llm(self, wrap: Callable[[LLM], LLM]) -> Critic:
-        """Return an equal critic that asks its model through a door, and shares no scores with this one."""
+        """Return an equal critic that asks a wrapped model and shares no cached scores with this one."""
         critic = copy(self)
         critic._llm = wrap(self._llm)
         critic._scores = ResultCache(self._settings.cache_size)
@@ -221,16 +216,16 @@ class Critic:
         new = await run_in_thread(
             partial(self._reader.list_unindexed, pairs), [pair.mistake for pair in pairs]
         )
-        place, examples = await run_in_thread(
+        step_hash, examples = await run_in_thread(
             partial(self._choose_examples, step, pairs),
             purpose,
             *transition.payloads,
             [pair.mistake for pair in pairs],
             *(state for pair in new for state in pair.transition.payloads),
         )
-        shown = [pair.id for pair in examples.pairs]
-        key = digest_json([place, trial, progress_before, *shown])
-        return await self._scores.get_or_compute(key, lambda: self._ask(step, place, examples))
+        pair_ids = [pair.id for pair in examples.pairs]
+        key = digest_json([step_hash, trial, progress_before, *pair_ids])
+        return await self._scores.get_or_compute(key, lambda: self._ask(step, step_hash, examples))
 
     # ---------------------------------------------------------------------------------- what is shown
 
@@ -245,7 +240,7 @@ class Critic:
     ) -> tuple[str, ShownExamples]:
         """Return the hash of a step under its purpose, and the worked examples for it."""
         settings = self._settings
-        place = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
+        step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
         order = rank_pairs(
             pairs,
             step.view,
@@ -253,7 +248,7 @@ class Critic:
             include_same=settings.include_same_transition,
             index=self._reader,
         )
-        return place, show_examples(
+        return step_hash, show_examples(
             order,
             max_tokens=settings.example_tokens,
             max_pairs=settings.max_examples,
@@ -265,16 +260,16 @@ class Critic:
     # ------------------------------------------------------------------------------------- the question
 
     async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
-        samples, looked_at = self._settings.n_samples, step.view.transition.payloads
+        samples, payloads = self._settings.n_samples, step.view.transition.payloads
         prompt, case = await run_in_thread(
-            partial(self._build_prompt, step, examples), step.purpose, *looked_at
+            partial(self._build_prompt, step, examples), step.purpose, *payloads
         )
-        places = [
+        call_ids = [
             CallId(role="critic", purpose="score", part=step_hash[:16], trial=step.trial * samples + n)
             for n in range(samples)
         ]
-        said = await fan_out(lambda place: self._sample_evaluation(prompt, case, place), places)
-        return _combine_samples(said, case, tuple(pair.id for pair in examples.pairs))
+        evaluations = await fan_out(lambda place: self._sample_evaluation(prompt, case, place), call_ids)
+        return _combine_samples(evaluations, case, tuple(pair.id for pair in examples.pairs))
 
     def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""

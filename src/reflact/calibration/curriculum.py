@@ -41,7 +41,7 @@ class RoundPlan(FrozenModel):
     Args:
         number: From 1.
         shares: The kinds of mistakes and their parts, which add up to 1.
-        nearest: The least distance of a wrong phi after from the right one.
+        nearest: The least distance of a wrong progress after from the right one.
         farthest: The largest one.
     """
 
@@ -99,11 +99,11 @@ class CurriculumSettings(ConfigSection):
 def plan_next_round(
     history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings
 ) -> RoundPlan | None:
-    """Return the next round, or None where there is none: all were made, or accuracy has stopped rising.
+    """Return the next round, or None if there is none: all were made, or accuracy has stopped rising.
 
     Half of a round is dealt to all kinds equally. The other half goes by what is known of the critic's
     weakness: in proportion to the lower 95% bound of its error rate on each kind, so that a kind about which
-    little is known attracts no more than its part. Where no kind is known to be weak, all are equal.
+    little is known attracts no more than its part. If no kind is known to be weak, all are equal.
     The largest distance of a wrong score from the right one falls by half of what it exceeds the margin by,
     from round to round.
 
@@ -124,14 +124,14 @@ def plan_next_round(
 
 
 def has_plateaued(history: Sequence[CriticAccuracyByMistake], settings: CurriculumSettings) -> bool:
-    """Whether the last ``patience`` rounds gained less than ``least_gain`` over the best before them."""
+    """Whether the last ``patience`` rounds gained less than ``min_gain`` over the best before them."""
     accuracies = [measured.accuracy for measured in history]
     before, lately = accuracies[: -settings.patience], accuracies[-settings.patience :]
     return bool(before) and max(lately) - max(before) < settings.min_gain
 
 
 def summarize_accuracy(scored: Sequence[ScoredStep]) -> CriticAccuracyByMistake | None:
-    """Return what a curriculum needs to know of a critic's scores; None where no states could be compared."""
+    """Return what a curriculum needs to know of a critic's scores; None if no states could be compared."""
     accuracy = pairwise_accuracy(scored)
     if accuracy is None:
         return None
@@ -144,10 +144,10 @@ def summarize_accuracy(scored: Sequence[ScoredStep]) -> CriticAccuracyByMistake 
 def deal_mistakes(
     round_plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int, seed: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return for each event of a trace which kinds of mistakes to make pairs of: ``each`` of them.
+    """Return for each event of a trace which kinds of mistakes to make pairs of: ``per_event`` of them.
 
     Over the events of a trace the kinds have their shares, rounded up or down; over many traces they have
-    them whole, since which way is drawn for each trace. A kind goes to an event twice only where it has
+    them whole, since which way is drawn for each trace. A kind goes to an event twice only if it has
     more places than there are events. All of it follows from seed, round and trace.
     """
     label = f"contrast/deal/{round_plan.number}/{trace_id}"
@@ -159,8 +159,8 @@ def deal_mistakes(
     row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
     hands: list[list[str]] = [[] for _ in range(n_events)]
     order = shuffle(range(n_events), seed, f"{label}/events")
-    for place, kind in enumerate(row):
-        hands[order[place % n_events]].append(kind)
+    for index, kind in enumerate(row):
+        hands[order[index % n_events]].append(kind)
     return tuple(tuple(hand) for hand in hands)
 
 
@@ -173,7 +173,7 @@ def apportion(shares: Sequence[MistakeShare], n_places: int, *, offset: float) -
     Args:
         shares: The kinds and their parts.
         n_places: How many there are.
-        offset: Where the first mark lies, from 0 to below 1; drawn evenly, each kind gets its part on average.
+        offset: Position of the first mark, in [0, 1); drawn uniformly, each kind gets its share on average.
     """
     total, end, first = sum(Fraction(kind.share) for kind in shares), Fraction(0), Fraction(offset)
     counts = {}
@@ -206,7 +206,7 @@ def build_history(
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
     Which kinds the critic is weak on is never read off the held-out steps, whose tests have to stay blind
-    to how their batches came about.
+    to how their batches was made.
     """
     accuracy = pairwise_accuracy([one for one in held_out if one is not None])
     if accuracy is None:

@@ -1,7 +1,7 @@
 """The closed union of what can happen in a calibration: what a calibrator tells whoever listens.
 
 Beside an agent a calibrator raises nothing into the agent's loop: what goes wrong is told here, like
-everything else. ``usage``, where an event has it, is what all calls of the calibrator consumed until then,
+everything else. ``usage``, if an event has it, is what all calls of the calibrator consumed until then,
 replies that were refused or found in a store included.
 """
 
@@ -24,10 +24,10 @@ class ScoreSummary(ShortReprModel):
     """A critic's scores of some steps, in short; the report has all figures, with intervals.
 
     Args:
-        steps: Steps that were scored.
-        unscored: Steps of which the model gave no valid score.
-        error: Mean absolute error of phi after, in 0..10; None where nothing was scored.
-        accuracy: Pairwise accuracy, 0..1; None where nothing can be ordered.
+        n_steps: Steps that were scored.
+        n_unscored: Steps of which the model gave no valid score.
+        error: Mean absolute error of progress after, in 0..10; None if nothing was scored.
+        accuracy: Pairwise accuracy, 0..1; None if nothing can be ordered.
     """
 
     n_steps: int
@@ -42,7 +42,7 @@ class CalibrationStarted(ShortReprModel):
     ``resumed`` says that it goes on with one that was stopped; what happened then is told again.
     """
 
-    kind: Literal["began"] = "began"
+    kind: Literal["calibration_started"] = "calibration_started"
     n_training_traces: int
     n_held_out_traces: int
     n_held_out_steps: int
@@ -53,7 +53,7 @@ class CalibrationStarted(ShortReprModel):
 class RoundStarted(ShortReprModel):
     """A round of contrast pairs began, over so many traces."""
 
-    kind: Literal["round_began"] = "round_began"
+    kind: Literal["round_started"] = "round_started"
     number: int
     n_traces: int
     usage: Usage = Usage()
@@ -72,14 +72,14 @@ class CriticMeasured(ShortReprModel):
 class CalibrationFinished(ShortReprModel):
     """A call of ``calibrate`` ended; the last of its events."""
 
-    kind: Literal["calibrated"] = "calibrated"
+    kind: Literal["calibration_finished"] = "calibration_finished"
     report: CalibrationReport
 
 
 class TraceAccepted(ShortReprModel):
     """A trace came up in the queue: it is learned from, or kept to test on."""
 
-    kind: Literal["trace_taken"] = "trace_taken"
+    kind: Literal["trace_accepted"] = "trace_accepted"
     trace_id: str
     use: Literal["learn", "hold_out"]
 
@@ -90,7 +90,7 @@ class TraceSkipped(ShortReprModel):
     ``dropped`` ones had been queued and made room for newer ones.
     """
 
-    kind: Literal["trace_left_out"] = "trace_left_out"
+    kind: Literal["trace_skipped"] = "trace_skipped"
     trace_id: str
     reason: Literal["full", "dropped", "stopped"]
 
@@ -98,11 +98,11 @@ class TraceSkipped(ShortReprModel):
 class PairsGenerated(ShortReprModel):
     """The contrast pairs of a trace are in the store.
 
-    ``held`` of them the scan keeps back or rejected; ``drops`` are the candidates that became none. Where the
-    memory is ``full`` nothing was made: its bound would have put away what waits or is promoted.
+    ``n_quarantined`` of them the scan keeps back or rejected; ``dropped`` are the candidates that became none. Where the
+    memory is ``is_memory_full`` nothing was made: its bound would have put away what waits or is promoted.
     """
 
-    kind: Literal["pairs_made"] = "pairs_made"
+    kind: Literal["pairs_generated"] = "pairs_generated"
     trace_id: str
     n_candidates: int
     n_pairs: int
@@ -115,16 +115,16 @@ class PairsGenerated(ShortReprModel):
 class PairBatchTested(ShortReprModel):
     """A batch of pairs was tested on held-out traces; promoted ones count from the next score on."""
 
-    kind: Literal["batch_tested"] = "batch_tested"
+    kind: Literal["pair_batch_tested"] = "pair_batch_tested"
     use: Literal["promote", "demote"] = "promote"
     evidence: PromotionEvidence
     usage: Usage = Usage()
 
 
-class TestPostponed(ShortReprModel):
+class BatchTestPostponed(ShortReprModel):
     """A batch waits: there are too few held-out traces to decide on it."""
 
-    kind: Literal["not_tested"] = "not_tested"
+    kind: Literal["test_postponed"] = "test_postponed"
     n_pairs: int
     n_traces: int
     n_needed_traces: int
@@ -135,7 +135,7 @@ class TestPostponed(ShortReprModel):
 class TraceFailed(ShortReprModel):
     """Something went wrong with a trace, or beside any; the calibrator goes on with the next one."""
 
-    kind: Literal["failed"] = "failed"
+    kind: Literal["trace_failed"] = "trace_failed"
     trace_id: str | None
     error: str
     message: str
@@ -144,7 +144,7 @@ class TraceFailed(ShortReprModel):
 class CalibratorStopped(ShortReprModel):
     """The calibrator takes no further traces: its budget is spent, or its model cannot be reached at all."""
 
-    kind: Literal["stopped"] = "stopped"
+    kind: Literal["calibrator_stopped"] = "calibrator_stopped"
     reason: str
 
 
@@ -157,14 +157,14 @@ CalibrationEvent = Annotated[
     | TraceSkipped
     | PairsGenerated
     | PairBatchTested
-    | TestPostponed
+    | BatchTestPostponed
     | TraceFailed
     | CalibratorStopped,
     Field(discriminator="kind"),
 ]
 
 CalibrationEventCallback = Callable[[CalibrationEvent], None]
-"""Is told of an event; must not block."""
+"""Gets an event; must not block."""
 
 CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
 """Reads such an event from JSON."""
@@ -172,10 +172,10 @@ CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(Calibrati
 
 def summarize_scores(scored: Sequence[ScoredStep | None]) -> ScoreSummary:
     """Return the figures of scores, of which None stands for a step without a valid one."""
-    found = [one for one in scored if one is not None]
+    steps = [one for one in scored if one is not None]
     return ScoreSummary(
-        n_steps=len(found),
-        n_unscored=len(scored) - len(found),
-        error=math.fsum(abs(one.error) for one in found) / len(found) if found else None,
-        accuracy=pairwise_accuracy(found),
+        n_steps=len(steps),
+        n_unscored=len(scored) - len(steps),
+        error=math.fsum(abs(one.error) for one in steps) / len(steps) if steps else None,
+        accuracy=pairwise_accuracy(steps),
     )

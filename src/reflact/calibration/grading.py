@@ -45,10 +45,10 @@ NON_ANSWERS: Final = (
 
 
 def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
-    """Return in words why an answer says nothing, or None where it says something.
+    """Return in words why an answer says nothing, or None if it says something.
 
     It is empty, or the question again, or says only that it does not know, unless the question or the purpose
-    has these words, as one that asks for them where nothing is known. Where the purpose is the question,
+    has these words, as one that asks for them if nothing is known. If the purpose is the question,
     capitals and spaces make no other text of it.
 
     Args:
@@ -61,9 +61,9 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
     repeated = purpose == question and _normalize_answer(answer) == _normalize_answer(question)
     if repeated or answer.strip() == question.strip():
         return "the answer is the question again"
-    said, asked = split_words(answer), split_words(question)
-    if said in map(split_words, NON_ANSWERS) and not (
-        _contains_words(asked, said) or _contains_words(split_words(purpose), said)
+    answer_words, question_words = split_words(answer), split_words(question)
+    if answer_words in map(split_words, NON_ANSWERS) and not (
+        _contains_words(question_words, answer_words) or _contains_words(split_words(purpose), answer_words)
     ):
         return "the answer says that it does not know"
     return None
@@ -98,21 +98,21 @@ class CriticGrader:
     """Grades answers by the opinion of a pinned critic; pass it to ``DatasetEnvironment(grade=...)``.
 
     An answer is a transition from the item's input to the answer. The input counts 0 whatever the critic
-    makes of it, since nothing is answered yet; so where a guard takes credit away, nothing is left. Soft is
-    phi after the answer over ten; hard is 1 where that phi reaches ``passes_at``. What the critic says of an
-    answer without full marks is the feedback. An answer that says nothing (see ``nothing_said``) is
+    makes of it, since nothing is answered yet; so if a guard takes credit away, nothing is left. Soft is
+    progress after the answer over ten; hard is 1 if that phi reaches ``pass_threshold``. What the critic says of an
+    answer without full marks is the feedback. An answer that says nothing (see ``explain_empty_answer``) is
     worth 0, and the critic is not asked. An item's reference is not looked at.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
-        passes_at: The least phi of an answer that counts as a success, above 0 and at most 10.
+        pass_threshold: The least phi of an answer that counts as a success, above 0 and at most 10.
         purpose: Says what an answer to an item is to achieve; a function or a method, by whose name it is
             known in the keys of rollouts.
-        measured: What the critic's scores are worth, for the summary (see ``measure_critic``); None: it was
+        measurements: What the critic's scores are worth, for the summary (see ``measure_critic``); None: it was
             not measured.
 
     Raises:
-        ConfigError: The critic is not pinned, ``passes_at`` is off the scale, or the purpose has no name.
+        ConfigError: The critic is not pinned, ``pass_threshold`` is off the scale, or the purpose has no name.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class CriticGrader:
         }
 
     @property
-    def critic_description(self) -> CriticDescription:
+    def scored_by(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
         return self._critic_description
 
@@ -199,7 +199,7 @@ async def measure_critic(
 
     Args:
         critic: The critic as it is.
-        traces: Steps with gold in them count.
+        traces: Steps with labels in them count.
         max_concurrent: Steps that are scored at a time.
 
     Raises:
@@ -261,14 +261,14 @@ def _build_accuracy(measurements: CriticMetrics) -> CriticAccuracy:
 
 
 class CriticAnnotator:
-    """Notes phi before and after each reply of a trajectory; pass it to ``Trainer(annotate=...)``.
+    """Notes progress before and after each reply of a trajectory; pass it to ``Trainer(annotate=...)``.
 
     Args:
         critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pinned(pairs)``.
         purpose: Says what an item asks for; a function or a method, by whose name it is known in the run's
             identity.
-        state: Renders the state from the turns so far (see ``transitions_of``); known by its name as well.
-        measured: What the critic's scores are worth, for the summary; None: it was not measured.
+        state: Renders the state from the turns so far (see ``list_transitions``); known by its name as well.
+        measurements: What the critic's scores are worth, for the summary; None: it was not measured.
 
     Raises:
         ConfigError: The critic is not pinned, or a function has no name.
@@ -301,7 +301,7 @@ class CriticAnnotator:
         return self._identity
 
     @property
-    def critic_description(self) -> CriticDescription:
+    def scored_by(self) -> CriticDescription:
         """The critic, as a run's summary names it."""
         return self._critic_description
 

@@ -111,7 +111,7 @@ class QuotableTexts:
         return any(self._locate_quote(quote).is_changed for quote in evidence)
 
     def _locate_quote(self, quote: str) -> _QuoteLocation:
-        """Return where a quote stands; each is looked for once."""
+        """Return the position of a quote; each is searched once."""
         if quote not in self._locations:
             self._locations[quote] = self._search_quote(_WordSequence([quote.replace(_SEPARATOR, " ")]))
         return self._locations[quote]
@@ -127,7 +127,7 @@ class QuotableTexts:
 
 
 class _QuoteLocation(NamedTuple):
-    """Where a quote stands: after the step or in the change, only in what is gone, in what changed."""
+    """If a quote stands: after the step or in the change, only in what is gone, in what changed."""
 
     is_present: bool
     is_removed: bool
@@ -205,8 +205,8 @@ class GuardCase(NamedTuple):
     """A transition as guards see it.
 
     Args:
-        changed: Whether its states differ.
-        grounds: What evidence may quote.
+        has_change: Whether its states differ.
+        quotable: What evidence may quote.
         limits: What the guards go by.
         progress_before: What the state before is worth whatever an evaluation says; None: that is its to say.
     """
@@ -230,7 +230,7 @@ class GuardCase(NamedTuple):
 
 
 def no_change(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """Where nothing changed nothing was achieved: phi after is phi before."""
+    """If nothing changed nothing was achieved: progress after is progress before."""
     return evaluation if case.has_change else _remove_credit(evaluation)
 
 
@@ -239,9 +239,9 @@ def invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     invented = case.quotable.find_invented(evaluation.evidence) if case.has_change else ()
     if not invented:
         return evaluation
-    kept = tuple(quote for quote in evaluation.evidence if quote not in invented)
+    remaining = tuple(quote for quote in evaluation.evidence if quote not in invented)
     return _cap_confidence(_remove_credit(evaluation), case.limits.max_unsupported_confidence).model_copy(
-        update={"evidence": kept}
+        update={"evidence": remaining}
     )
 
 
@@ -338,7 +338,7 @@ def _join_quotes(quotes: Sequence[str]) -> str:
 
 
 def _set_progress_before(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """Return an evaluation from where it counts: the state before is worth what is known of it."""
+    """Return an evaluation whose progress before is the known value, if there is one."""
     if case.progress_before is None or case.progress_before == evaluation.progress_before:
         return evaluation
     return evaluation.model_copy(update={"progress_before": case.progress_before})

@@ -1,6 +1,6 @@
 """Blind comparisons of the two sides of a pair: who sits where, when the outcome is certain, what it is.
 
-Deciding is pure; ``compare`` asks. A judge does not know which side is which. Half of the comparisons show
+Deciding is pure; ``compare_sides`` asks. A judge does not know which side is which. Half of the comparisons show
 the right one first. A pair is kept where enough of them find it, and in neither order fewer than half do, so
 that whoever always picks the first, or the second, keeps nothing.
 """
@@ -61,15 +61,15 @@ def decide_outcome(
         found_right: Whether the first of them found the right side; one for each that was made.
         min_agreement: The least share.
     """
-    for made in range(1, len(found_right) + 1):
-        left = len(right_first) - made
-        if sum(found_right[:made]) + left < count_needed(len(right_first), min_agreement):
+    for n_done in range(1, len(found_right) + 1):
+        n_left = len(right_first) - n_done
+        if sum(found_right[:n_done]) + n_left < count_needed(len(right_first), min_agreement):
             return "judged_wrong"
         for order in (True, False):
             total = right_first.count(order)
             missed = sum(
                 1
-                for first, hit in zip(right_first, found_right[:made], strict=False)
+                for first, hit in zip(right_first, found_right[:n_done], strict=False)
                 if first is order and not hit
             )
             if 2 * missed > total or total == 0:
@@ -90,8 +90,8 @@ def keep_probability(
     Args:
         n_judges: Comparisons, at least 2.
         min_agreement: The least share that has to find the right side.
-        first_rate: How probable it is that one finds it where it stands first.
-        second_rate: The same where it stands second; None: as probable.
+        first_rate: How probable it is that one finds it if it stands first.
+        second_rate: The same if it stands second; None: as probable.
     """
     total = 0.0
     for a, b in ((n_judges // 2, n_judges - n_judges // 2), (n_judges - n_judges // 2, n_judges // 2)):

@@ -1,7 +1,7 @@
 """How good a critic's scores are: plain numbers with intervals that know that steps of a trace are alike.
 
-Scores are compared with the correct phi after the step. An interval is the 95% percentile interval over
-``RESAMPLES`` resamples of whole traces, so that a long trace counts as one witness and not as many.
+Scores are compared with the correct progress after the step. An interval is the 95% percentile interval over
+``N_RESAMPLES`` resamples of whole traces, so that a long trace counts as one witness and not as many.
 Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), 13.
 """
 
@@ -28,7 +28,7 @@ N_BINS = 10
 """Bins of equal width that confidences are sorted into; the last one holds 1 as well."""
 
 RIGHT_TOLERANCE = 1.0
-"""A score is right where it is at most so far from the correct one: what confidences are about."""
+"""A score is right if it is at most so far from the correct one: what confidences are about."""
 
 MIN_LABEL_DIFFERENCE = 0.5
 """States count as ordered where their correct phi differ at least so much."""
@@ -40,11 +40,11 @@ class ScoredStep(FrozenModel):
     Args:
         trace_id: The trace, within which steps are alike.
         step: The step's number in it.
-        gold: What is right.
+        label: What is right.
         evaluation: What the critic said, after its guards.
-        wrong: Phi after of the wrong evaluations in contrast pairs of this transition.
+        wrong_progress: Phi after of the wrong evaluations in contrast pairs of this transition.
         mistakes: The kinds of mistakes that these show.
-        difficulty: How hard judges found the hardest of these pairs; None where no judge was asked.
+        difficulty: How hard judges found the hardest of these pairs; None if no judge was asked.
     """
 
     trace_id: str
@@ -57,12 +57,12 @@ class ScoredStep(FrozenModel):
 
     @property
     def error(self) -> float:
-        """Critic minus gold, phi after the step."""
+        """Critic minus gold, progress after the step."""
         return self.evaluation.progress_after - self.label.progress_after
 
     @property
     def is_right(self) -> bool:
-        """Whether the score is within ``TOLERANCE`` of the correct one."""
+        """Whether the score is within ``RIGHT_TOLERANCE`` of the correct one."""
         return abs(self.error) <= RIGHT_TOLERANCE
 
 
@@ -89,7 +89,7 @@ class ConstantBaseline(FrozenModel):
     """What whoever always says the same would reach: the bar below which a critic knows nothing.
 
     Args:
-        phi: The median correct phi of these very steps, the best constant there is.
+        progress: The median correct phi of these very steps, the best constant there is.
         error: Its mean absolute error.
         accuracy: Its pairwise accuracy: all ties.
         brier: The Brier score of a confidence that always is the critic's share of right scores.
@@ -105,18 +105,18 @@ class CriticMetrics(FrozenModel):
     """A critic, measured.
 
     Args:
-        traces: Traces that the steps come from.
-        transitions: Scored steps.
+        n_traces: Traces that the steps come from.
+        n_transitions: Scored steps.
         error: Mean absolute error of phi, in 0..10.
         bias: Mean error, in -10..10; above 0 the critic inflates.
         accuracy: Pairwise accuracy: of pairs of states of one trace whose correct phi differ by
-            ``LEAST_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
+            ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
             after-states of any two), taken together with the share of wrong evaluations that are further
             from the critic's than the right one. Ties count half. None without any pair.
         consistency: Of successive steps, the share in which the critic orders a state and the one before it
             equally whether it sees both in one call or each in its own. None without successive steps.
         brier: Mean squared difference of confidence and being right.
-        calibration: Expected calibration error over ``BINS`` bins of confidence; above 0 by chance alone
+        calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by chance alone
             where steps are few.
         constant: The constant predictor beside it.
         by_mistake: Steps by the kind of mistake that they invite, sorted by name.
@@ -140,7 +140,7 @@ class CriticMetrics(FrozenModel):
 
 
 def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMetrics | None:
-    """Return what a critic's scores are worth, None where there are none."""
+    """Return what a critic's scores are worth, None if there are none."""
     if not scored:
         return None
     sample = _TraceBootstrap(scored, stream_name=f"{seed}/all")
@@ -168,7 +168,7 @@ def compute_metrics(scored: Sequence[ScoredStep], *, seed: int = 0) -> CriticMet
 
 
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
-    """Return the pairwise accuracy, None where nothing can be ordered; see ``Measures.accuracy``."""
+    """Return the pairwise accuracy, None if nothing can be ordered; see ``CriticMetrics.accuracy``."""
     traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
     pairs = sum(trace.pairs for trace in traces)
     return sum(trace.shares for trace in traces) / pairs if pairs else None

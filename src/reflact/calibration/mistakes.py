@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from reflact.calibration.perturbations import (
     DISTANCE_TOLERANCE,
@@ -28,7 +28,7 @@ from reflact.prompts import PromptBook, fence
 from reflact.types import FrozenModel
 
 MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
-"""Where a kind of mistake leads; ``against_progress``: too low where there is progress, too high else."""
+"""The direction of a kind of mistake; ``against_progress``: too low if there is progress, too high else."""
 
 
 class Mistake(FrozenModel):
@@ -37,7 +37,7 @@ class Mistake(FrozenModel):
     Args:
         name: Small letters and underscores.
         description: What such a critic does, in one or two sentences that a model can act on.
-        direction: Where it leads.
+        direction: If it leads.
     """
 
     name: str = Field(pattern=r"^[a-z_]+$")
@@ -66,11 +66,11 @@ KNOWN_MISTAKES: Final = (
         description="Describes what happened rightly, but gives a number that does not match it.",
     ),
 )
-"""The kinds in ``memory.MISTAKES``, as models are told of them."""
+"""The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them."""
 
 
 class ProgressRange(FrozenModel):
-    """The numbers that a mistaken phi after may take, both ends included."""
+    """The numbers that a mistaken progress after may take, both ends included."""
 
     low: float
     high: float
@@ -79,15 +79,12 @@ class ProgressRange(FrozenModel):
 class MistakenReply(ReplyModel):
     """An evaluation that makes a mistake."""
 
-    model_config = ConfigDict(validate_by_name=True)
     version: ClassVar[int] = 1
     mistake: str = Field(description="The kind of mistake that the evaluation makes.")
     reasoning: str = Field(
         min_length=1, max_length=600, description="How the mistaken judge argues, in two or three sentences."
     )
-    progress_after: float = Field(
-        alias="phi_after", ge=0, le=10, description="The mistaken score of the state after the action."
-    )
+    phi_after: float = Field(ge=0, le=10, description="The mistaken score of the state after the action.")
     why: str = Field(min_length=1, max_length=300, description="What is wrong about it, in one sentence.")
 
 
@@ -114,9 +111,9 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
 def compute_reach(
     mistake: Mistake, right: Evaluation, *, band: DistanceBand, variant: int = 0
 ) -> ProgressRange | None:
-    """Return where a mistake of a kind may lead, beside what is right; None where the scale ends before.
+    """Return the range that a mistake of a kind may reach beside the right score; None if the scale ends before it.
 
-    A kind that may lead both ways goes where the scale has more room, and every second variation the other
+    A kind that may lead both ways goes to the side on which the scale has more room, and every second variation the other
     way, if there is any.
     """
     high = ProgressRange(
@@ -148,9 +145,9 @@ def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[Mis
     """Return the check of a mistaken evaluation: its number lies within reach, its words are its own."""
 
     def check(reply: MistakenReply) -> None:
-        if not reach.low - DISTANCE_TOLERANCE <= reply.progress_after <= reach.high + DISTANCE_TOLERANCE:
+        if not reach.low - DISTANCE_TOLERANCE <= reply.phi_after <= reach.high + DISTANCE_TOLERANCE:
             raise ValueError(
-                f"phi_after must be from {reach.low:g} to {reach.high:g}, not {reply.progress_after:g}"
+                f"phi_after must be from {reach.low:g} to {reach.high:g}, not {reply.phi_after:g}"
             )
         if not keep_letters_and_digits(reply.reasoning) or not keep_letters_and_digits(reply.why):
             raise ValueError("reasoning and why must hold words")
@@ -225,10 +222,10 @@ class DroppedCandidate(FrozenModel):
 
     Args:
         reason: The kind of reason.
-        words: The reason in words.
+        explanation: The reason in words.
         step: The event's step in its trace.
         mistake: The kind of mistake that was wanted.
-        construction: How the wrong side was to come about; None where it did not come to that.
+        construction: How the wrong side was to come about; None if it did not come to that.
     """
 
     reason: DropReason
@@ -243,9 +240,9 @@ class GenerationResult(FrozenModel):
 
     Args:
         pairs: Kept pairs; no two have one id.
-        drops: What the other candidates failed at.
-        candidates: How many there were: ``len(pairs) + len(drops)``.
-        skipped: Events that were not selected: they moved, but by less than ``min_delta``.
+        dropped: What the other candidates failed at.
+        n_candidates: How many there were: ``len(pairs) + len(drops)``.
+        n_skipped: Events that were not selected: they moved, but by less than ``min_delta``.
     """
 
     pairs: tuple[ContrastPair, ...] = ()
@@ -307,7 +304,7 @@ class ContrastSettings(ConfigSection):
 DEFAULT_CONTRAST_SETTINGS = ContrastSettings()
 
 CandidateCallback: TypeAlias = Callable[[ContrastPair | DroppedCandidate], Awaitable[None]]
-"""Is told of each pair and each drop as it comes about."""
+"""Gets each pair and each dropped candidate when it is ready."""
 
 OTHER_PURPOSE_MISTAKE = "inflated_score"
 """The kind of mistake that an evaluation makes which is meant for another purpose."""
@@ -368,7 +365,7 @@ def choose_candidates(
 
 
 def find_other_purpose(purpose: str, others: Sequence[str], *, index: int) -> str | None:
-    """Return the purpose at a place among those that differ from a given one; None where there is none."""
+    """Return the purpose at a place among those that differ from a given one; None if there is none."""
     different = {
         keep_letters_and_digits(other): other
         for other in sorted(others)

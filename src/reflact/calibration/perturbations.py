@@ -1,11 +1,11 @@
 """Evaluations that are wrong by construction: of a perturbed input, or of the critic's own making. Pure.
 
-A good evaluation of a step is wrong for another step, if that one differs from it where it matters. What is
+A good evaluation of a step is wrong for another step, if the two differ in what matters. What is
 right for the other step follows from how it was made, so that no opinion is asked:
 
 - ``no_effect``: the state after is the state before, so phi stays.
 - ``claim_for_effect``: a claim of success is all that was added to the state before, so phi stays: words
-  about work are not work. (Where the purpose is nothing but to make a claim, this does not hold.)
+  about work are not work. (If the purpose is nothing but to make a claim, this does not hold.)
 - ``progress_reversed``: the states are swapped, and their phi with them, since phi belongs to a state.
 - ``evidence_withdrawn``: all that changed is hidden, so phi stays by the rule that nothing is credited
   unseen. What it truly is nobody knows: such a pair teaches the rule.
@@ -49,7 +49,7 @@ class ReferenceEvaluation(FrozenModel):
 
 
 class DistanceBand(NamedTuple):
-    """How far a wrong phi after may be from the right one."""
+    """How far a wrong progress after may be from the right one."""
 
     nearest: float
     farthest: float
@@ -76,7 +76,7 @@ class PairCandidate(FrozenModel):
 def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | None:
     """Return what gold says of a step, in the words of its reasons or of an evaluation close to it.
 
-    Without either the words are bare, and what changed is the evidence. None where gold says nothing of the
+    Without either the words are bare, and what changed is the evidence. None if gold says nothing of the
     state before: then only half of what is right is known.
     """
     own, before = event.evaluation, label.progress_before
@@ -87,8 +87,8 @@ def find_reference(event: ScoreEvent, label: Label) -> ReferenceEvaluation | Non
         and not label.reasoning.strip()
         and _measure_distance(own, before, label.progress_after) <= MAX_LABEL_DISTANCE
     ):
-        given = {"progress_before": before, "progress_after": label.progress_after}
-        return ReferenceEvaluation(evaluation=own.model_copy(update=given), source=label.source)
+        numbers = {"progress_before": before, "progress_after": label.progress_after}
+        return ReferenceEvaluation(evaluation=own.model_copy(update=numbers), source=label.source)
     low, high = _format_progress(before), _format_progress(label.progress_after)
     bare = f"It was at {low} before the action and is at {high} after it."
     right = Evaluation(
@@ -121,7 +121,7 @@ def build_other_purpose_candidate(
 ) -> PairCandidate | None:
     """Return the pair of a step under another purpose, for which ``right`` was agreed on.
 
-    None where the step's evaluation is not too high for that purpose, by a distance within the band.
+    None if the step's evaluation is not too high for that purpose, by a distance within the band.
     """
     wrong = next(
         (
@@ -149,7 +149,7 @@ def build_other_purpose_candidate(
 def classify_error(wrong: Evaluation, right: Evaluation) -> str:
     """Return the kind of mistake that an evaluation shows beside the right one.
 
-    Too high where nothing was achieved: credit for an intention. Too high else: an inflated score. Too
+    Too high if nothing was achieved: credit for an intention. Too high else: an inflated score. Too
     low: ignored evidence.
     """
     if wrong.progress_after < right.progress_after:
@@ -178,7 +178,7 @@ def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
 
 
 def _is_quotable(quote: str, text: str, action: Action) -> bool:
-    """Whether a quote from the beginning of a place ends where a word does, and says more than connects."""
+    """Whether a quote from the beginning of a text ends at the end of a word, and says more than connects."""
     return not QuotableTexts(Transition(before="", action=action, after=text)).find_invented([quote])
 
 
@@ -247,10 +247,10 @@ def _perturb_input(
         "It credits an effect, but the states before and after are the same.",
     )
     claim = f"The agent says: {transition.action.name} is done, and with it all that was asked for."
-    told = _add_claim(transition.before, claim)
-    if told is not None:
+    with_claim = _add_claim(transition.before, claim)
+    if with_claim is not None:
         yield (
-            transition.model_copy(update={"after": told}),
+            transition.model_copy(update={"after": with_claim}),
             stays.model_copy(
                 update={
                     "reasoning": f"All that is new is a claim. A claim is no effect, so it stays at {low}.",
@@ -290,12 +290,12 @@ def _perturb_input(
 
 
 def _list_wrong_evaluations(event: ScoreEvent, reference: ReferenceEvaluation) -> tuple[Evaluation, ...]:
-    """Return what fits the true step, the critic's own words first where it has said any."""
+    """Return what fits the true step, the critic's own words first if it has said any."""
     return (reference.evaluation,) if event.evaluation is None else (event.evaluation, reference.evaluation)
 
 
 def _add_claim(state: JsonValue, claim: str) -> JsonValue:
-    """Return a state with a claim added; None where it has no place for one."""
+    """Return a state with a claim added; None if it has no place for one."""
     if isinstance(state, str):
         return f"{state}\n{claim}" if state else claim
     if isinstance(state, list):
@@ -330,7 +330,7 @@ def has_same_words(one: str, other: str) -> bool:
 
 
 def keep_letters_and_digits(text: str) -> str:
-    """Return a text's letters and digits, in small letters; empty where it has none."""
+    """Return a text's letters and digits, in small letters; empty if it has none."""
     return "".join(c for c in text.casefold() if c.isalnum())
 
 

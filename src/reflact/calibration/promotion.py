@@ -37,12 +37,12 @@ class MemorySnapshot(NamedTuple):
     """What the store says of pairs at a moment.
 
     Args:
-        known: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
+        known_pair_ids: The ids of pairs that were tested, promoted or archived and are not to be made again. Others
             are, so that a round which was cut off before its test is made again as it was.
-        learned: Traces that pairs were made from, whatever became of these.
-        purposes: What these traces were after.
+        training_trace_ids: Traces that pairs were made from, whatever became of these.
+        training_purposes: What these traces were after.
         promoted: What the critic is shown now.
-        waiting: Pairs that may be tested and were not since they last changed; see ``testable``.
+        waiting_pairs: Pairs that may be tested and were not since they last changed; see ``list_testable_pairs``.
         tests: All tests.
     """
 
@@ -60,11 +60,11 @@ class MemorySnapshot(NamedTuple):
 
     def list_testable_pairs(self, held_out: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         """Return the pairs that wait and were made of none of these traces."""
-        held = {trace.id for trace in held_out}
+        held_out_ids = {trace.id for trace in held_out}
         return tuple(
             one.pair
             for one in self.waiting_pairs
-            if held.isdisjoint(origin.trace_id for origin in one.origins)
+            if held_out_ids.isdisjoint(origin.trace_id for origin in one.origins)
         )
 
 
@@ -73,8 +73,8 @@ class PromotionTester:
 
     Args:
         critic: Scores them.
-        store: Where pairs stand.
-        limit: Steps that are scored at a time.
+        store: If pairs stand.
+        max_concurrent: Steps that are scored at a time.
     """
 
     def __init__(self, critic: Critic, store: CardStore, *, max_concurrent: int) -> None:
@@ -84,7 +84,7 @@ class PromotionTester:
         self._max_concurrent = max_concurrent
 
     async def take_snapshot(self) -> MemorySnapshot:
-        """Return where the critic's pairs stand now."""
+        """Return the present status of the critic's pairs."""
         stored, tests = await self._store.pairs(), await self._store.tests()
         ended = [test for test in tests if test.evidence is not None]
         tested = {unit: test.at for test in ended for unit in test.unit_ids}
@@ -124,7 +124,7 @@ class PromotionTester:
     ) -> PromotionEvidence | NotEnoughTraces:
         """Promote a batch if it lowers the error on held-out steps beside what is promoted already.
 
-        Nothing is sent, and no error probability is used up, where there are too few traces.
+        Nothing is sent, and no error probability is used up, if there are too few traces.
         """
         with_ = [*promoted, *batch]
         return await self._run_test(batch, steps, without=promoted, with_=with_, name=name, use="promote")
@@ -155,9 +155,9 @@ class PromotionTester:
         traces = {step.trace for step in steps}
         ids = tuple(sorted(pair.id for pair in batch))
         booked = [t for t in await self._store.tests() if t.evidence is not None or t.unit_ids != ids]
-        few = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
-        if few is not None:
-            return few
+        missing = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
+        if missing is not None:
+            return missing
         before = await self.score(steps, without)
         unscored = before.count(None)
         if use == "promote" and len(steps) - unscored < MIN_COVERAGE * len(steps):
@@ -170,14 +170,14 @@ class PromotionTester:
         except DataError:  # the batch was sound when it was read, so somebody was faster
             return NotEnoughTraces(n_traces=len(traces), batch_changed=True)
         sides, silent = pair_scores(before, after), _list_unscored(steps, before, after)
-        found = await to_thread.run_sync(
+        result = await to_thread.run_sync(
             lambda: decide_replay_test(
                 sides.before, sides.after, n_earlier_tests=test.n_earlier_tests, use=use, unscored=silent
             )
         )
-        if isinstance(found, NotEnoughTraces):
-            return found
-        evidence = self._build_promotion(found, test)
+        if isinstance(result, NotEnoughTraces):
+            return result
+        evidence = self._build_promotion(result, test)
         try:
             await self._store.close_test(test.number, evidence)
         except DataError:

@@ -32,9 +32,9 @@ def estimate_tokens(text: str) -> int:
 
 
 def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
-    """Return a text in at most ``room`` tokens: two thirds from its beginning, one from its end.
+    """Return a text in at most ``max_tokens`` tokens: two thirds from its beginning, one from its end.
 
-    Between them stands a mark with the number of characters that are missing. Where the room does not even
+    Between them stands a mark with the number of characters that are missing. If the room does not even
     hold the mark, the mark stands alone: what is missing is never left unsaid.
     """
     if count_tokens(text) <= max_tokens:
@@ -67,7 +67,7 @@ MAX_PAIRS_TRIED = 32
 
 
 class ShownExamples(NamedTuple):
-    """The worked examples as text, and the pairs that it holds; both empty where there is room for none."""
+    """The worked examples as text, and the pairs that it holds; both empty if there is room for none."""
 
     text: str
     pairs: tuple[ContrastPair, ...]
@@ -105,7 +105,7 @@ def show_transition(
 
 
 def show_action(action: Action) -> str:
-    """Return an action's name and, where there are any, its arguments below."""
+    """Return an action's name and, if there are any, its arguments below."""
     return action.name if action.arguments is None else f"{action.name}\n{show_state(action.arguments)}"
 
 
@@ -113,8 +113,8 @@ class ExampleRenderer:
     """Renders worked examples, each pair once.
 
     Args:
-        each: Tokens for each part of a transition; what is longer is cut with a mark.
-        count: Counts tokens.
+        max_tokens: Tokens for each part of a transition; what is longer is cut with a mark.
+        count_tokens: Counts tokens.
         size: Examples that are remembered; the one that was longest not asked for goes first.
     """
 
@@ -147,7 +147,7 @@ def show_examples(
 ) -> ShownExamples:
     """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
-    Once ``TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
+    Once ``MAX_PAIRS_TRIED`` in a row do not fit the room counts as full, and no further one is looked at.
 
     Args:
         pairs: The candidates, the best first; no more are taken than are looked at.
@@ -155,7 +155,7 @@ def show_examples(
         max_pairs: Pairs at most.
         tokens_per_field: Tokens for each part of a transition; what is longer is cut with a mark.
         count_tokens: Counts tokens.
-        render: Renders an example, as a ``Renderer`` for so many tokens each does; None: one of its own.
+        render: Renders an example, as an ``ExampleRenderer`` for so many tokens each does; None: one of its own.
     """
     shown, render, passed = (
         ShownExamples("", ()),

@@ -89,7 +89,7 @@ async def score_steps(
 ) -> tuple[ScoredStep | None, ...]:
     """Score steps with exactly these pairs to choose worked examples from, so many at a time.
 
-    No step is shown a pair that tells its score, see ``Telling``. With None in place of pairs the critic
+    No step is shown a pair that tells its score, see ``LeakFilter``. With None in place of pairs the critic
     chooses as it always does.
 
     None stands for a step of which the model gave no valid score.

@@ -15,7 +15,7 @@ from reflact.types import FrozenModel, ShortReprModel
 
 
 class PairCount(FrozenModel):
-    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None where none was compared."""
+    """How many pairs of one mistake were kept; ``difficulty`` is their mean, None if none was compared."""
 
     mistake: str
     n_pairs: int
@@ -35,9 +35,9 @@ class PurposeUsage(FrozenModel):
     Args:
         role: Who asked, such as ``critic``.
         purpose: What for: ``score``, ``mistake``, ``other_purpose`` or ``compare``.
-        questions: How many were asked; a reply that is sent back belongs to its question.
-        unanswered: Questions that got no valid reply.
-        refused: Replies that were not valid.
+        n_questions: How many were asked; a reply that is sent back belongs to its question.
+        n_unanswered: Questions that got no valid reply.
+        n_invalid: Replies that were not valid.
         usage: What all replies took, valid or not.
     """
 
@@ -50,9 +50,9 @@ class PurposeUsage(FrozenModel):
 
 
 class MetricsChange(FrozenModel):
-    """A critic measured before and after on the same steps; None where there were none.
+    """A critic measured before and after on the same steps; None if there were none.
 
-    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``unscored``
+    ``gain`` is by how much the error fell: the mean over traces, with its interval over traces. ``n_unscored``
     steps are in neither measure: the model gave no valid score of them before or after.
     """
 
@@ -68,26 +68,26 @@ class CalibrationReport(ShortReprModel):
     Args:
         critic: The identity of the critic that was measured, as canonical JSON.
         prompt: Its prompt's name and version, such as ``critic@1``.
-        rounds: Rounds of contrast pairs that were made.
-        learned_from: Traces that pairs were made from.
+        n_rounds: Rounds of contrast pairs that were made.
+        n_training_traces: Traces that pairs were made from.
         held_out_name: What the held-out traces are called: a slice, or given by the caller.
-        candidates: Pairs that were tried: kept and dropped ones together.
+        n_candidates: Pairs that were tried: kept and dropped ones together.
         pairs: Kept pairs by kind of mistake, sorted.
-        drops: Dropped candidates by reason, sorted.
-        held: Kept pairs that the scan holds back or rejected; they are in no test.
-        archived: Kept pairs that the memory's bound put away before they could be tested.
-        left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
+        dropped: Dropped candidates by reason, sorted.
+        n_quarantined: Kept pairs that the scan holds back or rejected; they are in no test.
+        n_archived: Kept pairs that the memory's bound put away before they could be tested.
+        n_left_out: Traces that a round made nothing of, since the memory was full; in each round anew.
         tests: The evidence of all batches that were tested, in order.
-        not_tested: Why a batch was not tested, in words; None where all were.
-        writer_given_up: Why the writer of mistakes was asked no more, in words; None where it was not.
+        not_tested_reason: Why a batch was not tested, in words; None if all were.
+        writer_stop_reason: Why the writer of mistakes was asked no more, in words; None if it was not.
         held_out: The change on held-out traces, which chose what was promoted.
         anchors: The change on anchors, which chose nothing.
-        by_round: The critic on the held-out traces before the first round and after each that was tested.
-        outlook: What the held-out traces can show, in words.
+        metrics_by_round: The critic on the held-out traces before the first round and after each that was tested.
+        power_summary: What the held-out traces can show, in words.
         usage: What the calls consumed, those of the critic and those whose replies were refused included,
             and those whose replies were found in a store.
-        consumed: The same by role and purpose.
-        earlier: Whether this is the report of an earlier call, since nothing had changed: none was made now.
+        usage_by_purpose: The same by role and purpose.
+        is_earlier_result: Whether this is the report of an earlier call, since nothing had changed: none was made now.
     """
 
     critic: str
@@ -166,7 +166,7 @@ OUTCOME_TEXTS: Final = {
 
 
 class MetricDescription(NamedTuple):
-    """A figure of ``Measures``: its name, the field, and what to know when reading it."""
+    """A figure of ``CriticMetrics``: its name, the field, and what to know when reading it."""
 
     label: str
     field_name: str

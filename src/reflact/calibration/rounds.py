@@ -11,8 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from reflact.calibration.call_policies import (
     FAIL_FAST_CALLS,
-    FailFastJudge,
-    FailFastWriter,
+    FailFastLLM,
     LimitedCritic,
     UsageLedger,
     sum_usage,
@@ -85,9 +84,9 @@ class RoundRunner:
         critic: What is calibrated.
         settings: How.
         prompts: The prompts.
-        tested: Is told of each test.
-        tell: Is told of what else happens.
-        books: Where the calls of ``llm`` and ``critic`` are counted.
+        on_test: Gets each test.
+        on_event: Gets what else happens.
+        usage_ledger: Counts the calls of ``llm`` and ``critic``
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class RoundRunner:
         usage_ledger: UsageLedger,
     ) -> None:
         self._llm = llm
-        self._judge = FailFastJudge(llm)
+        self._judge = FailFastLLM(llm, fails_run=True)
         self._store = store
         self._settings = settings
         self._prompts = prompts
@@ -120,9 +119,9 @@ class RoundRunner:
         assert plan is not None
         return plan
 
-    def make_writer(self) -> FailFastWriter:
+    def make_writer(self) -> FailFastLLM:
         """Return who writes for one calibration, of whom nothing was heard yet."""
-        return FailFastWriter(self._llm)
+        return FailFastLLM(self._llm, fails_run=False)
 
     async def generate_pairs(
         self,
@@ -135,7 +134,7 @@ class RoundRunner:
         shown_pairs: Sequence[ContrastPair] | None = None,
         on_pair: PairCallback | None = None,
     ) -> StoredGeneration:
-        """Make a trace's pairs and store each as it comes about; steps that are anchors teach nothing."""
+        """Make a trace's pairs and store each when it is ready; steps that are anchors teach nothing."""
         submissions: list[Submission] = []
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
 
@@ -147,7 +146,7 @@ class RoundRunner:
             if on_pair is not None:
                 await on_pair(one)
 
-        made = await generate_contrast_pairs(
+        result = await generate_contrast_pairs(
             list_free_events(trace, anchored),
             purpose=trace.purpose,
             trace_id=trace.id,
@@ -165,7 +164,7 @@ class RoundRunner:
             one.is_new and one.status == "quarantined" and not is_quarantined(one) for one in submissions
         )
         return StoredGeneration(
-            **dict(made), n_quarantined=sum(map(is_quarantined, submissions)), n_new=fresh
+            **dict(result), n_quarantined=sum(map(is_quarantined, submissions)), n_new=fresh
         )
 
     def emit_pairs_generated(self, trace: Trace, generation: StoredGeneration) -> None:
@@ -197,17 +196,19 @@ class RoundRunner:
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
         """Measure each promoted batch again, the oldest first, and take back what harms."""
-        standing = await self.tester.take_snapshot()
+        snapshot = await self.tester.take_snapshot()
         await load_recordings(heldout)
-        steps = list_labeled_steps(trace for trace in heldout if trace.id not in standing.training_trace_ids)
-        found: list[PromotionEvidence] = []
-        for batch in group_by_test(standing.promoted, standing.tests):
-            now = await self.tester.take_snapshot()
-            result = await self.tester.recheck(batch, steps, promoted=now.promoted, name=CALLER_HOLDOUT_NAME)
+        steps = list_labeled_steps(trace for trace in heldout if trace.id not in snapshot.training_trace_ids)
+        evidence: list[PromotionEvidence] = []
+        for batch in group_by_test(snapshot.promoted, snapshot.tests):
+            current = await self.tester.take_snapshot()
+            result = await self.tester.recheck(
+                batch, steps, promoted=current.promoted, name=CALLER_HOLDOUT_NAME
+            )
             self.on_test(result, len(batch), "demote")
             if isinstance(result, PromotionEvidence):
-                found.append(result)
-        return tuple(found)
+                evidence.append(result)
+        return tuple(evidence)
 
     async def open_calibration(
         self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
@@ -216,14 +217,14 @@ class RoundRunner:
 
         Nothing is asked and nothing is stored.
         """
-        standing = await self.tester.take_snapshot()
+        snapshot = await self.tester.take_snapshot()
         critic, llm = self.tester.critic.identity, self._llm.identity
-        given = CalibrationInputs(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
-        identity = await to_thread.run_sync(lambda: given.identity)
+        inputs = CalibrationInputs(traces, heldout, anchors, critic, llm, self._settings, self._prompts)
+        identity = await to_thread.run_sync(lambda: inputs.identity)
         await load_recordings([*traces, *(heldout or ())])
         last = await self._store.find_calibration(identity)
-        course = await open_calibration(given, identity, last, snapshot=standing, store=self._store)
-        return course, await to_thread.run_sync(find_missing, course, given, standing)
+        calibration = await open_calibration(inputs, identity, last, snapshot=snapshot, store=self._store)
+        return calibration, await to_thread.run_sync(find_missing, calibration, inputs, snapshot)
 
     async def run(
         self, calibration: CalibrationState, anchors: Sequence[ContrastPair], *, ignore_finished: bool = False
@@ -231,9 +232,9 @@ class RoundRunner:
         """Calibrate, round by round, and measure before and after.
 
         Args:
-            calibration: The calibration, see ``open``.
-            anchors: Gold pairs that are measured.
-            ignore_finished: Make another one where it is over and nothing has changed since; else its report is
+            calibration: The calibration, see ``open_calibration``.
+            anchors: Labelled pairs that are measured.
+            ignore_finished: Make another one if it is over and nothing has changed since; else its report is
                 returned as it is.
         """
         if calibration.report is not None and not ignore_finished:
@@ -250,13 +251,13 @@ class RoundRunner:
         return report
 
     async def _run(self, calibration: CalibrationState, anchors: Sequence[LabeledStep]) -> CalibrationReport:
-        began, parts = self._usage_ledger.entries, calibration.split
-        steps = list_labeled_steps(parts.held_out)
-        held = {step.trace for step in steps}
+        earlier_usage, split = self._usage_ledger.entries, calibration.split
+        steps = list_labeled_steps(split.held_out)
+        held_out_traces = {step.trace for step in steps}
         self._on_event(
             CalibrationStarted(
-                n_training_traces=len(parts.training),
-                n_held_out_traces=len(held),
+                n_training_traces=len(split.training),
+                n_held_out_traces=len(held_out_traces),
                 n_held_out_steps=len(steps),
                 n_anchor_steps=len(anchors),
                 resumed=calibration.was_resumed,
@@ -271,13 +272,13 @@ class RoundRunner:
         after = await self.tester.score(steps, promoted)
         anchors_after = await self.tester.score(anchors, promoted)
         self._emit_critic_measured("after", after, anchors_after)
-        consumed = self._usage_ledger.entries_since(began)
+        consumed = self._usage_ledger.entries_since(earlier_usage)
         return CalibrationReport(
             critic=self.tester.critic.identity,
             prompt=self.tester.critic.prompt,
             n_rounds=tally.n_rounds,
-            n_training_traces=len(parts.training),
-            held_out_name=parts.held_out_name,
+            n_training_traces=len(split.training),
+            held_out_name=split.held_out_name,
             n_candidates=len(tally.pairs) + len(tally.dropped),
             pairs=count_pairs(tally.pairs),
             dropped=count_drops(tally.dropped),
@@ -290,7 +291,9 @@ class RoundRunner:
             held_out=await compare_metrics(before, after),
             anchors=await compare_metrics(anchors_before, anchors_after),
             metrics_by_round=tuple(tally.measurements_by_round),
-            power_summary=describe_test_power(len(held), n_earlier_tests=calibration.n_earlier_tests),
+            power_summary=describe_test_power(
+                len(held_out_traces), n_earlier_tests=calibration.n_earlier_tests
+            ),
             usage=sum_usage(consumed),
             usage_by_purpose=consumed,
         )
@@ -315,7 +318,7 @@ class RoundRunner:
         calibration: CalibrationState,
         steps: Sequence[LabeledStep],
         before: Sequence[ScoredStep | None],
-        writer: FailFastWriter,
+        writer: FailFastLLM,
     ) -> RoundTotals:
         tally, history = (
             RoundTotals(measurements_by_round=await measure_scores(before)),
@@ -341,7 +344,7 @@ class RoundRunner:
         calibration: CalibrationState,
         round_plan: RoundPlan,
         totals: RoundTotals,
-        writer: FailFastWriter,
+        writer: FailFastLLM,
     ) -> list[ContrastPair]:
         """Make the pairs of a round from all traces, several at a time.
 
@@ -395,12 +398,12 @@ class RoundRunner:
                 await self._replay_finished_test(calibration, steps, ended.unit_ids, ended.evidence)
             )
             return True
-        standing = await self.tester.take_snapshot()
-        batch = standing.list_testable_pairs(calibration.split.held_out)
+        snapshot = await self.tester.take_snapshot()
+        batch = snapshot.list_testable_pairs(calibration.split.held_out)
         if not batch:
             totals.not_tested_reason = totals.not_tested_reason or explain_no_batch(calibration.split, totals)
             return False
-        result = await self.test_batch(batch, steps, snapshot=standing, name=calibration.split.held_out_name)
+        result = await self.test_batch(batch, steps, snapshot=snapshot, name=calibration.split.held_out_name)
         if isinstance(result, NotEnoughTraces):
             totals.not_tested_reason = result.explanation
             return False
@@ -428,9 +431,9 @@ class RoundRunner:
 
 
 async def measure_scores(scored: Sequence[ScoredStep | None]) -> list[CriticMetrics]:
-    """Return what scores measure, as a list; empty where nothing was scored."""
-    found = await measure_in_thread([one for one in scored if one is not None])
-    return [] if found is None else [found]
+    """Return what scores measure, as a list; empty if nothing was scored."""
+    metrics = await measure_in_thread([one for one in scored if one is not None])
+    return [] if metrics is None else [metrics]
 
 
 def is_quarantined(submission: Submission) -> bool:
@@ -442,5 +445,5 @@ def is_quarantined(submission: Submission) -> bool:
 
 async def count_archived(store: CardStore, pairs: Sequence[ContrastPair]) -> int:
     """Return how many of the pairs the memory's bound has archived."""
-    found = await store.pairs([pair.id for pair in pairs])
-    return sum(one.status == "archived" and one.reason == "bound" for one in found)
+    stored = await store.pairs([pair.id for pair in pairs])
+    return sum(one.status == "archived" and one.reason == "bound" for one in stored)

@@ -25,7 +25,7 @@ NO_REPLAY = ReplayConfig()
 
 
 class ModelConnection(NamedTuple):
-    """A model that is connected, and the books that its calls are written in."""
+    """A model that is connected, and the store that counts its calls."""
 
     llm: LLM
     store: RunStore
@@ -49,8 +49,8 @@ async def connect(
 
     Args:
         model: The endpoint, the model, its settings; its key comes from where ``api_key_env`` says.
-        store: The file of model calls, such as the memory's own; made where missing.
-        role: What the model is for, in messages and books.
+        store: The file of model calls, such as the memory's own, created if missing.
+        role: What the model is for, in messages and in the store.
         budget: What all connections to this file may take together, at most.
         replay: Recorded responses instead of the endpoint.
 
@@ -83,7 +83,7 @@ async def open_connection(
 ) -> AsyncIterator[ModelConnection]:
     """Open the store of model calls and connect a model, under a budget that holds over all starts.
 
-    ``told`` is that of ``Client``.
+    ``on_limit`` is that of ``Client``.
 
     Raises:
         BudgetSpent: On leaving: the time is up.
@@ -103,7 +103,7 @@ async def open_connection(
             _drop_key_if_replayed(model, replay),
             role=role,
             run_id=run_id,
-            effects=calls,
+            responses=calls,
             decision_log=calls.decision_log(run_id),
             budget=limits,
             transport=await _open_replay_transport(replay, stack),
@@ -122,7 +122,7 @@ async def open_connection(
 
 
 def account_name(path: Path) -> str:
-    """Return the name under which the calls for a file are booked."""
+    """Return the name under which the calls for a file are counted."""
     return f"c{digest_json(str(path.absolute()))[:12]}"
 
 

@@ -7,8 +7,8 @@ batch is useless, a trace's effect is as likely to be any amount above 0 as that
 is rarer than the held-out traces are many may be in none of them, and is not seen.
 
 **Error probability.** Several batches may be tested on the same held-out traces. The k-th of them is given
-``LEVEL * 6 / (pi * k) ** 2``, and these sum to ``LEVEL`` over however many: the probability that any useless
-batch ever passes on these traces is at most 2.5%. ``LEVEL / k`` would not do, since it sums to more than any
+``TOTAL_ALPHA * 6 / (pi * k) ** 2``, and these sum to ``TOTAL_ALPHA`` over however many: the probability that any useless
+batch ever passes on these traces is at most 2.5%. ``TOTAL_ALPHA / k`` would not do, since it sums to more than any
 bound; equal shares would need the number of batches beforehand. The first batch pays for it with about an
 eighth more traces. It holds although later batches follow earlier outcomes, as long as yes or no is all of
 what comes back from the held-out traces that shapes a batch: a course of refusals is one course. Accuracy on
@@ -19,9 +19,9 @@ these are therefore found in the traces that are learned from.
 critic that says nothing is never better than one that says something. To leave them out would hide a
 batch that makes the critic fall silent, and to wait for them would let one bad reply, which is stored,
 block a small held-out set for good. Both sides are treated alike, so such a step changes its sign when
-the sides change places, as any other does, and the error probability holds. Where both are silent
+the sides change places, as any other does, and the error probability holds. If both are silent
 nothing has changed. That nine in ten steps have a score is asked before a promotion only, and only of
-the side that has to be beaten: where chance decides on that, it speaks against the batch.
+the side that has to be beaten: if chance decides on that, it speaks against the batch.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class ReplayTestResult(FrozenModel):
 
     Args:
         outcome: The decision.
-        traces: Traces compared, the unit of the test.
-        transitions: Steps in them.
-        unscored: Those of the steps that had no valid score on a side; see ``silent_effect``.
+        n_traces: Traces compared, the unit of the test.
+        n_transitions: Steps in them.
+        n_unscored: Those of the steps that had no valid score on a side; see ``bound_unscored_effect``.
         effect: Mean over traces of the absolute error without the batch minus with it; above 0 is better.
         p_value: Of the test that decided; one-sided.
         alpha: What it was compared with.
         accuracy_change: Pairwise accuracy with the batch minus without: the lower of the mean over traces and
-            the difference over all comparisons. None where nothing can be ordered.
+            the difference over all comparisons. None if nothing can be ordered.
         deviation: Standard deviation of the effect between traces.
     """
 
@@ -96,12 +96,12 @@ class NotEnoughTraces(FrozenModel):
     """No decision: too few held-out traces have known steps, too few could be scored, or the batch changed.
 
     Args:
-        traces: Traces that there are.
-        needed: Traces that a test takes.
-        steps: Steps with a gold score in them, where too few of these could be scored.
-        unscored: Those of which the model gave no valid score without the batch.
-        tested: Batches that were tested on these traces, if their error probability is used up.
-        overtaken: Whether a part of the batch was tested, edited or retired by another process, or came from
+        n_traces: Traces that there are.
+        n_needed: Traces that a test takes.
+        n_steps: Steps with a label in them, if too few of these could be scored.
+        n_unscored: Those of which the model gave no valid score without the batch.
+        n_tested: Batches that were tested on these traces, if their error probability is used up.
+        batch_changed: Whether a part of the batch was tested, edited or retired by another process, or came from
             a held-out trace as well, while it was scored.
     """
 
@@ -255,7 +255,7 @@ def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0, alpha:
     Args:
         effect_ratio: The effect over its standard deviation between traces, above 0.
         n_earlier_tests: Tests made earlier on the same traces.
-        alpha: The level, where it is not the one that follows from ``before``.
+        alpha: The level, if it is not the one that follows from ``n_earlier_tests``.
     """
     quantile = NormalDist().inv_cdf
     chance = compute_alpha(n_earlier_tests) if alpha is None else alpha

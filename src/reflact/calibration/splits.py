@@ -20,7 +20,7 @@ from reflact.memory.protocols import BatchTest, count_tests
 MIN_PURPOSES = 2
 """As many purposes there have to be for each slice before whole purposes are sorted into slices."""
 
-CALLER_HOLDOUT_NAME = "given"
+CALLER_HOLDOUT_NAME = "caller"
 """The name of held-out traces that a caller chose."""
 
 
@@ -67,21 +67,21 @@ def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
     Copies under several names are one recording, and so is one that another goes on with: the longest counts,
     of equal ones that of which most is known. A test over copies would take one opinion for many.
     """
-    told = [trace for trace in traces if list_labeled_events(trace)]
-    parts = {content for trace in told for content in trace.recording.content_hashes[:-1]}
+    labeled = [trace for trace in traces if list_labeled_events(trace)]
+    parts = {content for trace in labeled for content in trace.recording.content_hashes[:-1]}
     whole: dict[str, Trace] = {}
-    for trace in sorted(told, key=lambda trace: (-len(list_labeled_events(trace)), trace.id)):
+    for trace in sorted(labeled, key=lambda trace: (-len(list_labeled_events(trace)), trace.id)):
         whole.setdefault(trace.recording.content_hashes[-1], trace)
-    kept = {trace.id for content, trace in whole.items() if content not in parts}
-    return tuple(trace for trace in told if trace.id in kept)
+    kept_ids = {trace.id for content, trace in whole.items() if content not in parts}
+    return tuple(trace for trace in labeled if trace.id in kept_ids)
 
 
 class HoldoutRule(NamedTuple):
     """How traces are sorted into slices.
 
     Args:
-        total: How many there are.
-        by: ``purpose``: all traces of a purpose are in one. ``trace``: each is dealt by its id.
+        n_folds: How many there are.
+        holdout_by: ``purpose``: all traces of a purpose are in one. ``trace``: each is dealt by its id.
     """
 
     n_folds: int
@@ -89,9 +89,9 @@ class HoldoutRule(NamedTuple):
 
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
-        """Return how traces of so many purposes are sorted; ``by`` is what was asked for, if anything was.
+        """Return how traces of so many purposes are sorted; ``holdout_by`` is what was asked for, if anything was.
 
-        Where there are fewer than two purposes for a slice, whole purposes would leave slices empty.
+        If there are fewer than two purposes for a slice, whole purposes would leave slices empty.
         """
         return cls(n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace"))
 
@@ -147,7 +147,7 @@ def split_by_rule(
     rule: HoldoutRule,
     limit: int,
 ) -> HoldoutSplit:
-    """Deal traces into those to learn from and those held out, of which at most ``most`` are used.
+    """Deal traces into those to learn from and those held out, of which at most ``limit`` are used.
 
     Copies of one recording are on one side.
     """
@@ -155,15 +155,15 @@ def split_by_rule(
         training.trace_ids, training.purposes | {t.purpose for t in traces if t.id in training.trace_ids}
     )
     dealt = _choose_dealing_ids(traces)
-    held = {trace.id for trace in traces if rule.is_held_out(dealt[trace.id], trace.purpose)}
+    held_out_ids = {trace.id for trace in traces if rule.is_held_out(dealt[trace.id], trace.purpose)}
     seen = TraceContents.from_traces(trace for trace in traces if trace.id in own.trace_ids)
     usable = [
         trace
-        for trace in deduplicate_traces(trace for trace in traces if trace.id in held)
+        for trace in deduplicate_traces(trace for trace in traces if trace.id in held_out_ids)
         if not own.disqualifies(rule, trace.id, trace.purpose) and not seen.contains(trace)
     ]
     return HoldoutSplit(
-        training=tuple(trace for trace in traces if trace.id not in held),
+        training=tuple(trace for trace in traces if trace.id not in held_out_ids),
         held_out=choose_test_traces(sorted(usable, key=lambda trace: trace.id), tests, limit=limit),
         held_out_name=rule.held_out_name,
     )

@@ -26,7 +26,7 @@ ABSENT_TEXT = "(not there)"
 """Stands for the side of a change on which a field is not there."""
 
 ROOT_PATH = "state"
-"""Where a change stands that has no field."""
+"""If a change stands that has no field."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _MAX_DIFF_LINES = 200
@@ -34,7 +34,7 @@ _CONTEXT_CHARS = 60
 
 
 class FieldChange(NamedTuple):
-    """One field that differs; ``before`` and ``after`` are JSON text, None where the field is not there."""
+    """One field that differs; ``before`` and ``after`` are JSON text, None if the field is not there."""
 
     path: str
     before: str | None
@@ -68,7 +68,7 @@ def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -
 
 
 def show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
-    """Return fields that differ as text, a line for each; ``brief`` as in ``show_change``."""
+    """Return fields that differ as text, a line for each; ``shorten`` as in ``show_change``."""
     return show_state("\n".join(_format_change(change, shorten) for change in fields)) or NO_CHANGE_TEXT
 
 
@@ -103,13 +103,13 @@ def _compare_elements(before: list[JsonValue], after: list[JsonValue], path: str
     start, end = _count_common_ends(before, after, is_same_json)
     old, new = before[start : len(before) - end], after[start : len(after) - end]
     for n in range(max(len(old), len(new))):
-        place = f"{path}[{start + n}]"
+        element_path = f"{path}[{start + n}]"
         if n >= len(old):
-            yield FieldChange(place, None, _format_json(new[n]))
+            yield FieldChange(element_path, None, _format_json(new[n]))
         elif n >= len(new):
-            yield FieldChange(place, _format_json(old[n]), None)
+            yield FieldChange(element_path, _format_json(old[n]), None)
         else:
-            yield from list_changes(old[n], new[n], place)
+            yield from list_changes(old[n], new[n], element_path)
 
 
 def _join_path(path: str, name: str) -> str:
@@ -211,7 +211,7 @@ class TransitionView:
         return self.transition.canonical_json
 
     def subject_hash(self, purpose: str) -> str:
-        """Return the hash of the transition under a purpose; see ``memory_cards.subject_of``."""
+        """Return the hash of the transition under a purpose; see ``memory.cards.compute_subject_hash``."""
         fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
         return digest_text(join_canonical_json(fields))
 

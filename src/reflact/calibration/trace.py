@@ -1,7 +1,7 @@
-"""Traces: what an agent did, and how each step was scored where somebody did, kept as it happens.
+"""Traces: what an agent did, and how each step was scored if somebody did, kept as it happens.
 
 A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished. Each
-line is handed to the system as it comes, so that it outlives the process. How it is read says ``trace_file``.
+line is handed to the system as it comes, so that it outlives the process. ``read_trace_file`` reads it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ L = TypeVar("L", TraceHeader, ScoreEvent, TraceEnd)
 
 
 class TraceFileContent(NamedTuple):
-    """What a file holds up to where it is whole; the bytes that this takes, and those that follow.
+    """The complete lines of a file; the number of their bytes, and of the bytes after them.
 
-    ``open`` says that the last whole line lacks its line break.
+    ``is_open`` says that the last whole line lacks its line break.
     """
 
     header: TraceHeader
@@ -57,7 +57,7 @@ class TraceFileContent(NamedTuple):
 
 
 def read_trace_file(path: Path) -> TraceFileContent:
-    """Read a trace's file up to where it is whole.
+    """Read the complete lines of a trace's file.
 
     Raises:
         DataError: Not even the header is whole, it has no purpose, or a line that is whole says something
@@ -73,17 +73,19 @@ def read_trace_file(path: Path) -> TraceFileContent:
     events: list[ScoreEvent] = []
     ends: list[TraceEnd] = []
     for number, line in enumerate(lines[1:], 2):
-        place = f"{path}, line {number}"
+        location = f"{path}, line {number}"
         try:
-            value = _parse_json(line, place)
+            value = _parse_json(line, location)
         except _TornLine:
             break
         if ends:
-            raise DataError(f"{place}, follows the end of the trace; a file holds one trace, so take it out")
+            raise DataError(
+                f"{location}, follows the end of the trace; a file holds one trace, so take it out"
+            )
         if isinstance(value, dict) and "events" in value:
-            ends.append(_parse_line(value, TraceEnd, place))
+            ends.append(_parse_line(value, TraceEnd, location))
         else:
-            events.append(_parse_event(value, place, step=len(events)))
+            events.append(_parse_event(value, location, step=len(events)))
     finished = ends == [TraceEnd(events=len(events))]
     length = sum(map(len, lines[: 1 + len(events) + finished]))
     unbroken = not content[:length].endswith(b"\n")
@@ -153,7 +155,7 @@ class Trace:
     Args:
         purpose: What the agent is to achieve, in words.
         id: Names the trace; None: a random name.
-        path: A file that each event is appended to as it happens; its folder is made where missing. The file
+        path: A file that each event is appended to as it happens; its folder is created if missing. The file
             must not exist; see ``resume``.
 
     Raises:
@@ -246,9 +248,9 @@ class Trace:
 
         Args:
             transition: What the agent did; states are kept whole.
-            score: How it was judged; of a critic's score what counts after the guards. None where no critic
+            score: How it was judged; of a critic's score what counts after the guards. None if no critic
                 saw it, as in logs.
-            label: What is right, where that is known. Where it says nothing of the state before, that is taken
+            label: What is right, if that is known. If it says nothing of the state before, that is taken
                 from the step before if it ended in this very state, and from the state after if nothing
                 changed, since equal states are worth the same. With neither gold nor score, what samples of
                 a critic agree on can say what is right, but the step tests and measures nothing.
@@ -298,7 +300,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Read a file up to where it is whole; the trace takes no further events.
+        """Read the complete lines of a file; the trace takes no further events.
 
         Raises:
             DataError: Not even the header is whole, it has no purpose, or a line that is whole says something
@@ -329,7 +331,7 @@ class Trace:
 
     @classmethod
     def resume(cls, path: Path | str) -> Trace:
-        """Read a file up to where it is whole, cut off what follows, and record into it from there on.
+        """Read the complete lines of a file, cut off the rest, and continue to record into it.
 
         A trace that was finished stays so.
 
@@ -406,7 +408,7 @@ class Trace:
 
 
 def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> bytes:
-    """Return a line of the file, also where there is none: what no file can hold, no memory can."""
+    """Return a line of the file, also if there is none: what no file can hold, no memory can."""
     try:
         return f"{canonical_json(value.model_dump())}\n".encode("ascii")
     except (ValueError, RecursionError) as error:
@@ -416,7 +418,7 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
-    """Return a step whose gold says what the state before is worth, where that follows from what is known.
+    """Return a step whose gold says what the state before is worth, if that follows from what is known.
 
     A potential belongs to a state, so equal states of one trace have equal ones.
     """

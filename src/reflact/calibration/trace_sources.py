@@ -18,7 +18,7 @@ REPLY_ACTION = "reply"
 
 
 def last_messages(turns: Sequence[Turn]) -> str:
-    """Return the messages that the agent has not answered yet; where it had the last word, what it said."""
+    """Return the messages that the agent has not answered yet; if it had the last word, what it said."""
     answered = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     heard = turns[answered + 1 :] or turns[answered:]
     return "\n\n".join(turn.content for turn in heard)
@@ -48,17 +48,17 @@ def list_transitions(
 def label_reply(rollout: Rollout) -> Label | None:
     """Return what a program found of a rollout's only reply: from 0 to ten times the soft score.
 
-    None where nothing was measured, or where several replies share the score; see ``golds_of``.
+    None if nothing was measured, or if several replies share the score; see ``label_replies``.
     """
     golds = label_replies(rollout)
     return golds[0] if len(golds) == 1 else None
 
 
 def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
-    """Return what a program found of each reply, in the order of ``transitions_of``.
+    """Return what a program found of each reply, in the order of ``list_transitions``.
 
-    The score is of what came out, so the last reply has it: ten times the soft score is phi after. Of an only
-    reply phi before is 0, since nothing was answered; of several nobody knows it.
+    The score is of what came out, so the last reply has it: ten times the soft score is progress after. Of an only
+    reply progress before is 0, since nothing was answered; of several nobody knows it.
     """
     replies = sum(turn.role == "assistant" for turn in rollout.turns)
     if rollout.score is None or replies == 0:
@@ -73,17 +73,17 @@ def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
 
 
 MIN_ANCHOR_DISTANCE = 1.0
-"""So far a wrong phi after lies from the right one at least."""
+"""So far a wrong progress after lies from the right one at least."""
 
 CARELESS_DISTANCE = 3.0
-"""So many points a careless evaluation is off, where it credits what was not achieved."""
+"""So many points a careless evaluation is off, if it credits what was not achieved."""
 
 
 def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
     """Return one gold pair for each step whose gold is known before and after, by a program or a person.
 
-    The right side is gold. The wrong one is what the critic said where that is off by a point or more, else a
-    careless evaluation: no credit where there was progress, credit where there was none.
+    The right side is gold. The wrong one is what the critic said if that is off by a point or more, else a
+    careless evaluation: no credit if there was progress, credit if there was none.
 
     Args:
         traces: Runs that are set apart: neither learned from nor held out.

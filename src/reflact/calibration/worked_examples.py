@@ -40,7 +40,7 @@ class RankingIndex:
     """Reads pairs for ranking, each once: rounds are scored with the same, a memory gives equal ones.
 
     Args:
-        size: Pairs that are remembered, or as many as are read at a time where that is more; the one that
+        size: Pairs that are remembered, or as many as are read at a time if that is more; the one that
             was longest not asked for goes first.
     """
 
@@ -50,11 +50,14 @@ class RankingIndex:
 
     def __call__(self, pairs: Sequence[ContrastPair]) -> tuple[RankingEntry, ...]:
         """Return what ranking needs to know of pairs, each once."""
-        (last, reads), given = self._last_pairs, tuple(pairs)
-        if given != last:
-            self._entries.ensure_size(len(given))
-            reads = tuple({pair.id: self._index_pair(pair) for pair in given}.values())
-        self._last_pairs = given, reads  # these very objects, which are found equal without a look into them
+        (last, reads), requested = self._last_pairs, tuple(pairs)
+        if requested != last:
+            self._entries.ensure_size(len(requested))
+            reads = tuple({pair.id: self._index_pair(pair) for pair in requested}.values())
+        self._last_pairs = (
+            requested,
+            reads,
+        )  # these very objects, which are found equal without a look into them
         return reads
 
     def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
@@ -64,12 +67,12 @@ class RankingIndex:
         return tuple(pair for pair in pairs if self._entries.get(pair) is None)
 
     def _index_pair(self, pair: ContrastPair) -> RankingEntry:
-        found = self._entries.get(pair)
-        if found is None:
+        entry = self._entries.get(pair)
+        if entry is None:
             words = _word_set(pair.purpose, TransitionView(pair.transition))
-            found = RankingEntry(pair, pair.id, pair.hashes.subject, words)
-            self._entries.put(pair, found)
-        return found
+            entry = RankingEntry(pair, pair.id, pair.hashes.subject, words)
+            self._entries.put(pair, entry)
+        return entry
 
 
 def rank_pairs(
@@ -84,7 +87,7 @@ def rank_pairs(
 
     Kinds of mistakes take turns, so that any beginning of the result holds them in equal numbers, as far as
     there are as many. Pairs whose right side gives credit and pairs whose right side gives none balance each
-    other where kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
+    other if kinds leave a choice: examples of one sort alone teach to say always the same. Beyond that the
     more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action
     and change.
 
@@ -93,7 +96,7 @@ def rank_pairs(
         transition: What is to be scored.
         purpose: Under which purpose.
         include_same: Keep pairs of the same transition under the same purpose, which give the answer away.
-        index: Reads pairs; a ``Reader`` where the same ones come again.
+        index: Reads pairs; a ``RankingIndex`` if the same pairs come again.
     """
     texts = view_transition(transition)
     asked, own = _word_set(purpose, texts), texts.subject_hash(purpose)
@@ -108,8 +111,8 @@ def rank_pairs(
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
     """Yield pairs, given with the best first, so that kinds take turns and credit and no credit balance."""
     queues: dict[tuple[str, bool], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
-    for place, pair in enumerate(pairs):
-        queues[pair.mistake, pair.right.delta > 0].append((place, pair))
+    for index, pair in enumerate(pairs):
+        queues[pair.mistake, pair.right.delta > 0].append((index, pair))
     credited, shown = 0, 0
     turn: set[str] = set()
     while queues:

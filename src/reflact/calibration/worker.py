@@ -36,7 +36,7 @@ class BoundedQueue(Generic[T]):
 
     Args:
         size: Elements at most.
-        when_full: ``drop_oldest`` makes room by dropping what waited longest; ``reject`` and ``block`` refuse
+        full_queue_policy: ``drop_oldest`` makes room by dropping what waited longest; ``reject`` and ``block`` refuse
             an offer, and ``block`` means that ``put`` waits for room instead.
     """
 
@@ -64,7 +64,7 @@ class BoundedQueue(Generic[T]):
         return QueueResult(is_queued=True, dropped_element=dropped)
 
     async def put(self, element: T) -> QueueResult[T]:
-        """Queue an element; waits for room where the policy is ``block``."""
+        """Queue an element; waits for room if the policy is ``block``."""
         while self._full_queue_policy == "block" and len(self._elements) >= self._size and not self._closed:
             await self._changed.wait()
         return self.offer(element)
@@ -91,10 +91,10 @@ class HoldoutCollection:
     """Held-out traces that can test now: the newest, by what they hold, and their ids.
 
     Args:
-        slices: Which traces are held out.
-        standing: What was learned from, and what was tested.
-        most: Traces that are enough.
-        fresh: Whether only traces count on which nothing was tested.
+        rule: Which traces are held out.
+        snapshot: What was learned from, and what was tested.
+        limit: Traces that are enough.
+        only_untested: Whether only traces count on which nothing was tested.
     """
 
     def __init__(
@@ -179,49 +179,49 @@ class TraceLearner:
         """Make the pairs of a trace."""
         if not await self._store.remaining_capacity():
             return StoredGeneration(is_memory_full=True)
-        made = await self._rounds.generate_pairs(
+        generation = await self._rounds.generate_pairs(
             trace, self._rounds.first_round_plan, writer=self._writer, known_pair_ids=self._known_pair_ids
         )
         self._writer.stop_if_silent()
-        self._n_waiting += made.n_new
-        return made
+        self._n_waiting += generation.n_new
+        return generation
 
     async def test_if_due(self) -> None:
         """Test the pairs that wait, if they are enough for a batch and the held-out traces for a test.
 
-        Where scoring came to no test, it is paid for again only once another batch of pairs waits.
+        If scoring came to no test, it is paid for again only once another batch of pairs waits.
         """
         if self._n_waiting < self._next_test_at or self._holdout is None:
             return
-        standing = await self._rounds.tester.take_snapshot()
-        gathered = (
-            await self._refresh_holdout(standing) if self._holdout.missing_traces is None else self._holdout
+        snapshot = await self._rounds.tester.take_snapshot()
+        holdout = (
+            await self._refresh_holdout(snapshot) if self._holdout.missing_traces is None else self._holdout
         )
-        if gathered.missing_traces is not None:
+        if holdout.missing_traces is not None:
             if not self._reported_missing:
-                self._rounds.on_test(gathered.missing_traces, self._n_waiting, "promote")
+                self._rounds.on_test(holdout.missing_traces, self._n_waiting, "promote")
             self._reported_missing = True
             return
         self._reported_missing = False
-        traces = await self._load_traces(gathered.trace_ids)
-        batch = standing.list_testable_pairs(traces)
+        traces = await self._load_traces(holdout.trace_ids)
+        batch = snapshot.list_testable_pairs(traces)
         self._next_test_at = self._settings.batch_size
         if batch:
-            name = gathered.rule.held_out_name
+            name = holdout.rule.held_out_name
             result = await self._rounds.test_batch(
-                batch, list_labeled_steps(traces), snapshot=standing, name=name
+                batch, list_labeled_steps(traces), snapshot=snapshot, name=name
             )
-            standing = await self._rounds.tester.take_snapshot()
+            snapshot = await self._rounds.tester.take_snapshot()
             if isinstance(result, NotEnoughTraces):
-                self._next_test_at += len(standing.waiting_pairs)
-        await self._refresh_holdout(standing)
+                self._next_test_at += len(snapshot.waiting_pairs)
+        await self._refresh_holdout(snapshot)
 
     async def _holdout_for(self, purpose: str) -> HoldoutCollection:
         """Return what is gathered, with traces sorted as many purposes as are known ask for."""
-        wanted = MIN_PURPOSES * self._settings.holdout_folds
+        n_wanted = MIN_PURPOSES * self._settings.holdout_folds
         if self._holdout is None:
-            self._purposes |= await self._store.purposes(limit=wanted)
-        self._purposes |= {purpose} if len(self._purposes) < wanted else set()
+            self._purposes |= await self._store.purposes(limit=n_wanted)
+        self._purposes |= {purpose} if len(self._purposes) < n_wanted else set()
         if self._holdout is None or self._holdout.rule != self._holdout_rule:
             return await self._refresh_holdout(await self._rounds.tester.take_snapshot())
         return self._holdout
@@ -263,7 +263,7 @@ class TraceLearner:
         return gathered
 
     async def _load_traces(self, ids: tuple[str, ...]) -> list[Trace]:
-        found = [await self._store.trace(trace) for trace in ids]
-        traces = [Trace.from_stored(stored) for stored in found if stored is not None]
+        stored_traces = [await self._store.trace(trace) for trace in ids]
+        traces = [Trace.from_stored(stored) for stored in stored_traces if stored is not None]
         await load_recordings(traces)
         return traces

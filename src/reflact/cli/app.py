@@ -1,7 +1,7 @@
-"""All commands, and what errors look like at a terminal.
+"""The command line: all commands, and the output of errors.
 
-Exit codes: 0 completed; 1 a run ended without completing; 2 something given is wrong
-and nothing was paid; 130 and 143 ended by Ctrl-C or SIGTERM.
+Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no call was paid;
+130 and 143 Ctrl-C or SIGTERM ended the run.
 """
 
 from __future__ import annotations
@@ -14,39 +14,31 @@ from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
 from reflact.cli.cassettes import record, replay
+from reflact.cli.common import print_error
 from reflact.cli.demo import demo
 from reflact.cli.import_skillopt import import_skillopt
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import runs, show
 from reflact.cli.train import evaluate, train
-from reflact.errors import CassetteError, CassetteMiss, ReflactError, StoreError, UsageError
+from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
 
 class CommandGroup(TyperGroup):
-    """Turns errors into one sentence on standard error, below it what differs, and an exit code."""
+    """Prints an error as one sentence on standard error and sets the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that the context names."""
+        """Run the command of the context."""
         try:
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
-            _print_error(error)
+            print_error(str(error), getattr(error, "difference", ()))
             raise typer.Exit(2) from None
         except ReflactError as error:
-            _print_error(error)
+            print_error(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            typer.echo("interrupted; the same command goes on from where it was", err=True)
+            typer.echo("interrupted; run the same command again to resume", err=True)
             raise typer.Exit(130) from None
-
-
-def _print_error(error: ReflactError) -> None:
-    from reflact.reporting.lines import escape_line
-
-    typer.echo(f"error: {escape_line(str(error))}", err=True)
-    if isinstance(error, CassetteMiss):
-        for text in error.difference:
-            typer.echo(escape_line(text), err=True)
 
 
 app = typer.Typer(

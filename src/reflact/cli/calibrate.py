@@ -59,7 +59,7 @@ class UncalledLLM:
 
 
 def calibration_run_id(config: CalibrateConfig) -> str:
-    """Return under which name the calls are booked: one for each memory."""
+    """Return under which name the calls are counted: one for each memory."""
     from reflact.calibration.setup import account_name
 
     return account_name(config.memory)
@@ -95,7 +95,7 @@ async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tupl
             config.models.critic,
             role=CRITIC_ROLE,
             run_id=run_id,
-            effects=store,
+            responses=store,
             decision_log=store.decision_log(run_id),
         )
         return UncalledLLM(client.identity), await store.spend(run_id)
@@ -104,7 +104,7 @@ async def read_earlier_spend(config: CalibrateConfig) -> tuple[UncalledLLM, tupl
 async def load_traces(
     config: CalibrateConfig, memory: MemoryStore
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
-    """Return the traces to learn from, and those that are held out, None where the rule chooses them.
+    """Return the traces to learn from, and those that are held out, None if the rule chooses them.
 
     Files that are not whole are told on standard error, and files of which the memory has more gold.
 
@@ -253,7 +253,7 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
 
     Makes contrast pairs of the traces, promotes those that help the critic, and measures it before and after.
 
-    Calls that were paid for are not asked again: stopped and started anew, it goes on where it was.
+    Calls that were paid for are not asked again: a stopped calibration resumes.
     """
     if dry_run:
         estimate_and_show(config, overrides, as_json=as_json)
@@ -339,7 +339,7 @@ DEFAULT_OPTIONS = CalibrateOptions()
 
 
 class _CalibrationOutcome(NamedTuple):
-    """What came of a start: its report, None where it was stopped, and the books before and after it."""
+    """What came of a start: its report (None if it was stopped), and the spend before and after it."""
 
     report: CalibrationReport | None
     before: tuple[Spend, ...]
@@ -486,7 +486,7 @@ class CalibrationProgress:
     """Counts what a calibration has done, for when it is stopped.
 
     Args:
-        tell: Is told of each event after it was counted; None: nobody.
+        on_event: Gets each event after it was counted; None: nobody.
     """
 
     def __init__(self, on_event: CalibrationEventCallback | None) -> None:
@@ -518,7 +518,7 @@ class CalibrationProgress:
 
     @property
     def description(self) -> str:
-        """Where it was, and what it has done until then."""
+        """If it was, and what it has done until then."""
         if not self._round:
             return "before the first round"
         promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
@@ -530,7 +530,7 @@ class CalibrationProgress:
 
     @property
     def resume_point(self) -> str:
-        """From where the same command goes on."""
+        """What the same command does next."""
         if not self._round:
             return "with its first measurement"
         left = self._n_traces - self._n_done

@@ -65,10 +65,10 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
     """Yield what was made of the traces, and what became of it before any test."""
-    kept = sum(kind.n_pairs for kind in report.pairs)
+    n_pairs = sum(kind.n_pairs for kind in report.pairs)
     yield (
         f"{report.n_training_traces} traces, {report.n_candidates} candidates, rounds made: {report.n_rounds}; "
-        f"{kept} pairs, {report.n_candidates - kept} dropped, {report.n_promoted} promoted"
+        f"{n_pairs} pairs, {report.n_candidates - n_pairs} dropped, {report.n_promoted} promoted"
     )
     for kind in report.pairs:
         hard = "" if kind.difficulty is None else f", mean difficulty {kind.difficulty:.2f}"
@@ -95,7 +95,7 @@ def _describe_change(change: MetricsChange) -> Iterator[str]:
 
 
 def print_calibration_spend(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
-    """Print what the books of a store say: what this start has paid for, and all starts together."""
+    """Print the spend of this start, and of all starts together."""
     from reflact.reporting.summary import format_spend
 
     books = [_subtract_spend("paid by all starts", after, ())] if before else []
@@ -166,7 +166,7 @@ def _describe_usage(usage: Usage) -> str:
 
 
 def _subtract_spend(name: str, after: Sequence[Spend], before: Sequence[Spend]) -> Spend:
-    """Return what stands in the books beyond an earlier look, under a name.
+    """Return the spend since an earlier state, under a name.
 
     Calls that another process had in flight at the earlier look are settled by now: they leave nothing open.
     """
@@ -318,7 +318,7 @@ class CalibrationLines:
                 line = self._format_pairs(event)
             case events.PairBatchTested():
                 line = f"test      {describe_test(event.evidence)}{_format_usage(event.usage)}"
-            case events.TestPostponed():
+            case events.BatchTestPostponed():
                 line = f"no test   of {event.n_pairs} pairs: {event.explanation}{_format_usage(event.usage)}"
         return line
 

@@ -1,4 +1,4 @@
-"""``reflact record``."""
+"""``reflact record`` and ``reflact replay``."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def replay(  # noqa: PLR0917 - one for each option of the command
     as_json: JsonOption = False,
     times: TimesOption = False,
 ) -> None:
-    """Train from a cassette, without a network.
+    """Train from a cassette, without network.
 
-    A request that the cassette lacks ends the run and names what differs.
+    If the cassette lacks a request, the run ends and reflact prints the difference.
     """
     settings = load_trainer_config(config, add_cassette_overrides(overrides, cassette, "replay"))
     train_and_show(settings, show=resolve_show_mode(show, as_json=as_json), times=times)

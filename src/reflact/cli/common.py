@@ -1,4 +1,4 @@
-"""What the commands that start runs share."""
+"""Options, views, signals and output that several commands share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 IMMEDIATE_SECONDS = 1.0
 MARGIN_SECONDS = 2.0
-"""What a run may take to tidy up after its grace, before the process is ended whatever hangs."""
+"""Seconds for clean-up after the grace period; then the process ends."""
 
 
 class _BoundRun(NamedTuple):
@@ -42,21 +42,19 @@ class _BoundRun(NamedTuple):
 
 
 class InterruptHandler:
-    """Hears SIGINT and SIGTERM for the length of a block; use it in the main thread.
+    """Handles SIGINT and SIGTERM during a block; use it in the main thread.
 
-    A thread of its own ends the process with the signal's exit code where the event loop does not come to
-    that in time: it hangs in foreign code, or in a thread that waits for a person. What is stored is safe.
+    If the event loop does not end in time, a thread ends the process with the exit code of the signal. The
+    loop may hang in other code, or in a thread that waits for a person. Stored results are safe.
 
     Args:
-        grace: Seconds that the run lets what is under way finish.
-
-        say: Told in a line what the first signal brings about. It is called in the middle of anything, and
-            must not use what that may be using.
-        leave: Returns what is to be written to standard output before the process is ended from outside, so
-            that a terminal is left clean.
+        grace: Seconds in which work under way may finish.
+        on_signal: Called with a line about the effect of the first signal. It may interrupt any other code, so
+            it must not use locks or buffers.
+        build_cleanup: Returns text for standard output before the process is ended, to restore the terminal.
 
     Attributes:
-        code: The exit code that the first signal asks for, 130 or 143; None while none came.
+        exit_code: The exit code of the first signal, 130 or 143; None before any signal.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class InterruptHandler:
             self._exit_after(IMMEDIATE_SECONDS)
 
     def bind(self, *, stop: Callable[[str], None], cancel: Callable[[], None]) -> None:
-        """Say how the run of this event loop is stopped in order, given a reason, and how it is cancelled."""
+        """Set the functions that stop the run of this event loop with a reason, and that cancel it."""
         self._bound_run = _BoundRun(asyncio.get_running_loop(), stop, cancel)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
@@ -97,8 +95,8 @@ class InterruptHandler:
         if first:
             self.exit_code = 128 + number
             self._on_signal(
-                f"{name}: what is under way may finish, for {self._grace:g} s at most (a second one ends it "
-                "at once); the same command goes on from where it was"
+                f"{name}: work under way may finish for at most {self._grace:g} s (a second {name} ends it at once); "
+                "run the same command again to resume"
             )
         self._exit_after(self._grace + MARGIN_SECONDS if first else IMMEDIATE_SECONDS)
         if self._bound_run is None:
@@ -120,7 +118,7 @@ class InterruptHandler:
 
 
 def write_line(line: str) -> None:
-    """Write a line to standard error past the buffers, which may be in use."""
+    """Write a line to standard error without buffers, because a signal may have interrupted their use."""
     os.write(2, f"{line}\n".encode())
 
 
@@ -235,11 +233,11 @@ def train_and_show(
     times: bool = False,
     approve: Approver | None = None,
 ) -> None:
-    """Run a training to its end and show it; where a person is asked, in lines at most.
+    """Run a training to its end and show it; with an approver, show lines instead of a live view.
 
     Raises:
-        typer.Exit: The run did not complete. The code is 1, or 2 where not one call was answered, which
-            a wrong key, model or port looks like; 128 and a signal's number where that stopped it.
+        typer.Exit: The run did not complete. The code is 1; 2 if no call was answered, for example because a
+            key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
     """
     from rich.console import Console
 
@@ -260,7 +258,7 @@ def train_and_show(
         if summary.status == "cancelled" and interrupts.exit_code is not None:
             raise typer.Exit(interrupts.exit_code)
     if summary.status != "completed":
-        _print_error(f"the run ended as {summary.status}: {summary.reason}")
+        print_error(f"the run ended as {summary.status}: {summary.reason}")
         raise typer.Exit(1 if any(entry.usage.calls for entry in summary.spend) else 2)
 
 
@@ -281,11 +279,11 @@ def _run_training(follower: _RunFollower, interrupts: InterruptHandler) -> RunSu
         return follower.summary
     if interrupts.exit_code is not None:
         raise typer.Exit(interrupts.exit_code)
-    raise RunFailed(f"run {follower.run_id} stopped without a summary; start it again to go on")
+    raise RunFailed(f"run {follower.run_id} stopped without a summary; start it again to resume")
 
 
 class _RunFollower:
-    """Shows what happens in a run, and keeps its summary."""
+    """Shows the events of a run and keeps its summary."""
 
     def __init__(self, trainer: Trainer, config: TrainerConfig, view: RunView) -> None:
         self.has_begun = False
@@ -304,8 +302,8 @@ class _RunFollower:
 
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=self._trainer.stop, cancel=scope.cancel)
-            async with self._trainer.stream() as happenings:
-                async for event in happenings:
+            async with self._trainer.stream() as stream:
+                async for event in stream:
                     if isinstance(self._view, LineView) and not (
                         self.has_begun or isinstance(event, RunStarted)
                     ):
@@ -327,10 +325,12 @@ class _RunFollower:
             return ()
 
 
-def _print_error(text: str) -> None:
-    from reflact.reporting.lines import escape_controls
+def print_error(text: str, details: Sequence[str] = ()) -> None:
+    """Print an error, and its details below it, to standard error."""
+    from reflact.reporting.lines import escape_line
 
-    typer.echo(f"error: {escape_controls(text)}", err=True)
+    for line in (f"error: {text}", *details):
+        typer.echo(escape_line(line), err=True)
 
 
 T = TypeVar("T")
@@ -338,9 +338,9 @@ T = TypeVar("T")
 
 @contextmanager
 def ignore_broken_pipe() -> Iterator[None]:
-    """A block that ends silently where nobody reads any more what it prints.
+    """End the block silently if the reader of its output has gone.
 
-    From then on what is printed there goes nowhere, so that the end of the process does not stumble over it.
+    Later output is discarded, so that the exit of the process raises no error either.
     """
     try:
         yield
@@ -349,21 +349,21 @@ def ignore_broken_pipe() -> Iterator[None]:
 
 
 def guard_callback(on_event: Callable[[T], None]) -> Callable[[T], None]:
-    """Return what tells as ``tell`` does as long as somebody reads it, and goes on in silence after that."""
+    """Return a callback that ignores a broken pipe."""
 
-    def say(event: T) -> None:
+    def call(event: T) -> None:
         with ignore_broken_pipe():
             on_event(event)
 
-    return say
+    return call
 
 
 def _redirect_to_null() -> None:
-    """Lead standard output and standard error nowhere where nobody reads them."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Redirect standard output and standard error to the null device if nobody reads them."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except BrokenPipeError:
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+            os.dup2(null, stream.fileno())
+    os.close(null)

@@ -20,7 +20,7 @@ from reflact.cli.common import (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the run is kept.")] = Path("demo-run"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the run.")] = Path("demo-run"),
     show: ShowOption = ShowMode.live,
     times: TimesOption = False,
     calibrate: Annotated[
@@ -38,7 +38,7 @@ def demo(
         memory = out / "memory.db"
         if memory.exists():
             raise ConfigError(
-                f"{memory} exists, and the recording begins with an empty one: name another --out"
+                f"{memory} exists, but the recording starts with an empty memory; choose another --out"
             )
         calibrate_and_show(
             find_data_folder("calibration") / "calibrate.yaml",

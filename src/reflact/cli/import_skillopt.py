@@ -43,16 +43,16 @@ def import_skillopt(
     if source.suffix not in CONFIG_SUFFIXES | DOCUMENT_SUFFIXES:
         raise UsageError(f"{source} ends neither in .yaml, .yml or .json nor in .md or .txt")
     is_config = source.suffix in CONFIG_SUFFIXES
-    place = out or Path(f"{source.stem}.reflact.{'yaml' if is_config else 'md'}")
-    if place.exists():
-        raise UsageError(f"{place} is there already; choose another file with --out")
-    if is_config and place.suffix not in {".yaml", ".yml"}:
-        raise UsageError(f"{place} does not end in .yaml; choose another file with --out")
+    target = out or Path(f"{source.stem}.reflact.{'yaml' if is_config else 'md'}")
+    if target.exists():
+        raise UsageError(f"{target} exists already; choose another file with --out")
+    if is_config and target.suffix not in {".yaml", ".yml"}:
+        raise UsageError(f"{target} does not end in .yaml; choose another file with --out")
     text, lines = _convert_config(source) if is_config else _convert_document(source)
-    write_atomically(place, text)
+    write_atomically(target, text)
     for line in dict.fromkeys(lines):
         typer.echo(f"note: {escape_line(line)}")
-    typer.echo(f"wrote {place}")
+    typer.echo(f"wrote {target}")
 
 
 def _convert_config(source: Path) -> tuple[str, list[str]]:

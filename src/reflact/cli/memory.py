@@ -1,9 +1,9 @@
-"""``reflact memory``: what a memory holds, listed, shown, labelled, forgotten, taken out and brought in."""
+"""``reflact memory``: list, search, show, label, forget, export and import a memory's content."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -23,33 +23,35 @@ from reflact.cli.memory_output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from reflact.calibration.trace import Trace
-    from reflact.memory.models import ContrastPair, Label, MemoryCard
-    from reflact.memory.protocols import ForgetResult, TraceSummary
-    from reflact.memory.store import ImportResult
+    from reflact.memory.models import Label, MemoryCard
+    from reflact.memory.protocols import ForgetResult
+    from reflact.memory.store import ImportResult, MemoryStore
+
+T = TypeVar("T")
 
 MAX_CONCURRENT_TRACES = 8
-"""Traces that are written at a time; writes that wait together share a transaction."""
+"""Traces that are imported at a time; concurrent writes share a transaction."""
 
 NON_CARD_KINDS = ("trace", "anchor")
-"""What `list --kind` names beside kinds of cards."""
+"""Values of ``list --kind`` that are no kinds of cards."""
 
 StatusOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="STATE", help="Only this: candidate, quarantined, promoted, rejected, archived; repeatable."
+        metavar="STATUS", help="Only this: candidate, quarantined, promoted, rejected, archived; repeatable."
     ),
 ]
 KindOption = Annotated[
     list[str] | None, typer.Option(metavar="KIND", help="Only this kind of card; repeatable.")
 ]
-LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="At most so many cards.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="The largest number of cards.")]
 
 memory_app = typer.Typer(
     name="memory",
-    help="Show and change what calibration has learned.",
+    help="Inspect and change what calibration has learned.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -71,19 +73,20 @@ def list_stored(
 ) -> None:
     """List cards, traces or anchors.
 
-    Cards stand the best first, in all states and scopes unless options say otherwise.
+    Cards are listed best first, with all statuses and scopes unless options restrict them.
     """
     import anyio
 
     from reflact.errors import UsageError
+    from reflact.memory.store import MemoryStore
 
     kinds = kind or []
     if not set(NON_CARD_KINDS).isdisjoint(kinds) and (len(kinds) > 1 or status):
-        raise UsageError(f"--kind {kinds[0]} is combined with other options; list traces and anchors alone")
+        raise UsageError(f"--kind {kinds[0]} cannot be combined with other kinds or --status; list it alone")
     if kinds == ["trace"]:
-        print_traces(anyio.run(_read_summaries, store), store, json=json)
+        print_traces(anyio.run(_read_all, store, MemoryStore.summaries), store, json=json)
     elif kinds == ["anchor"]:
-        print_anchors(anyio.run(_read_anchors, store), store, json=json)
+        print_anchors(anyio.run(_read_all, store, MemoryStore.anchors), store, json=json)
     else:
         print_cards(anyio.run(_find_cards, store, "", status, kind, limit), store, limit, json=json)
 
@@ -91,7 +94,7 @@ def list_stored(
 @memory_app.command()
 def search(  # noqa: PLR0917 - what the command line offers
     store: StoreArgument,
-    words: Annotated[str, typer.Argument(metavar="WORDS", help="What to look for; any text.")],
+    words: Annotated[str, typer.Argument(metavar="WORDS", help="The words to find; any text.")],
     status: StatusOption = None,
     kind: KindOption = None,
     limit: LimitOption = 10,
@@ -99,7 +102,7 @@ def search(  # noqa: PLR0917 - what the command line offers
 ) -> None:
     """Find cards by their words.
 
-    The best match comes first. Without options, cards of all states and scopes are searched.
+    Cards are listed best first, with all statuses and scopes unless options restrict them.
     """
     import anyio
 
@@ -110,14 +113,14 @@ def search(  # noqa: PLR0917 - what the command line offers
 def show(
     store: StoreArgument,
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="The id of a card, pair or trace, or its beginning.")
+        str, typer.Argument(metavar="ID", help="The id of a card, pair or trace, or its prefix.")
     ],
     json: JsonLinesOption = False,
 ) -> None:
     """Show a card, a pair or a trace in full.
 
-    A pair stands with its history, a trace step by step: what was done, what changed, what a critic said,
-    what is right.
+    A pair is shown with its history. A trace is shown step by step: the action, the change, the critic's
+    evaluation and the label.
     """
     import anyio
 
@@ -130,43 +133,43 @@ def label(
     store: StoreArgument,
     trace: Annotated[
         str,
-        typer.Argument(metavar="TRACE", help="A trace's id, or its beginning.", show_default=False),
+        typer.Argument(metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False),
     ],
     step: Annotated[
         int,
-        typer.Argument(
-            metavar="STEP", min=0, help="Its step, from 0, as `show` counts them.", show_default=False
-        ),
+        typer.Argument(metavar="STEP", min=0, help="The number of the step, from 0.", show_default=False),
     ],
     *,
     after: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0, max=10, help="How far the state after the step has come.", show_default=False
+            metavar="N", min=0, max=10, help="The progress of the state after the step.", show_default=False
         ),
     ],
     before: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0, max=10, help="How far the state before it had come, where known."),
+        typer.Option(metavar="N", min=0, max=10, help="The progress of the state before the step, if known."),
     ] = None,
-    reason: Annotated[str, typer.Option(metavar="WORDS", help="Why that is right.")] = "",
+    reason: Annotated[str, typer.Option(metavar="WORDS", help="The reason for the label.")] = "",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Change gold of a person or a program that is there.")
+        bool, typer.Option("--replace", help="Replace a label of a person or a program.")
     ] = False,
 ) -> None:
-    """Say how far a step came.
+    """Label the progress of a step.
 
-    0 is nothing of the trace's purpose, 10 all of it. Gold that a person or a program gave stays, unless
-    --replace says otherwise.
+    0 means no progress towards the trace's purpose, 10 means that it is complete. Labels of a person or a
+    program stay unless you pass --replace.
     """
     import anyio
 
     from reflact.memory.models import Label
     from reflact.reporting.lines import escape_line
 
-    gold = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
-    name, known, steps = anyio.run(_label_step, store, trace, step, gold, replace)
-    typer.echo(f"labelled step {step} of trace {escape_line(name)}; {known} of its {steps} steps have gold")
+    human = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
+    name, labelled, steps = anyio.run(_label_step, store, trace, step, human, replace)
+    typer.echo(
+        f"labelled step {step} of trace {escape_line(name)}; {labelled} of its {steps} steps are labelled"
+    )
 
 
 @memory_app.command()
@@ -174,44 +177,42 @@ def forget(
     store: StoreArgument,
     trace: Annotated[
         str,
-        typer.Argument(
-            metavar="TRACE", help="A trace's id; its beginning is not enough.", show_default=False
-        ),
+        typer.Argument(metavar="TRACE", help="The complete id of a trace.", show_default=False),
     ],
     calls: Annotated[
         bool,
-        typer.Option("--calls", help="Also all replies of models to calibration's questions, of any trace."),
+        typer.Option("--calls", help="Also remove all cached model replies to calibrations, of any trace."),
     ] = False,
     json: JsonLinesOption = False,
 ) -> None:
     """Remove everything that came from a trace.
 
-    Prints what was removed. This cannot be undone.
+    The command reports what it removed. You cannot undo it.
     """
     import anyio
 
     from reflact.reporting.lines import escape_line
 
-    gone = anyio.run(_forget_trace, store, trace, calls)
+    result = anyio.run(_forget_trace, store, trace, calls)
     if json:
-        typer.echo(format_json_line(gone))
+        typer.echo(format_json_line(result))
         return
-    if _removed_anything(gone):
+    if _removed_anything(result):
         typer.echo(
-            f"forgot trace {escape_line(gone.trace_id)}: {gone.n_events} events, {len(gone.unit_ids)} units "
-            f"with {gone.n_cards} cards, {gone.n_anchors} anchors"
+            f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, {len(result.unit_ids)} units "
+            f"with {result.n_cards} cards, {result.n_anchors} anchors"
         )
     if calls:
-        typer.echo(f"removed {gone.n_responses} stored replies of models to calibration's questions")
-    elif gone.n_responses_left:
+        typer.echo(f"removed {result.n_responses} cached replies to questions of calibrations")
+    elif result.n_responses_left:
         typer.echo(
-            f"{gone.n_responses_left} stored replies of models to calibration's questions may quote it; --calls "
-            "removes them all, and they would be asked anew"
+            f"{result.n_responses_left} cached replies to questions of calibrations may quote it; --calls removes "
+            "them all, and later calibrations ask these questions again"
         )
-    if gone.remains_in_wal:
+    if result.remains_in_wal:
         typer.echo(
-            f"what was removed still stands in {store.name}-wal, since another process reads the memory; end "
-            "that and give this command again, which finds no trace then, but empties the log"
+            f"{store.name}-wal still contains the removed data, because another process reads the memory; end "
+            "that process and run this command again, which then reports no trace but empties the log"
         )
 
 
@@ -221,13 +222,13 @@ def export_store(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="Where to write; standard output without it.", show_default=False
+            metavar="FILE", help="The file to write; standard output if omitted.", show_default=False
         ),
     ] = None,
 ) -> None:
     """Write a memory as JSON lines.
 
-    Tests and what was rejected or archived stay behind; copy the file itself to copy all of it.
+    Tests and rejected or archived cards are left out. To copy everything, copy the file itself.
     """
     import anyio
 
@@ -241,15 +242,15 @@ def import_store(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="What `export` wrote; or traces, a file of one or a folder.",
+            help="A file that `export` wrote, or a file or folder of traces.",
             show_default=False,
         ),
     ],
     json: JsonLinesOption = False,
 ) -> None:
-    """Bring in an export or traces.
+    """Import an export or traces.
 
-    What is there stays. Each new card is scanned and quarantined, whatever it was elsewhere.
+    Stored entries stay as they are. Each new card is scanned and quarantined, whatever its status was.
     """
     import anyio
 
@@ -258,15 +259,15 @@ def import_store(
     traces, lines = _read_source(source)
     print_incomplete_files(traces, err=json)
     try:
-        done = anyio.run(_import_memory, store, traces, lines)
+        result = anyio.run(_import_memory, store, traces, lines)
     except DataError as error:
-        raise error if traces else DataError(f"{source}: {error}; nothing was brought in") from None
+        raise error if traces else DataError(f"{source}: {error}; nothing was imported") from None
     if json:
-        typer.echo(format_json_line(done))
+        typer.echo(format_json_line(result))
         return
     typer.echo(
-        f"new: {done.n_units} units, {done.n_traces} traces with {done.n_events} steps, {done.n_anchors} anchors; "
-        f"{done.n_blocked} of the units are held or rejected"
+        f"new: {result.n_units} units, {result.n_traces} traces with {result.n_events} steps, "
+        f"{result.n_anchors} anchors; {result.n_blocked} of the units need review or were rejected"
     )
 
 
@@ -281,24 +282,19 @@ async def _find_cards(
     from reflact.errors import UsageError
     from reflact.memory.protocols import CardQuery
 
-    asked: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
+    filters: dict[str, Any] = {"statuses": status or (), "kinds": kind or ()}
     try:
-        query = CardQuery(text=text, all_scopes=True, limit=limit, **asked)
+        query = CardQuery(text=text, all_scopes=True, limit=limit, **filters)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['input']!r} is none: {first['msg']}") from None
+        raise UsageError(f"{first['loc'][0]}: {first['input']!r} is invalid: {first['msg']}") from None
     async with open_existing(path) as store:
         return await store.find(query)
 
 
-async def _read_summaries(path: Path) -> tuple[TraceSummary, ...]:
+async def _read_all(path: Path, read: Callable[[MemoryStore], Awaitable[T]]) -> T:
     async with open_existing(path) as store:
-        return await store.summaries()
-
-
-async def _read_anchors(path: Path) -> tuple[ContrastPair, ...]:
-    async with open_existing(path) as store:
-        return await store.anchors()
+        return await read(store)
 
 
 async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:
@@ -317,12 +313,12 @@ async def _render_by_name(path: Path, name: str, json: bool) -> list[str]:
         trace = await store.trace(found)
         summary = next((one for one in await store.summaries() if one.id == found), None)
     if trace is None or summary is None:
-        raise UsageError(f"{path} holds what came from trace {found}, but not the trace itself")
+        raise UsageError(f"{path} has units of trace {found}, but not the trace itself")
     return [format_json_line(trace)] if json else [*render_trace(trace, summary)]
 
 
 async def _label_step(path: Path, name: str, step: int, label: Label, replace: bool) -> tuple[str, int, int]:
-    """Label a step; returns the trace's id, and how many of how many steps have gold then."""
+    """Label a step; return the trace's id, its number of labelled steps, and its number of steps."""
     async with open_existing(path, read_only=False) as store:
         trace_id = resolve_id(name, await store.find_trace_ids(name), noun="trace", store=path)
         await store.label(trace_id, step, label, replace=replace)
@@ -337,21 +333,23 @@ async def _forget_trace(path: Path, trace: str, calls: bool) -> ForgetResult:
         found = await store.find_trace_ids(trace)
         if found and trace not in found and not calls:
             raise UsageError(
-                f"no trace in {path} is called {trace!r}, and forgetting takes a whole id; these begin so: "
+                f"{path} has no trace {trace!r}, and forget needs a complete id; these ids begin with it: "
                 f"{', '.join(found)}"
             )
-        gone = await store.forget(trace, calls=calls)
-    if not calls and not _removed_anything(gone):
-        log = f"; what was removed before may still stand in {path.name}-wal, which is being read"
-        raise UsageError(
-            f"nothing in {path} came from a trace {trace!r}; list them with "
-            f"`reflact memory list {path} --kind trace`{log if gone.remains_in_wal else ''}"
+        result = await store.forget(trace, calls=calls)
+    if not calls and not _removed_anything(result):
+        log = (
+            f"; {path.name}-wal may still contain data that was removed before, and another process reads it"
         )
-    return gone
+        raise UsageError(
+            f"nothing in {path} came from a trace {trace!r}; list traces with "
+            f"`reflact memory list {path} --kind trace`{log if result.remains_in_wal else ''}"
+        )
+    return result
 
 
 def _removed_anything(result: ForgetResult) -> bool:
-    """Whether anything had come from the trace."""
+    """Whether something was removed besides cached replies."""
     return result.trace_removed or bool(result.unit_ids) or result.n_anchors > 0
 
 
@@ -375,7 +373,7 @@ async def _export_memory(path: Path, target: Path | None) -> None:
 
 
 def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
-    """Return the traces in a source, or the lines of an export."""
+    """Return the traces of a source, or the lines of an export."""
     import json
 
     from reflact.calibration.trace import Trace

@@ -1,4 +1,4 @@
-"""What the commands of ``reflact memory`` share: the file, ids by their beginnings, what is printed."""
+"""Shared parts of ``reflact memory``: the store argument, ids by prefix, tables and details."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from reflact.types import FrozenModel
 
 MIN_PREFIX_LENGTH = 4
-"""Characters that the beginning of an id needs at least."""
+"""The least number of characters of an id's prefix."""
 
 MAX_LISTED_IDS = 10
-"""Ids that a store names at most where several begin as asked for."""
+"""The largest number of ids that a store returns for a prefix."""
 
 MAX_CELL_CHARS = 60
-"""Characters of a card or a purpose in a table."""
+"""The largest number of characters of a text in a table."""
 
 MAX_CHANGE_TOKENS = 200
-"""Room for a purpose, an action, and what a step changed, each; what is cut is marked."""
+"""The largest number of tokens of a purpose, an action or a change; cuts are marked."""
 
 COLUMN_GAP = "  "
-"""What stands between two columns."""
+"""The gap between two columns."""
 
 StoreArgument = Annotated[
     Path,
@@ -36,13 +36,13 @@ StoreArgument = Annotated[
 ]
 NewStoreArgument = Annotated[
     Path,
-    typer.Argument(metavar="STORE", help="The memory's file; made where missing.", show_default=False),
+    typer.Argument(metavar="STORE", help="The memory's file; created if missing.", show_default=False),
 ]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 
 
 def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
-    """Return the memory of a file, to be opened; what only reads changes nothing in it, its schema neither.
+    """Return the memory of an existing file, not opened yet; by default it changes nothing in the file.
 
     Raises:
         UsageError: There is no such file.
@@ -51,21 +51,21 @@ def open_existing(path: Path, *, read_only: bool = True) -> MemoryStore:
     from reflact.memory.store import MemoryStore
 
     if not path.is_file():
-        raise UsageError(f"there is no memory at {path}; name its file")
+        raise UsageError(f"there is no memory at {path}; pass the path of its file")
     return MemoryStore(path, read_only=read_only)
 
 
 def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
-    """Return the one id that a name stands for: the name itself, or the only id that begins so.
+    """Return the id that a name means: the name itself, or the only id that starts with it.
 
     Args:
-        name: What was asked for.
-        ids: Ids that begin so.
-        noun: What the ids name, in the singular.
-        store: Where they were looked for.
+        name: An id or its prefix.
+        ids: The ids that start with the name.
+        noun: What the ids identify, in the singular.
+        store: The file that was searched.
 
     Raises:
-        UsageError: None begins so, several do, or the name is too short to stand for a longer id.
+        UsageError: No id or several start with the name, or the name is too short for a prefix.
     """
     from reflact.errors import UsageError
 
@@ -74,14 +74,14 @@ def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
     listed = f"list them with `reflact memory list {store}{' --kind trace' if noun == 'trace' else ''}`"
     if len(name) < MIN_PREFIX_LENGTH:
         raise UsageError(
-            f"no {noun} in {store} is called {name!r}, and the beginning of an id needs at least {MIN_PREFIX_LENGTH} "
+            f"{store} has no {noun} {name!r}, and the prefix of an id needs at least {MIN_PREFIX_LENGTH} "
             f"characters; {listed}"
         )
     if not ids:
-        raise UsageError(f"no {noun} in {store} begins with {name!r}; {listed}")
+        raise UsageError(f"{store} has no {noun} that begins with {name!r}; {listed}")
     if len(ids) > 1:
         more = ", and perhaps more" if len(ids) >= MAX_LISTED_IDS else ""
-        raise UsageError(f"{name!r} begins several ids, give more of one: {', '.join(ids)}{more}")
+        raise UsageError(f"several ids begin with {name!r}, so type more of one: {', '.join(ids)}{more}")
     return ids[0]
 
 
@@ -95,15 +95,15 @@ def format_json_line(value: FrozenModel) -> str:
 def format_table(
     names: Sequence[str], rows: Sequence[Sequence[str]], *, right_aligned: Collection[int] = ()
 ) -> Iterator[str]:
-    """Yield a table's lines: the names of its columns, then one line for each row, whatever is in it.
+    """Yield the lines of a table: the names of its columns, then one line for each row.
 
-    What cannot be seen is written out. Columns are as wide as what stands in them, at a terminal the last one
-    ends where that does; elsewhere nothing is cut.
+    Control characters are escaped. Columns fit their longest text. A terminal cuts lines at its width, and
+    other outputs get complete lines.
 
     Args:
-        names: The columns.
-        rows: A text for each column.
-        right_aligned: Numbers of columns that stand at their right edge.
+        names: The names of the columns.
+        rows: The texts of each row, one per column.
+        right_aligned: Indices of columns that are aligned to the right.
     """
     import shutil
     import sys
@@ -127,43 +127,49 @@ def format_table(
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return a text on one line, cut where it is longer than so many characters."""
+    """Return a text on one line, cut to ``limit`` characters."""
     words = " ".join(text.split())
     return words if len(words) <= limit else f"{words[: limit - 1]}…"
 
 
+def _print_table(
+    values: Sequence[FrozenModel],
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right_aligned: Collection[int],
+    json: bool,
+) -> None:
+    """Print values as lines of JSON, or their rows as a table."""
+    for text in (
+        map(format_json_line, values) if json else format_table(names, [*rows], right_aligned=right_aligned)
+    ):
+        typer.echo(text)
+
+
 def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) -> None:
     """Print traces as a table, or as lines of JSON."""
-    if json:
-        for one in summaries:
-            typer.echo(format_json_line(one))
-        return
-    rows = [
+    rows = (
         (
             one.id,
             *map(str, (one.n_events, one.n_scored, one.n_labelled, one.n_pairs)),
             shorten(one.purpose, MAX_CELL_CHARS),
         )
         for one in summaries
-    ]
-    names = ("trace", "steps", "scored", "gold", "pairs", "purpose")
-    for text in format_table(names, rows, right_aligned=range(1, 5)):
-        typer.echo(text)
-    if not summaries:
+    )
+    names = ("trace", "steps", "scored", "labelled", "pairs", "purpose")
+    _print_table(summaries, names, rows, right_aligned=range(1, 5), json=json)
+    if not summaries and not json:
         typer.echo(
-            f"{store} keeps no trace: a calibration with `traces: FOLDER` reads its files in their folder; "
-            f"`reflact memory import {store} FOLDER` puts them in",
+            f"{store} has no traces: a calibration with `traces: FOLDER` reads files from their folder; "
+            f"`reflact memory import {store} FOLDER` imports them",
             err=True,
         )
 
 
 def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
     """Print anchors as a table, or as lines of JSON."""
-    if json:
-        for one in anchors:
-            typer.echo(format_json_line(one))
-        return
-    rows = [
+    rows = (
         (
             one.id[:12],
             one.provenance.trace_id or "",
@@ -172,41 +178,40 @@ def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -
             shorten(one.purpose, MAX_CELL_CHARS),
         )
         for one in anchors
-    ]
-    for text in format_table(("anchor", "trace", "step", "phi after", "purpose"), rows, right_aligned={2, 3}):
-        typer.echo(text)
-    if not anchors:
+    )
+    names = ("anchor", "trace", "step", "progress after", "purpose")
+    _print_table(anchors, names, rows, right_aligned={2, 3}, json=json)
+    if not anchors and not json:
         typer.echo(
-            f"{store} holds no anchors: the key `anchors` of a calibration names a file of them", err=True
+            f"{store} has no anchors: the key `anchors` of a calibration names a file of anchors", err=True
         )
 
 
 def print_cards(cards: Sequence[MemoryCard], store: Path, limit: int, *, json: bool) -> None:
     """Print cards as a table, or as lines of JSON."""
-    if json:
-        for card in cards:
-            typer.echo(format_json_line(card))
-        return
-    rows = [
+    rows = (
         (
             card.id[:12],
             card.kind,
-            card.status if card.reason is None else f"{card.status} ({card.reason})",
+            _describe_status(card),
             f"{card.utility:.2f}",
             shorten(card.strategy or card.content, MAX_CELL_CHARS),
         )
         for card in cards
-    ]
-    for text in format_table(("card", "kind", "status", "utility", "says"), rows, right_aligned={3}):
-        typer.echo(text)
-    if not cards:
-        typer.echo(f"{store} holds no card that was asked for", err=True)
-    elif len(cards) == limit:
-        typer.echo(f"the first {limit} cards; --limit shows more, where there are any", err=True)
+    )
+    _print_table(cards, ("card", "kind", "status", "utility", "text"), rows, right_aligned={3}, json=json)
+    if not json and not cards:
+        typer.echo(f"{store} has no matching cards", err=True)
+    elif not json and len(cards) == limit:
+        typer.echo(f"only the first {limit} cards; --limit shows more", err=True)
+
+
+def _describe_status(card: MemoryCard) -> str:
+    return card.status if card.reason is None else f"{card.status} ({card.reason})"
 
 
 def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) -> Iterator[str]:
-    """Yield the lines that show a unit with its history."""
+    """Yield the lines of a unit with its history."""
     from reflact.reporting.lines import escape_controls, escape_line
 
     for card in cards:
@@ -217,16 +222,16 @@ def render_unit(cards: Sequence[MemoryCard], history: Sequence[StatusChange]) ->
             yield "\n" + "\n".join(f"    {one}" for one in escape_controls(text).split("\n"))
         yield ""
     for change in history:
-        why = f" ({escape_line(change.reason)})" if change.reason else ""
+        reason = f" ({escape_line(change.reason)})" if change.reason else ""
         test = "" if change.test_number is None else f", test {change.test_number}"
-        yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{why}{test}"
+        yield f"{change.at:%Y-%m-%d %H:%M:%S} version {change.version}: {change.after}{reason}{test}"
 
 
 def _list_facts(card: MemoryCard) -> list[tuple[str, str]]:
     origin = card.provenance
     facts = {
         "pair": card.pair_id,
-        "status": card.status if card.reason is None else f"{card.status} ({card.reason})",
+        "status": _describe_status(card),
         "trust, utility": f"{card.trust:.2f}, {card.utility:.2f}",
         "version": str(card.version),
         "roles": ", ".join(card.scope.roles),
@@ -237,20 +242,20 @@ def _list_facts(card: MemoryCard) -> list[tuple[str, str]]:
         "step": None if origin.step is None else str(origin.step),
         "prompt": origin.prompt,
         "model": origin.model,
-        "made by": card.created_by,
+        "created by": card.created_by,
     }
     return [(name, value) for name, value in facts.items() if value]
 
 
 def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
-    """Yield the lines that show a trace step by step."""
+    """Yield the lines of a trace, step by step."""
     from reflact.calibration.rendering import truncate_to_tokens
     from reflact.reporting.lines import escape_line
 
     yield f"trace {escape_line(trace.id)}"
     yield f"  purpose: {escape_line(truncate_to_tokens(trace.purpose, MAX_CHANGE_TOKENS))}"
-    yield f"  steps: {summary.n_events}, {summary.n_scored} scored, {summary.n_labelled} with gold"
-    yield f"  pairs made of it: {summary.n_pairs}"
+    yield f"  steps: {summary.n_events}, {summary.n_scored} scored, {summary.n_labelled} labelled"
+    yield f"  pairs: {summary.n_pairs}"
     for event in trace.events:
         yield ""
         for text in _render_event(event):
@@ -261,14 +266,15 @@ def _render_event(event: ScoreEvent) -> Iterator[str]:
     from reflact.calibration.rendering import show_action, truncate_to_tokens
     from reflact.calibration.state_diff import show_change
 
-    step, said, gold = event.transition, event.evaluation, event.label
+    step, evaluation, label = event.transition, event.evaluation, event.label
     yield f"step {event.step}: {' '.join(truncate_to_tokens(show_action(step.action), MAX_CHANGE_TOKENS).split())}"
-    if said is not None:
-        yield f"  critic: {said.progress_before:g} to {said.progress_after:g}, confidence {said.confidence:g}"
-        yield f"    {' '.join(said.reasoning.split())}"
-    if gold is not None:
-        before = "" if gold.progress_before is None else f"{gold.progress_before:g} to "
-        yield f"  gold: {before}{gold.progress_after:g}, from {gold.source}"
+    if evaluation is not None:
+        change = f"{evaluation.progress_before:g} to {evaluation.progress_after:g}"
+        yield f"  critic: {change}, confidence {evaluation.confidence:g}"
+        yield f"    {' '.join(evaluation.reasoning.split())}"
+    if label is not None:
+        before = "" if label.progress_before is None else f"{label.progress_before:g} to "
+        yield f"  label: {before}{label.progress_after:g}, from {label.source}"
     for text in truncate_to_tokens(
         show_change(step.before, step.after, shorten=True), MAX_CHANGE_TOKENS
     ).splitlines():
@@ -276,12 +282,12 @@ def _render_event(event: ScoreEvent) -> Iterator[str]:
 
 
 def print_incomplete_files(traces: Iterable[Trace], *, err: bool = False) -> None:
-    """Print which files of traces are not whole, and what of them was left out."""
+    """Print which files of traces are incomplete, and how much of them was left out."""
     from reflact.reporting.lines import escape_line
 
     for trace in traces:
         if trace.n_lost_bytes:
             typer.echo(
-                f"trace {escape_line(trace.id)}: {trace.n_lost_bytes} bytes of its file are not whole, left out",
+                f"trace {escape_line(trace.id)}: left out {trace.n_lost_bytes} incomplete bytes of its file",
                 err=err,
             )

@@ -1,4 +1,4 @@
-"""``reflact runs``."""
+"""``reflact runs`` and ``reflact show``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def runs(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, or one that holds runs.")
+        Path, typer.Argument(metavar="DIR", help="A run's folder, or a folder above several.")
     ] = Path("runs"),
 ) -> None:
     """List the runs below a folder."""
@@ -50,14 +50,14 @@ def find_stores(folder: Path) -> list[Path]:
     """Return the databases of all runs in or below a folder.
 
     Raises:
-        UsageError: There are none.
+        UsageError: The folder contains no run.
     """
     from reflact.errors import UsageError
 
-    found = sorted(folder.rglob("run.db")) if folder.is_dir() else []
-    if not found:
+    paths = sorted(folder.rglob("run.db")) if folder.is_dir() else []
+    if not paths:
         raise UsageError(f"there is no run in {folder}; name the out_dir of a run, or a folder above it")
-    return found
+    return paths
 
 
 async def _read_runs(path: Path) -> list[tuple[RunRow, RunSummary | None]]:
@@ -76,7 +76,7 @@ def show(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN_ID", help="Which run of the folder; the newest where none is named."),
+        typer.Option(metavar="RUN_ID", help="The run of the folder to show. Default: the newest."),
     ] = None,
 ) -> None:
     """Show a run, or one of its steps.

@@ -1,4 +1,4 @@
-"""``reflact train``."""
+"""``reflact train`` and ``reflact eval``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, SkillScore, Spend
     from reflact.reporting.live import RunView
-    from reflact.training.setup import RunPlan
     from reflact.types import Skill, Split
 
 
@@ -53,8 +52,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Measure one skill document on a split.
 
-    Uses the run's folder: rollouts that it holds are not repeated, and each opening of the test
-    split is counted there. As JSON, the last line is the score.
+    The command uses the run's folder: it does not repeat stored rollouts, and it counts each opening of the
+    test split there. With --show json the last line is the score.
     """
     import anyio
     from rich.console import Console
@@ -104,7 +103,7 @@ def create_approver() -> Approver:
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
 
     Raises:
-        UsageError: There is nobody to ask.
+        UsageError: Standard input is no terminal.
     """
     from reflact.errors import UsageError
 
@@ -123,16 +122,16 @@ def ask_approval(review: CandidateReview) -> bool | str:
     """Show a review on standard error and read the answer."""
     from reflact.reporting.lines import escape_controls
 
-    shown = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
-    typer.echo(escape_controls(shown), err=True)
-    said = str(typer.prompt("take it? [Y/n/reason]", default="y", show_default=False, err=True)).strip()
-    if said.lower() in {"y", "yes"}:
+    text = f"\n{review.diff}\n{review.part} {review.step}: {review.verdict.reason}"
+    typer.echo(escape_controls(text), err=True)
+    answer = str(typer.prompt("take it? [Y/n/reason]", default="y", show_default=False, err=True)).strip()
+    if answer.lower() in {"y", "yes"}:
         return True
-    return False if said.lower() in {"n", "no"} else said
+    return False if answer.lower() in {"n", "no"} else answer
 
 
 def print_cost_estimate(config: TrainerConfig) -> None:
-    """Print what a run, or what is left of it, will take; nothing is called and nothing is written.
+    """Print the estimated cost of the rest of a run; call nothing and write nothing.
 
     Raises:
         UsageError: The configuration, the data, a prompt or the initial skill is wrong.
@@ -140,18 +139,20 @@ def print_cost_estimate(config: TrainerConfig) -> None:
     import anyio
     from rich.console import Console
 
+    from reflact.training.gating import build_first_alpha, estimate_gate_power
     from reflact.training.setup import Overrides, prepare_run
 
-    planned = prepare_run(config, Overrides())
+    plan = prepare_run(config, Overrides())
     path = config.store or config.out_dir / "run.db"
-    done, text, spent = anyio.run(_read_progress, path, planned.run_id) if path.is_file() else (0, None, ())
-    predicted = planned.estimate_cost(done=done, skill=text, spent=spent)
+    done, text, spent = anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
+    estimate = plan.estimate_cost(done=done, skill=text, spent=spent)
     console = Console()
-    console.print(f"run {planned.run_id}: {predicted.steps} steps to take, {done} taken", highlight=False)
-    console.print(build_estimate_table(predicted))
-    for line in predicted.assumptions:
+    console.print(f"run {plan.run_id}: {estimate.steps} steps to take, {done} taken", highlight=False)
+    console.print(build_estimate_table(estimate))
+    for line in estimate.assumptions:
         typer.echo(line)
-    _print_gate_power(planned)
+    gate, n = config.gate, len(plan.data.val)
+    typer.echo(estimate_gate_power(gate, n, build_first_alpha(plan)).description)
 
 
 async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:
@@ -164,7 +165,7 @@ async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tupl
 
 
 def build_estimate_table(estimate: CostEstimate) -> Table:
-    """Return rows of calls as a table: the least, the expected and the most, tokens and any money beside."""
+    """Return a table of the least, expected and most calls, with tokens and, if priced, US dollars."""
     from rich import box
     from rich.table import Table
 
@@ -197,7 +198,7 @@ def _format_usd(usd: float) -> str:
 
 
 def _format_short(number: float) -> str:
-    """Return a count in at most six characters: in full up to 10,000, then three digits of it."""
+    """Return a count in at most six characters: exact below 10,000, else three digits."""
     if number < 9_999.5:
         return f"{number:,.0f}"
     for unit, size in (("k", 1e3), ("M", 1e6), ("G", 1e9)):
@@ -205,13 +206,6 @@ def _format_short(number: float) -> str:
             digits = 1 if number < size * 99.95 else 0
             return f"{number / size:.{digits}f}{unit}"
     return f"{number:.0e}"
-
-
-def _print_gate_power(plan: RunPlan) -> None:
-    from reflact.training.gating import build_first_alpha, estimate_gate_power
-
-    gate, n = plan.config.gate, len(plan.data.val)
-    typer.echo(estimate_gate_power(gate, n, build_first_alpha(plan)).description)
 
 
 def train(  # noqa: PLR0917 - one for each option of the command
@@ -225,19 +219,19 @@ def train(  # noqa: PLR0917 - one for each option of the command
     ] = False,
     fork: Annotated[
         bool,
-        typer.Option("--fork", help="Start a changed run beside the one in out_dir; what matches is reused."),
+        typer.Option("--fork", help="Start a changed run in the same out_dir and reuse matching results."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and what it will take, and call nothing.")
+        bool, typer.Option("--dry-run", help="Print the plan and its estimated cost; call nothing.")
     ] = False,
 ) -> None:
     """Train a skill, or resume a stopped run.
 
-    A stopped run resumes where it was. Calls that were paid for are not repeated.
+    A resumed run does not repeat calls that it has paid for.
     """
     settings = load_trainer_config(config, [*(overrides or ()), *(["fork=true"] if fork else [])])
     if dry_run:
         print_cost_estimate(settings)
         return
-    shown = resolve_show_mode(show, as_json=as_json)
-    train_and_show(settings, show=shown, times=times, approve=create_approver() if review else None)
+    mode = resolve_show_mode(show, as_json=as_json)
+    train_and_show(settings, show=mode, times=times, approve=create_approver() if review else None)

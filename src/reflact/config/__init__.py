@@ -1,1 +1,1 @@
-"""Config."""
+"""Configuration: typed sections, and reading them from files."""

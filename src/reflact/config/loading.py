@@ -1,7 +1,7 @@
-"""Reads configurations: files, mappings, presets, overrides, and refusals that help.
+"""Loading of configurations: files, mappings, presets, overrides, and error messages.
 
-A configuration is a YAML or TOML file, a mapping, or a ``TrainerConfig``. Unknown keys and values are
-errors that name the nearest right one.
+A configuration is a YAML or TOML file, a mapping, or a ``TrainerConfig``. Errors about unknown keys and values
+name the nearest valid one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reflact.types import digest_json
 S = TypeVar("S", bound=ConfigSection)
 
 CRITIC_PREFIXES = ("critic.", "models.critic.")
-"""What the keys of a critic begin with."""
+"""Prefixes of the keys of a critic."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -43,7 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 def load_config(
     source: TrainerConfig | Mapping[str, Any] | Path | str, *, overrides: Sequence[str] = ()
 ) -> TrainerConfig:
-    """Return the configuration that a file, a mapping or a ``TrainerConfig`` describes.
+    """Return the configuration in a file, a mapping or a ``TrainerConfig``.
 
     Paths to inputs inside a file are relative to that file; ``out_dir`` is relative to the current folder.
 
@@ -52,7 +52,7 @@ def load_config(
         overrides: Assignments such as ``train.num_epochs=2``; values are read as YAML.
 
     Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest right one.
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid one.
     """
     if isinstance(source, TrainerConfig) and not overrides:
         return source
@@ -73,10 +73,10 @@ def load_config(
 
 
 def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
-    """Return the configuration of another kind that a file describes; its paths are as they stand there.
+    """Return a configuration of another kind from a file; its paths are not resolved.
 
     Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest right one.
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid one.
     """
     raw = _read(path)
     for assignment in overrides:
@@ -88,9 +88,9 @@ def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) ->
 
 
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
-    """Return the keys, dotted, that make up a run's identity: all that are not changeable.
+    """Return the values of a run's identity by dotted key: all keys that are not changeable.
 
-    A critic's count only where one is used.
+    The keys of a critic count only if one is used.
     """
     unused = () if config.uses_critic else CRITIC_PREFIXES
     return {
@@ -106,7 +106,7 @@ def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tupl
 
 
 def config_fingerprint(config: TrainerConfig) -> str:
-    """Return the hash of a run's identity."""
+    """Return the digest of a run's identity, 64 hexadecimal digits."""
     return digest_json(config_identity(config))
 
 
@@ -201,9 +201,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
-        raise ConfigError(f"{path} is empty: it holds no section")
+        raise ConfigError(f"{path} is empty")
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections at the top, found {type(value).__name__}")
+        raise ConfigError(
+            f"{path}: expected a mapping of sections at the top level, found {type(value).__name__}"
+        )
     return value
 
 
@@ -285,25 +287,25 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
         return f"unknown key {where}; {tail}"
     if problem["type"] == "missing":
         return f"{where} is required"
-    given = problem.get("input")
+    value = problem.get("input")
     message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] in {"literal_error", "enum"} and isinstance(given, str):
+    if problem["type"] in {"literal_error", "enum"} and isinstance(value, str):
         allowed = str(problem.get("ctx", {}).get("expected", ""))
         near = difflib.get_close_matches(
-            given, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
+            value, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
         )
         message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
-    shown = "" if isinstance(given, Mapping | ConfigSection) or _may_be_secret(path) else f" (got {given!r})"
-    return f"{where}: {message}{shown}"
+    is_hidden = isinstance(value, Mapping | ConfigSection) or _may_be_secret(path)
+    return f"{where}: {message}" + ("" if is_hidden else f" (got {value!r})")
 
 
 def _may_be_secret(path: Sequence[str]) -> bool:
-    """Whether what was given may be a key or a password in the wrong place, which no message repeats."""
+    """Whether a wrong value may be a misplaced key or password, which no message repeats."""
     return path[:1] == ["models"] or path == ["telemetry", "mlflow"]
 
 
 def _describe_parse_error(error: Exception) -> str:
-    """Return what is wrong with a text and where, without the text: a line of it may hold a key."""
+    """Return a parser's problem and its position, without the text, which may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{error.problem} (at line {mark.line + 1}, column {mark.column + 1})"
@@ -320,6 +322,6 @@ def _list_known_keys(path: Sequence[str], section: type[ConfigSection]) -> list[
 
 
 def _section_type(kind: Any) -> type[ConfigSection] | None:
-    """Return the section that a type is, or is beside null."""
+    """Return the section among a type and its alternatives; None if there is none."""
     kinds = (kind, *get_args(kind))
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, ConfigSection)), None)

@@ -1,4 +1,4 @@
-"""The configuration of models by role, and what all sections of a configuration share."""
+"""Configuration of models by role, the base of all sections, and the names of secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ SECRET_NAME = re.compile(
     r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
     r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
 )
-"""What names of secrets look like, in lower case and without dashes and underscores."""
+"""Pattern of the names of secrets, in lower case without dashes and underscores."""
+
+
+def changeable_field(default: Any, **arguments: Any) -> Any:
+    """Return a pydantic field that may differ between two starts of the same run."""
+    return Field(default, json_schema_extra=CHANGEABLE, **arguments)
 
 
 class ConfigSection(BaseModel):
@@ -28,20 +33,20 @@ class ConfigSection(BaseModel):
 
 
 class Price(ConfigSection):
-    """What a model's tokens cost, in dollars for a million."""
+    """The price of a model's tokens, in dollars per million."""
 
     input: float = Field(ge=0, description="Input tokens.")
     cached_input: float | None = Field(
-        None, ge=0, description="Input tokens that the provider had cached; null: as the others."
+        None, ge=0, description="Cached input tokens; null: the same as `input`."
     )
     output: float = Field(ge=0, description="Output tokens.")
 
 
 class ModelConfig(ConfigSection):
-    """One role's model and how to reach it."""
+    """The model of a role, its endpoint and its request settings."""
 
     model: str = Field(
-        "", description="Model name, as the endpoint knows it; needed unless the role is passed in Python."
+        "", description="Model name of the endpoint; required unless the role is passed in Python."
     )
     base_url: str = Field(
         "https://api.openai.com/v1",
@@ -50,96 +55,77 @@ class ModelConfig(ConfigSection):
     )
     api: Literal["openai", "azure"] = Field("openai", description="API flavour.")
     api_version: str | None = Field(None, description="Azure's API version; used by `api: azure` only.")
-    api_key_env: str | None = Field(
+    api_key_env: str | None = changeable_field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Name of the environment variable that holds the key; null for endpoints without keys.",
-        json_schema_extra=CHANGEABLE,
     )
-    key: KeyProvider | None = Field(
+    key: KeyProvider | None = changeable_field(
         None,
         exclude=True,
         repr=False,
         description="In Python only: an async function that returns the key; wins over `api_key_env`.",
-        json_schema_extra=CHANGEABLE,
     )
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = Field(
         "auto",
-        description="How typed replies are asked for; `auto` settles on the first the endpoint accepts.",
+        description="How typed replies are requested; `auto` uses the first mode that the endpoint accepts.",
     )
-    stream: bool = Field(
+    stream: bool = changeable_field(
         True,
-        description="Have typed replies streamed where somebody watches, so that drafts of them can be "
-        "shown. An endpoint that refuses, or does not count what it streams, is asked for whole answers from "
-        "then on.",
-        json_schema_extra=CHANGEABLE,
+        description="Stream typed replies if a subscriber shows drafts. If an endpoint refuses to stream, or "
+        "reports no usage of streams, later requests are not streamed.",
     )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="Sampling temperature; null leaves it out."
-    )
-    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null leaves it out.")
+    temperature: float | None = Field(None, ge=0, le=2, description="Sampling temperature; null omits it.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling; null omits it.")
     seed: int | Literal["per_call"] | None = Field(
-        None,
-        description="Sampling seed to send; `per_call` derives one from each call's place in the plan.",
+        None, description="Sampling seed to send; `per_call` derives one from each call's id."
     )
-    max_tokens: int | None = Field(None, ge=1, description="Cap on a reply's tokens; null leaves it out.")
+    max_tokens: int | None = Field(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="The request field that carries the cap."
+        "max_tokens", description="The request field of that maximum."
     )
-    reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null leaves it out.")
+    reasoning_effort: str | None = Field(None, description="Sent as `reasoning_effort`; null omits it.")
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
     )
-    call_id_header: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9-]+$",
-        description="Header in which to send the call's logical sample id, for tracing at a proxy.",
-        json_schema_extra=CHANGEABLE,
+    call_id_header: str | None = changeable_field(
+        None, pattern=r"^[A-Za-z0-9-]+$", description="Header for the call id, for tracing at a proxy."
     )
-    timeout: float = Field(120.0, gt=0, description="Seconds for one request.", json_schema_extra=CHANGEABLE)
-    concurrency: int = Field(
+    timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
+    concurrency: int = changeable_field(
         8,
         ge=1,
-        description="Requests in flight at most; of all roles that use one endpoint, the strictest counts "
-        "for all of them, here and in the next three keys.",
-        json_schema_extra=CHANGEABLE,
+        description="Maximum of requests in flight. Roles with the same endpoint share the strictest value, "
+        "here and in the next three keys.",
     )
-    requests_per_minute: int | None = Field(
+    requests_per_minute: int | None = changeable_field(
+        None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
+    )
+    tokens_per_minute: int | None = changeable_field(
         None,
         ge=1,
-        description="Requests in a minute at most, evenly spaced; null: no limit.",
-        json_schema_extra=CHANGEABLE,
-    )
-    tokens_per_minute: int | None = Field(
-        None,
-        ge=1,
-        description="Tokens in a minute at most, estimated before a request and corrected after; null: no "
+        description="Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no "
         "limit.",
-        json_schema_extra=CHANGEABLE,
     )
-    adaptive: bool = Field(
-        True,
-        description="Find the rate that the endpoint sustains once it answers 429 or 503.",
-        json_schema_extra=CHANGEABLE,
+    adaptive: bool = changeable_field(
+        True, description="Adapt the rate to the endpoint when it answers 429 or 503."
     )
-    max_retries: int = Field(
+    max_retries: int = changeable_field(
         5,
         ge=0,
-        description="Repeats after connection errors, time-outs, 408, 409, 429, 5xx and garbled answers.",
-        json_schema_extra=CHANGEABLE,
+        description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled responses.",
     )
-    price: Price | None = Field(
+    price: Price | None = changeable_field(
         None,
-        description="`input`, `output` and, if it differs, `cached_input`, in dollars for a million tokens; "
-        "null: the list price of this model at this `base_url`, where there is one.",
-        json_schema_extra=CHANGEABLE,
+        description="`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; "
+        "null: the known list price of this model at this `base_url`.",
     )
-    unpriced: bool = Field(
-        False,
-        description="Let calls without a known price cost nothing against `budget.max_usd`.",
-        json_schema_extra=CHANGEABLE,
+    unpriced: bool = changeable_field(
+        False, description="Count calls without a known price as free in `budget.max_usd`."
     )
-    reasks: int = Field(2, ge=0, description="Times an invalid reply is sent back with the reason.")
+    reasks: int = Field(
+        2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
+    )
 
     @field_validator("base_url")
     @classmethod
@@ -152,8 +138,8 @@ class ModelConfig(ConfigSection):
             bare = sound = False
         if not bare or not sound or set("?#") & set(value):
             raise ValueError(
-                "an address is http or https, host, port (1 to 65535) and path alone; a key belongs in the "
-                "variable that api_key_env names, and Azure's version in api_version"
+                "an address is http or https, host, port (1 to 65535) and path alone; put a key into the "
+                "variable that api_key_env names, and Azure's version into api_version"
             )
         return value
 
@@ -177,12 +163,12 @@ class ModelConfig(ConfigSection):
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name is one that secrets go by."""
+    """Whether a name looks like that of a secret."""
     return SECRET_NAME.search(re.sub("[-_]", "", name.lower())) is not None
 
 
 def find_secret_names(value: JsonValue) -> set[str]:
-    """Return the names of secrets in a value, at any depth."""
+    """Return the names of secrets in a JSON value, at any depth."""
     if isinstance(value, list):
         return {name for part in value for name in find_secret_names(part)}
     if not isinstance(value, dict):
@@ -192,16 +178,16 @@ def find_secret_names(value: JsonValue) -> set[str]:
 
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "mode")
 PRICING_KEYS = ("price", "unpriced")
-"""Shared by roles that ask the same model at the same place."""
+"""Keys that roles with the same model and endpoint share."""
 LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "adaptive")
-"""Shared by roles that ask at the same place: the strictest of each would count for both anyway."""
+"""Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""
 
 
 class ModelsConfig(ConfigSection):
-    """The models by role; optimizer and critic take the target's connection where they name none.
+    """The models by role; optimizer and critic inherit the target's connection unless they set their own.
 
-    At the target's endpoint they take its limits too, and for the target's model its prices. Only the
-    critic's model is its own to name: nobody should judge himself by default.
+    With the target's endpoint they also inherit its limits, and with its model its prices. The critic does not
+    inherit the model, because by default no model should judge itself.
     """
 
     target: ModelConfig = Field(default_factory=ModelConfig, description="The frozen agent's model.")
@@ -210,7 +196,7 @@ class ModelsConfig(ConfigSection):
     )
 
     critic: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model that scores, where a critic is used."
+        default_factory=ModelConfig, description="The model that scores, if a critic is used."
     )
 
     @model_validator(mode="before")
@@ -229,7 +215,13 @@ class ModelsConfig(ConfigSection):
 def _select_inherited(
     target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a role takes from the target beside what is its own."""
-    there, same = (own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model"))
-    names = (*names, *(LIMIT_KEYS if there else ()), *(PRICING_KEYS if there and same else ()))
+    """Return the settings that a role inherits from the target."""
+    same_endpoint, same_model = (
+        own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model")
+    )
+    names = (
+        *names,
+        *(LIMIT_KEYS if same_endpoint else ()),
+        *(PRICING_KEYS if same_endpoint and same_model else ()),
+    )
     return {key: value for key, value in target.items() if key in names}

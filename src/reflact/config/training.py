@@ -1,7 +1,7 @@
 """The configuration of a run: typed sections with strict keys.
 
-Keys marked *changeable* may differ between two starts of the same run; all others make up its identity,
-together with the contents of the files that paths name.
+Keys marked *changeable* may differ between two starts of the same run. All other keys, and the contents of
+the input files, form its identity.
 ``reflact.config.loading`` reads configurations from files and mappings.
 """
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from reflact.config.critic import CriticConfig
-from reflact.config.models import CHANGEABLE, ConfigSection, ModelsConfig
+from reflact.config.models import ConfigSection, ModelsConfig, changeable_field
 from reflact.types import Operation
 
 
@@ -22,185 +22,165 @@ class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
     name: Literal["dataset"] = Field(
-        "dataset", description="Which environment; `dataset` asks one question an item."
+        "dataset", description="The environment; `dataset` asks one question for each item."
     )
     grader: Literal[
         "exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql", "python", "critic"
     ] = Field(
         "normalized",
-        description="How an answer is compared with the item's reference; `critic` looks at no reference and "
-        "has a section of its own.",
+        description="How an answer is compared with the item's reference; `critic` uses no reference and "
+        "has its own section.",
     )
     tolerance: float = Field(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
     relative_tolerance: float = Field(1e-6, ge=0, description="Relative tolerance of the `numeric` grader.")
-    threshold: float = Field(1.0, gt=0, le=1, description="F1 from which `token_f1` counts as solved.")
-    tables: Path | None = Field(
-        None,
-        description="Folder of .csv tables that the `sql` grader runs queries on.",
-        json_schema_extra=CHANGEABLE,
-    )
+    threshold: float = Field(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
+    tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     time_limit: int = Field(
         5,
         ge=1,
-        description="Seconds of processor time that an answer may take with the `python` grader; ten times "
-        "as long on the clock.",
+        description="Limit of processor time of an answer with the `python` grader, in seconds; the limit of "
+        "wall-clock time is ten times as long.",
     )
     memory_limit: int = Field(
-        1024, ge=64, description="MiB of memory that an answer may take with the `python` grader."
+        1024, ge=64, description="Memory limit of an answer with the `python` grader, in MiB."
     )
-    allow_unconfined: bool = Field(
-        False,
-        description="Let the `python` grader run answers even where this system cannot lock them in.",
-        json_schema_extra=CHANGEABLE,
+    allow_unconfined: bool = changeable_field(
+        False, description="Let the `python` grader run answers even if this system cannot confine them."
     )
     template: str = Field(
-        "{input}", description="The message to the target; `{input}` is the only hole.", pattern=r"\{input\}"
+        "{input}",
+        description="The message to the target; `{input}` is its only variable.",
+        pattern=r"\{input\}",
     )
 
 
 class TelemetryConfig(ConfigSection):
-    """What spans hold, and whether MLflow is told of the run."""
+    """The content of spans, and logging of the run to MLflow."""
 
-    content: bool = Field(
+    content: bool = changeable_field(
         False,
-        description="Let spans of model calls hold prompts and replies, and failed spans the words of the "
-        "error; keys are taken out.",
-        json_schema_extra=CHANGEABLE,
+        description="Include prompts and replies in spans of model calls, and error messages in failed spans; "
+        "keys are removed.",
     )
-    mlflow: str | None = Field(
+    mlflow: str | None = changeable_field(
         None,
         min_length=1,
-        description="MLflow's tracking address; null: MLflow is told nothing. Needs the extra `mlflow`.",
-        json_schema_extra=CHANGEABLE,
+        description="MLflow's tracking address; null: no logging to MLflow. Needs the extra `mlflow`.",
     )
-    experiment: str = Field(
-        "reflact", min_length=1, description="MLflow's experiment.", json_schema_extra=CHANGEABLE
-    )
+    experiment: str = changeable_field("reflact", min_length=1, description="MLflow's experiment.")
 
     @field_validator("mlflow")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
         if value is not None and "@" in urlsplit(value).netloc:
             raise ValueError(
-                "an address is stored with the run, so no name or password stands in it: MLflow reads them "
+                "an address is stored with the run, so it must not contain a name or password: MLflow reads them "
                 "from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         return value
 
 
 class DataConfig(ConfigSection):
-    """Where the items come from and how they are split."""
+    """The items and their splits."""
 
-    path: Path | None = Field(
-        None,
-        description="A folder with train/, val/ and test/, or one .json or .jsonl file to be split.",
-        json_schema_extra=CHANGEABLE,
+    path: Path | None = changeable_field(
+        None, description="A folder with train/, val/ and test/, or one .json or .jsonl file to split."
     )
     ratio: str = Field(
         "2:1:7", pattern=r"^[0-9]+:[0-9]+:[0-9]+$", description="train:val:test for a single file."
     )
     split_seed: int = Field(42, description="Seed of the split of a single file.")
-    train_size: int | None = Field(None, ge=1, description="If given, the train split must have this size.")
+    train_size: int | None = Field(None, ge=1, description="Required size of the train split; null: any.")
 
 
 class TargetConfig(ConfigSection):
-    """How the target is called."""
+    """The target and its calls."""
 
     kind: Literal["chat"] = Field(
-        "chat", description="`chat`: the skill as system message, one chat call a turn."
+        "chat", description="`chat`: the skill is the system message, with one chat call for each turn."
     )
-    preamble: str = Field("", description="Text put before the skill in the system message.")
-    postamble: str = Field("", description="Text put after the skill in the system message.")
+    preamble: str = Field("", description="Text before the skill in the system message.")
+    postamble: str = Field("", description="Text after the skill in the system message.")
     deterministic: bool | None = Field(
-        None,
-        description="true: the gate takes repeats of a rollout to agree; null: it finds out by itself.",
+        None, description="true: the gate assumes that repeats of a rollout agree; null: it tests that."
     )
-    max_calls_per_rollout: int | None = Field(
+    max_calls_per_rollout: int | None = changeable_field(
         None,
         ge=1,
-        description="The most calls that a rollout of a target passed in Python makes; `budget.max_calls` "
-        "needs it, since such calls are not seen.",
-        json_schema_extra=CHANGEABLE,
+        description="Maximum of calls in a rollout of a target passed in Python; `budget.max_calls` needs it, "
+        "because reflact does not see such calls.",
     )
-    max_tokens_per_rollout: int | None = Field(
+    max_tokens_per_rollout: int | None = changeable_field(
         None,
         ge=1,
-        description="The most tokens that such a rollout takes, input and output together; "
-        "`budget.max_tokens` and `budget.max_usd` need it.",
-        json_schema_extra=CHANGEABLE,
+        description="Maximum of input and output tokens in such a rollout; `budget.max_tokens` and "
+        "`budget.max_usd` need it.",
     )
 
 
 class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
-    num_epochs: int = Field(4, ge=1, description="Passes over the train split.", json_schema_extra=CHANGEABLE)
-    batch_size: int = Field(40, ge=1, description="Items a batch.")
-    accumulation: int = Field(1, ge=1, description="Batches a step: rolled out apart, merged together.")
+    num_epochs: int = changeable_field(4, ge=1, description="Passes over the train split.")
+    batch_size: int = Field(40, ge=1, description="Items in a batch.")
+    accumulation: int = Field(1, ge=1, description="Batches in a step; their reports are merged together.")
     success_threshold: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="A rollout whose hard score is below it failed; null: only a score of 0 fails.",
+        description="Rollouts with a lower hard score count as failures; null: only those with 0.",
     )
     reuse_rollouts: bool = Field(
-        True, description="Use a skill's finished rollouts again in other steps and phases."
+        True, description="Reuse a skill's finished rollouts in other steps and phases."
     )
-    rollout_concurrency: int = Field(
-        32, ge=1, description="Rollouts in flight at most.", json_schema_extra=CHANGEABLE
-    )
-    grace_seconds: float = Field(
+    rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
+    grace_seconds: float = changeable_field(
         5.0,
         ge=0,
-        description="How long a run that is told to stop (Ctrl-C, SIGTERM, `Trainer.stop`) lets what is "
-        "under way finish.",
-        json_schema_extra=CHANGEABLE,
+        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, `Trainer.stop`).",
     )
 
 
 class ReflectConfig(ConfigSection):
-    """How trajectories are analysed."""
+    """Analysis of trajectories."""
 
-    minibatch_size: int = Field(8, ge=1, description="Trajectories an analyst call.")
+    minibatch_size: int = Field(8, ge=1, description="Trajectories in an analyst call.")
     failure_only: bool = Field(False, description="Skip the success analyst.")
-    concurrency: int = Field(
-        16, ge=1, description="Analyst calls in flight at most.", json_schema_extra=CHANGEABLE
-    )
+    concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
     step_buffer: bool = Field(
         True,
-        description="Show analysts what earlier steps of the epoch tried; small optimizers may copy it.",
+        description="Show analysts the attempts of earlier steps of the epoch; small optimizers may copy them.",
     )
     memory: Literal["off", "run", "environment"] = Field(
         "run",
         description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same "
-        "environment in the same store (`environment`), that bear on their cases.",
+        "environment in the same store (`environment`), if they are relevant to their cases.",
     )
     trajectory_tokens: int = Field(
         12000,
         ge=500,
-        description="Estimated tokens of trajectories an analyst sees; cuts are marked with their size.",
+        description="Maximum of estimated tokens of trajectories in an analyst call; cuts are marked.",
     )
-    overlap: bool = Field(
-        True,
-        description="Start an analyst as soon as its cases are ready; the result is the same either way.",
-        json_schema_extra=CHANGEABLE,
+    overlap: bool = changeable_field(
+        True, description="Start an analyst as soon as its cases are ready; the result is the same."
     )
 
 
 class AggregateConfig(ConfigSection):
-    """How patches are merged."""
+    """Merging of patches."""
 
-    merge_batch_size: int = Field(8, ge=2, description="Patches a merge call.")
+    merge_batch_size: int = Field(8, ge=2, description="Patches in a merge call.")
 
 
 class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
     lr_control: Literal["fixed", "autonomous", "none"] = Field(
-        "fixed",
-        description="`fixed` follows the scheduler; `autonomous`: the optimizer decides; `none`: all edits.",
+        "fixed", description="`fixed`: the scheduler; `autonomous`: the optimizer decides; `none`: all edits."
     )
-    scheduler: Literal["constant", "linear", "cosine"] = Field("cosine", description="How the budget falls.")
+    scheduler: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="How the budget decreases."
+    )
     max_edits: int = Field(4, ge=0, description="Budget of the first step.")
     min_edits: int | None = Field(None, ge=0, description="Budget of the last step; null: min(2, max_edits).")
 
@@ -217,7 +197,7 @@ class SelectConfig(ConfigSection):
 
 
 class UpdateConfig(ConfigSection):
-    """How chosen edits become a document."""
+    """Updating of the document by the selected edits."""
 
     mode: Literal["patch", "rewrite", "full_rewrite"] = Field(
         "patch",
@@ -227,20 +207,20 @@ class UpdateConfig(ConfigSection):
     operations: tuple[Operation, ...] = Field(
         ("append", "insert_after", "replace", "delete"),
         min_length=1,
-        description="Kinds of edit that may be proposed; small optimizers do better with `append` alone.",
+        description="Allowed kinds of edit; small optimizers do better with `append` alone.",
     )
 
 
 class GateConfig(ConfigSection):
-    """What a candidate must show on the validation split."""
+    """The test of a candidate on the validation split."""
 
     enabled: bool = Field(True, description="false records scores and accepts every candidate.")
     policy: Literal["strict", "paired"] = Field(
         "paired",
-        description="`paired`: repeated trials until a paired test says that the gain is real; `strict`: "
-        "accept a strictly greater mean of one pass, which noise passes easily.",
+        description="`paired`: repeated trials until a paired test shows a real gain; `strict`: accept a "
+        "strictly greater mean of one pass, which noise passes easily.",
     )
-    metric: Literal["hard", "soft", "mixed"] = Field("hard", description="What is compared.")
+    metric: Literal["hard", "soft", "mixed"] = Field("hard", description="The score that is compared.")
     mixed_weight: float = Field(0.5, ge=0, le=1, description="Weight of soft in `mixed`.")
     coverage: float = Field(
         0.9, gt=0, le=1, description="Share of items that must be measured on both sides."
@@ -253,25 +233,28 @@ class GateConfig(ConfigSection):
         "planned decisions; an extension opens a further one.",
     )
     min_improvement: float = Field(
-        0.0, ge=0, lt=1, description="Gain that must be exceeded, in the metric (`paired`)."
+        0.0, ge=0, lt=1, description="Gain in the metric that a candidate must exceed (`paired`)."
     )
     effect: float = Field(
         0.15,
         gt=0,
         le=1,
-        description="Gain that the trials are planned for; smaller ones are given up as futile (`paired`).",
+        description="Gain that the trials are planned for; a smaller one may end as futile (`paired`).",
     )
     max_trials: int | None = Field(
-        None, ge=1, description="Trials an item and side at most (`paired`); null: planned from `effect`."
+        None,
+        ge=1,
+        description="Maximum of trials of each item and side (`paired`); null: planned from `effect`.",
     )
     early_stop: bool = Field(
-        True, description="Stop an evaluation once the items left cannot change its decision."
+        True, description="Stop an evaluation when the remaining items cannot change its decision."
     )
     no_regression: int | None = Field(
-        None, ge=0, description="Items that may go from solved to failed at most; null: any number."
+        None, ge=0, description="Maximum of items that go from solved to failed; null: any number."
     )
     interleave: bool = Field(
-        False, description="Roll out both sides anew for each decision, for providers that drift (`paired`)."
+        False,
+        description="Repeat the rollouts of both sides for each decision, for providers that drift (`paired`).",
     )
     report_trials: int = Field(
         4, ge=1, description="Fresh trials behind the reported validation scores (`paired`, noisy targets)."
@@ -279,69 +262,62 @@ class GateConfig(ConfigSection):
 
 
 class SlowUpdateConfig(ConfigSection):
-    """The guidance that is written at the end of each epoch from the second on."""
+    """The guidance that is written at the end of each epoch, from the second one on."""
 
-    enabled: bool = Field(True, description="Write slow guidance into its own region of the document.")
-    samples: int = Field(20, ge=1, description="Train items that the two epochs' skills are compared on.")
+    enabled: bool = Field(True, description="Write slow guidance into its region of the document.")
+    samples: int = Field(
+        20, ge=1, description="Number of train items for the comparison of two epochs' skills."
+    )
     pair_policy: Literal["mixed", "changed", "unchanged"] = Field(
         "mixed",
-        description="Comparisons that are shown: all, those whose outcome changed, or those whose outcome "
-        "stayed (both topped up from further train items).",
+        description="Comparisons in the prompt: all, those with a changed outcome, or those with the same "
+        "outcome (the last two use further train items if needed).",
     )
     gated: bool = Field(
         True,
-        description="Through the gate; false puts it into the current skill unmeasured, never into best.",
+        description="Let the gate decide; false writes it into the current skill unmeasured, never into best.",
     )
 
 
 class MetaSkillConfig(ConfigSection):
-    """The optimizer's memory about which edits help here."""
+    """The optimizer's memory of which edits help."""
 
-    enabled: bool = Field(True, description="Keep one from the end of the second epoch on.")
+    enabled: bool = Field(True, description="Keep a memory from the end of the second epoch on.")
 
 
 class AppendixConfig(ConfigSection):
-    """Skill-aware reflection: reminders of rules that stand in the document and are not followed."""
+    """Skill-aware reflection: reminders of the document's rules that were not followed."""
 
-    enabled: bool = Field(False, description="Tell lapses from defects, and keep reminders in an appendix.")
+    enabled: bool = Field(
+        False, description="Separate lapses from defects, and keep reminders in an appendix."
+    )
     source: Literal["both", "failure_only"] = Field(
         "both", description="Whether successes may give reminders too."
     )
     consolidate_threshold: int | None = Field(
-        None, ge=1, description="Above so many notes one call compacts them; null: never."
+        None, ge=1, description="Number of notes above which one call compacts them; null: never."
     )
 
 
 class BudgetConfig(ConfigSection):
-    """What a run may take at most, over all its starts.
+    """The limits of a run, over all its starts.
 
-    Calls that were cut off in flight count at their worst case.
+    Calls that were interrupted in flight count at their worst case.
     """
 
-    max_usd: float | None = Field(
+    max_usd: float | None = changeable_field(
         None,
         ge=0,
-        description="Money, in dollars. Needs `max_tokens` and a known price for each role, see `price` "
-        "of its model.",
-        json_schema_extra=CHANGEABLE,
+        description="Dollars. Needs `max_tokens` and a known price for each role; see `price` of its model.",
     )
-    max_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="Input and output tokens together. Needs `max_tokens` for each role.",
-        json_schema_extra=CHANGEABLE,
+    max_tokens: int | None = changeable_field(
+        None, ge=0, description="Input and output tokens together. Needs `max_tokens` for each role."
     )
-    max_calls: int | None = Field(
-        None,
-        ge=0,
-        description="Requests that were answered or may have been charged.",
-        json_schema_extra=CHANGEABLE,
+    max_calls: int | None = changeable_field(
+        None, ge=0, description="Requests that were answered or may have been charged."
     )
-    max_seconds: float | None = Field(
-        None,
-        ge=0,
-        description="Active time; what is in flight then is cut off.",
-        json_schema_extra=CHANGEABLE,
+    max_seconds: float | None = changeable_field(
+        None, ge=0, description="Active time; calls in flight are then interrupted."
     )
 
 
@@ -350,23 +326,17 @@ class TestConfig(ConfigSection):
 
     __test__ = False
 
-    enabled: bool = Field(
-        True, description="Open the test split when the run has completed.", json_schema_extra=CHANGEABLE
-    )
-    placebo: bool = Field(
-        False,
-        description="Also measure a document of the best skill's length about something else.",
-        json_schema_extra=CHANGEABLE,
+    enabled: bool = changeable_field(True, description="Open the test split when the run has completed.")
+    placebo: bool = changeable_field(
+        False, description="Also measure a document about something else, of the best skill's length."
     )
 
 
 class PromptsConfig(ConfigSection):
-    """Which prompt files are used."""
+    """The prompt files."""
 
-    folder: Path | None = Field(
-        None,
-        description="Own folder of prompts; those it lacks come from the package.",
-        json_schema_extra=CHANGEABLE,
+    folder: Path | None = changeable_field(
+        None, description="Folder of own prompts; missing ones come from the package."
     )
     versions: dict[str, int] = Field(
         default_factory=dict, description="Pinned version by prompt name; default: newest."
@@ -374,39 +344,30 @@ class PromptsConfig(ConfigSection):
 
 
 class ReplayConfig(ConfigSection):
-    """Recorded responses instead of, or beside, a live endpoint."""
+    """Recording and replay of responses."""
 
-    cassette: Path | None = Field(None, description="A cassette file.", json_schema_extra=CHANGEABLE)
-    mode: Literal["replay", "record"] = Field(
-        "replay",
-        description="`replay` never asks the network; `record` asks it and writes the file.",
-        json_schema_extra=CHANGEABLE,
+    cassette: Path | None = changeable_field(None, description="A cassette file.")
+    mode: Literal["replay", "record"] = changeable_field(
+        "replay", description="`replay` sends no requests; `record` sends them and writes the file."
     )
 
 
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "skillopt"] = Field(
-        "default", description="Defaults to start from.", json_schema_extra=CHANGEABLE
+    preset: Literal["default", "skillopt"] = changeable_field(
+        "default", description="Defaults to start from."
     )
     seed: int = Field(42, description="Root of all randomness.")
-    out_dir: Path = Field(
-        Path("runs/default"), description="Where the run is kept.", json_schema_extra=CHANGEABLE
-    )
-    store: Path | None = Field(
+    out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
+    store: Path | None = changeable_field(
         None,
         description="The database, which several runs may share; null: run.db in `out_dir`, for this run.",
-        json_schema_extra=CHANGEABLE,
     )
-    fork: bool = Field(
-        False,
-        description="Let a changed run start beside the one in `out_dir`; what still matches is reused.",
-        json_schema_extra=CHANGEABLE,
+    fork: bool = changeable_field(
+        False, description="Let a changed run start beside the one in `out_dir`; matching results are reused."
     )
-    skill: Path | None = Field(
-        None, description="The initial skill document; null: an empty one.", json_schema_extra=CHANGEABLE
-    )
+    skill: Path | None = changeable_field(None, description="The initial skill document; null: an empty one.")
     data: DataConfig = Field(default_factory=DataConfig, description="Items.")
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig, description="Environment.")
     target: TargetConfig = Field(default_factory=TargetConfig, description="Target.")
@@ -422,14 +383,14 @@ class TrainerConfig(ConfigSection):
     appendix: AppendixConfig = Field(default_factory=AppendixConfig, description="Skill-aware reflection.")
     critic: CriticConfig = Field(
         default_factory=CriticConfig,
-        description="A critic, by `models.critic`: it grades where `environment.grader` is `critic`, and "
-        "advises failure analysts where `notes` is on.",
+        description="A critic, by `models.critic`: it grades if `environment.grader` is `critic`, and advises "
+        "failure analysts if `annotate` is true.",
     )
     test: TestConfig = Field(default_factory=TestConfig, description="Sealed test.")
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig,
-        description="What a run may take at most, over all its starts; null: no limit. Reaching one ends the "
-        "run as `budget`, and a larger one lets it go on.",
+        description="Limits of a run, over all its starts; null: no limit. A run that reaches one ends as "
+        "`budget`, and can be resumed with a larger one.",
     )
     prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Prompts.")
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Recordings.")
@@ -437,5 +398,5 @@ class TrainerConfig(ConfigSection):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a critic grades, or says its opinion to the failure analyst."""
+        """Whether a critic grades or advises the failure analysts."""
         return self.environment.grader == "critic" or self.critic.annotate

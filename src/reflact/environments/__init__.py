@@ -1,4 +1,4 @@
-"""Where tasks come from and how answers are graded."""
+"""Environments: the source of tasks, and graders of answers."""
 
 from __future__ import annotations
 
@@ -68,19 +68,8 @@ __getattr__ = load_exports(
         ),
         "environments.python_grader": ("PythonGrader",),
         "environments.simulator": ("SimulatorEnvironment",),
-        "environments.sql_grader": (
-            "SQLGrader",
-            "read_tables",
-        ),
-        "protocols": (
-            "Environment",
-            "Session",
-        ),
-        "types": (
-            "Grade",
-            "Item",
-            "Score",
-            "Split",
-        ),
+        "environments.sql_grader": ("SQLGrader", "read_tables"),
+        "protocols": ("Environment", "Session"),
+        "types": ("Grade", "Item", "Score", "Split"),
     },
 )

@@ -1,4 +1,4 @@
-"""The environment that asks one question an item and grades the answer."""
+"""The environment of a data set: one question to the target for each item, and one graded answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from reflact.config.critic import CriticConfig
 from reflact.config.training import EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet, check_dataset, load_dataset
 from reflact.environments.graders import CheckedGrader, Grader, apply_grader, build_grader, identify_grader
@@ -27,17 +26,17 @@ class DatasetEnvironment:
     Args:
         data: The items.
         grade: A grader of ``reflact.environments.graders``, or any function of an item and an answer.
-        template: The message to the target; ``{input}`` stands for the item's input and is the only hole.
-            Text goes in as it is, any other input as indented JSON with sorted keys.
-        name: What the environment is called; part of its identity.
-        version: Raise it whenever ``grade`` is a function of your own and begins to judge otherwise, so
-            that scores of the older one are not used again.
-        check_references: Whether to look at all references now, before anything is asked; a function
-            of your own is not asked about them.
+        template: The message to the target; ``{input}`` is its only variable. Text is inserted as it is, any
+            other input as indented JSON with sorted keys.
+        name: The environment's name; part of its identity.
+        version: Raise it if ``grade`` is your own function and its scores change, so that older scores are
+            not reused.
+        check_references: Whether to check all references now, before any call; your own function cannot
+            check them.
 
     Raises:
-        ConfigError: The template has no hole, or the grader no name.
-        DataError: A reference is none that the grader can use; names the item.
+        ConfigError: The template has no ``{input}``, or the grader has no name.
+        DataError: The grader cannot use a reference; names the item.
     """
 
     def __init__(
@@ -51,21 +50,14 @@ class DatasetEnvironment:
         check_references: bool = True,
     ) -> None:
         if INPUT_VARIABLE not in template:
-            raise ConfigError(
-                f"the template {template!r} has no {INPUT_VARIABLE}: say where the item's input goes"
-            )
+            raise ConfigError(f"the template {template!r} has no {INPUT_VARIABLE} for the item's input")
         self._data = data
         self._grade = grade
         self._template = template
         self._name = name
         self._version = version
         self._identity = canonical_json(
-            {
-                "environment": name,
-                "version": version,
-                "template": template,
-                "grader": identify_grader(grade),
-            }
+            {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
         if check_references and isinstance(grade, CheckedGrader):
             for split in Split:
@@ -79,11 +71,11 @@ class DatasetEnvironment:
 
     @property
     def scored_by(self) -> CriticDescription | None:
-        """The critic that grades, where one does."""
+        """The critic, if one grades."""
         return self._grade.scored_by if isinstance(self._grade, CriticBacked) else None
 
     def with_grader(self, grade: Grader) -> DatasetEnvironment:
-        """Return the environment with another grader, which is asked about no reference beforehand."""
+        """Return the environment with another grader, without a check of the references."""
         return DatasetEnvironment(
             self._data,
             grade=grade,
@@ -98,17 +90,17 @@ class DatasetEnvironment:
         return self._data.items(split)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Ask the item's question and grade the answer; the seed has no use here.
+        """Ask the item's question and grade the answer; the seed is not used.
 
         Raises:
-            EnvironmentFailure: The grader returned something that is no score.
+            EnvironmentFailure: The grader returned no score.
             ModelError: The target gave no answer.
         """
         answer = await session.reply(self.render_message(item))
         return await apply_grader(self._grade, item, answer)
 
     def render_message(self, item: Item) -> str:
-        """Return what the target is asked: the template with the input put in, in one pass."""
+        """Return the message to the target: the template with the item's input."""
         return self._template.replace(INPUT_VARIABLE, _format_input(item.input))
 
 
@@ -117,7 +109,7 @@ def build_environment(config: TrainerConfig) -> DatasetEnvironment:
 
     Raises:
         ConfigError: ``data.path`` is not set.
-        DataError: The data is not fit for a run, or a reference not for the grader.
+        DataError: The data is not fit for a run, or the grader cannot use a reference.
     """
     if config.data.path is None:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
@@ -132,15 +124,14 @@ def build_environment(config: TrainerConfig) -> DatasetEnvironment:
 
 
 class _PendingCriticGrader:
-    """Stands for a configuration's critic until the run has pinned it: known by all but its pairs."""
+    """Stands for a configuration's critic until the run has pinned its worked examples."""
 
     def __init__(self, config: TrainerConfig) -> None:
-        own: CriticConfig = config.critic
         self.identity: JsonValue = {
             "grader": "critic",
             "model": config.models.critic.model,
-            "passes_at": own.pass_threshold,
-            "settings": own.settings.model_dump(mode="json", exclude={"cache_size"}),
+            "passes_at": config.critic.pass_threshold,
+            "settings": config.critic.settings.model_dump(mode="json", exclude={"cache_size"}),
         }
 
     def __call__(self, item: Item, answer: str) -> Grade:
@@ -152,9 +143,7 @@ class _PendingCriticGrader:
 def _build_grader(config: EnvironmentConfig) -> Grader:
     if config.grader == "python":
         return build_python_grader(
-            seconds=config.time_limit,
-            mebibytes=config.memory_limit,
-            allow_unconfined=config.allow_unconfined,
+            seconds=config.time_limit, mebibytes=config.memory_limit, allow_unconfined=config.allow_unconfined
         )
     if config.grader != "sql":
         return build_grader(config)

@@ -1,12 +1,11 @@
-"""How an answer is judged against an item's reference.
+"""Graders: they compare an answer with an item's reference.
 
-A reference is one accepted answer or a list of accepted answers; with a list the best match counts. A
-grader says in words what was expected and what it got wherever an answer falls short, and is silent
-about a full match. What a reference must be is part of each grader's description; ``check`` refuses
-one that the grader cannot use.
+A reference is one accepted answer or a list of accepted answers; with a list the best match counts. If an
+answer falls short, the feedback states the expected answer and the given one. A full match has no feedback.
+Each grader's docstring states the references that it accepts; ``check`` refuses all others.
 
-Instead of these, an environment takes any function ``(item, answer)``, plain or async, that returns a
-``Graded``, a ``Score``, a number in 0..1 or a truth value.
+An environment also accepts any function ``(item, answer)``, plain or async, that returns a ``Grade``, a
+``Score``, a number in 0..1 or a truth value.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ if TYPE_CHECKING:
 
 
 SHOWN_CHARS = 300
-"""How much of a value ``quoted`` shows."""
+"""Maximum length of ``quote_json``, in characters."""
 
 
 def normalize(text: str) -> str:
     r"""Return a text as the ``normalized`` grader compares it.
 
-    In this order: Unicode NFKC, case folding, NFKC; runs of white space become one space; white space
-    and punctuation (Unicode category P, and the backtick) are cut off at both ends. Kept there are
-    ``% # @ & / \``, and a dash or a leading full stop that touches a letter or a digit, since
-    they carry meaning (``-5``, ``.5``, ``5%``, ``C#``).
+    In this order: Unicode NFKC, case folding, NFKC; runs of white space become one space; white space and
+    punctuation (Unicode category P, and the backtick) are stripped at both ends. Exceptions are
+    ``% # @ & / \``, and a dash or a leading full stop next to a letter or a digit, because they carry
+    meaning (``-5``, ``.5``, ``5%``, ``C#``).
     """
     return _strip_edges(" ".join(_fold_case(text).split()))
 
@@ -59,8 +58,8 @@ def normalize(text: str) -> str:
 def tokenize(text: str) -> tuple[str, ...]:
     """Return the words of a text, as the ``token_f1`` grader counts them.
 
-    The text is split at white space and each word goes through ``normalized``; ``a``, ``an`` and ``the``
-    are left out unless the text holds nothing else.
+    The text is split at white space and each word is normalized. ``a``, ``an`` and ``the`` are left out,
+    unless the text has no other words.
     """
     words = tuple(bare for word in _fold_case(text).split() if (bare := _strip_edges(word)))
     return tuple(word for word in words if word not in {"a", "an", "the"}) or words
@@ -79,14 +78,14 @@ def _strip_edges(text: str) -> str:
     return text[start:end]
 
 
-def _is_edge(mark: str, neighbour: str, *, keeps_point: bool) -> bool:
-    if mark == "`" or mark.isspace():
+def _is_edge(char: str, neighbour: str, *, keeps_point: bool) -> bool:
+    if char == "`" or char.isspace():
         return True
-    category = unicodedata.category(mark)
-    if not category.startswith("P") or mark in "%#@&/\\":
+    category = unicodedata.category(char)
+    if not category.startswith("P") or char in "%#@&/\\":
         return False
-    carries = category == "Pd" or (keeps_point and mark == ".")
-    return not (carries and neighbour.isalnum())
+    carries_meaning = category == "Pd" or (keeps_point and char == ".")
+    return not (carries_meaning and neighbour.isalnum())
 
 
 _NUMBER = re.compile(
@@ -97,23 +96,23 @@ _NUMBER = re.compile(
 
 
 def parse_number(text: str) -> float | None:
-    """Return the number that a text is, or None where it is anything else.
+    """Return a text as a number; None if it is anything else.
 
     White space at both ends is ignored. A number is decimal digits with, each optional: a sign (``+``,
     ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
     decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). Never a
     number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity and what overflows.
     """
-    found = _NUMBER.fullmatch(text.strip().replace("\u2212", "-"))
-    if found is None:
+    match = _NUMBER.fullmatch(text.strip().replace("\u2212", "-"))
+    if match is None:
         return None
-    digits = found["digits"].replace(",", "")
-    value = float(f"{found['sign'] or ''}{digits}{found['exponent'] or ''}")
-    return to_finite(value / 100 if found["percent"] else value)
+    digits = match["digits"].replace(",", "")
+    value = float(f"{match['sign'] or ''}{digits}{match['exponent'] or ''}")
+    return to_finite(value / 100 if match["percent"] else value)
 
 
 def to_finite(value: float) -> float | None:
-    """Return a number as a float, None where that is not finite."""
+    """Return a number as a float; None if that is not finite."""
     try:
         real = float(value)
     except OverflowError:
@@ -122,7 +121,7 @@ def to_finite(value: float) -> float | None:
 
 
 def parse_strict_json(text: str) -> Any:
-    """Return the value of a JSON text, read to the letter.
+    """Return the value of a JSON text, without any tolerance.
 
     Raises:
         ValueError: It is not JSON, repeats a name, or holds NaN, infinity or a number out of range.
@@ -134,10 +133,10 @@ def parse_strict_json(text: str) -> Any:
 
 
 def _build_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError("an object has a name twice")
-    return made
+    return result
 
 
 def _parse_finite(text: str) -> float:
@@ -150,7 +149,7 @@ def _refuse_number(text: str) -> NoReturn:
 
 
 def json_equal(one: JsonValue, other: JsonValue) -> bool:
-    """Return whether two JSON values are the same: 1 is 1.0, but never true."""
+    """Return whether two JSON values are equal; 1 equals 1.0, but not true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(
             json_equal(value, other[name]) for name, value in one.items()
@@ -161,84 +160,84 @@ def json_equal(one: JsonValue, other: JsonValue) -> bool:
 
 
 def quote_json(value: JsonValue) -> str:
-    """Return a value as JSON that can always be stored: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
+    """Return a value as JSON for a message: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 
 
 GraderOutput: TypeAlias = Grade | Score | float | bool
-"""What a grader may return; a number is a fraction of success in 0..1."""
+"""The results that a grader may return; a number is a share of success in 0..1."""
 
 Grader: TypeAlias = Callable[[Item, str], Awaitable[GraderOutput] | GraderOutput]
-"""Judges an answer to an item."""
+"""Grades an answer to an item."""
 
 E = TypeVar("E")
 MATCH_SECONDS = 0.25
-"""How long the ``Regex`` grader lets one pattern work on one answer."""
+"""Time limit of ``RegexGrader`` for one pattern on one answer, in seconds."""
 
 
 @runtime_checkable
 class IdentifiedGrader(Protocol):
-    """A grader that says itself what its scores depend on."""
+    """A grader with an identity."""
 
     @property
     def identity(self) -> JsonValue:
-        """Name and settings: all that a score depends on beside item and answer."""
+        """Name and settings: everything that a score depends on beside item and answer."""
         ...
 
     def __call__(self, item: Item, answer: str) -> Awaitable[GraderOutput] | GraderOutput:
-        """Judge an answer to an item."""
+        """Grade an answer to an item."""
         ...
 
 
 class CheckedGrader(FrozenModel, ABC):
-    """Base of the graders that say what they are, and which references they can use."""
+    """Base of the graders with an identity and a check of references."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
 
     @abstractmethod
     def __call__(self, item: Item, answer: str) -> Awaitable[GraderOutput] | GraderOutput:
-        """Judge an answer to an item."""
+        """Grade an answer to an item."""
 
     @property
     @abstractmethod
     def identity(self) -> JsonValue:
-        """Name, version and settings: all that a score depends on beside item and answer."""
+        """Name, version and settings: everything that a score depends on beside item and answer."""
 
     @abstractmethod
     def check(self, item: Item) -> None:
-        """Raise DataError, naming the item, where its reference is none that this grader can use."""
+        """Raise DataError, which names the item, if this grader cannot use its reference."""
 
 
 class ReferenceGrader(CheckedGrader, Generic[E]):
     """Base of the graders that compare an answer with the item's reference."""
 
     def __call__(self, item: Item, answer: str) -> Grade:
-        """Judge an answer: soft is the best match among the accepted answers, hard is 0 or 1.
+        """Grade an answer: soft is the best match among the accepted answers, hard is 0 or 1.
 
         Raises:
-            DataError: The item's reference is none that this grader can use.
+            DataError: This grader cannot use the item's reference.
         """
         matches = [self._match(expected, answer) for expected in self._list_accepted(item)]
-        soft, why = max(matches, key=lambda match: match[0])
-        score = Score(hard=float(soft >= self._pass_mark), soft=soft)
+        soft, reason = max(matches, key=lambda match: match[0])
+        score = Score(hard=float(soft >= self._pass_threshold), soft=soft)
         if soft == 1:
             return Grade(score=score, answer=answer)
-        return Grade(score=score, answer=answer, feedback=self._feedback(item, answer, why) or None)
+        return Grade(score=score, answer=answer, feedback=self._feedback(item, answer, reason) or None)
 
     @property
     def identity(self) -> JsonValue:
-        """Name, version and settings: all that a score depends on beside item and answer."""
+        """Name, version and settings: everything that a score depends on beside item and answer."""
         return {"grader": self.name, "version": self.version, "settings": self.model_dump(mode="json")}
 
     def check(self, item: Item) -> None:
-        """Raise DataError, naming the item, where its reference is none that this grader can use."""
+        """Raise DataError, which names the item, if this grader cannot use its reference."""
         self._list_accepted(item)
 
     @property
-    def _pass_mark(self) -> float:
-        """The soft score from which an item counts as solved."""
+    def _pass_threshold(self) -> float:
+        """The minimum soft score of a solved item."""
         return 1.0
 
     def _list_accepted(self, item: Item) -> list[E]:
@@ -250,25 +249,25 @@ class ReferenceGrader(CheckedGrader, Generic[E]):
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: it accepts no answer at all")
         return accepted
 
-    def _feedback(self, item: Item, answer: str, why: str) -> str:
-        """Return what the failure analyst is told; empty where answer and reference say it all."""
+    def _feedback(self, item: Item, answer: str, reason: str) -> str:
+        """Return the feedback for the failure analyst; empty if answer and reference suffice."""
         expected = " or ".join(quote_json(reference) for reference in _references(item))
-        return f"expected {expected}, got {quote_json(answer)}" + (f": {why}" if why else "")
+        return f"expected {expected}, got {quote_json(answer)}" + (f": {reason}" if reason else "")
 
     @abstractmethod
     def _read(self, reference: JsonValue) -> E:
-        """Return one accepted answer in the form it is compared in; ValueError where it has none."""
+        """Return one accepted answer in the form used for comparison; raises ValueError if it has none."""
 
     @abstractmethod
     def _match(self, expected: E, answer: str) -> tuple[float, str]:
-        """Return how far an answer matches, in 0..1, and what is wrong with it."""
+        """Return the degree of a match, in 0..1, and the problem of the answer."""
 
 
 # ------------------------------------------------------------------------------------------------- text
 
 
 class ExactGrader(ReferenceGrader[str]):
-    """The same text, character by character, white space at both ends aside.
+    """The same text, character by character, except for white space at both ends.
 
     References are text or whole numbers.
     """
@@ -283,9 +282,9 @@ class ExactGrader(ReferenceGrader[str]):
 
 
 class NormalizedGrader(ReferenceGrader[str]):
-    """The same text after ``normalized``. Articles count: ``The Who`` is not ``who``.
+    """The same text after ``normalize``. Articles count: ``The Who`` is not ``who``.
 
-    References are text or whole numbers of which something is left after ``normalized``.
+    References are text or whole numbers that are not empty after ``normalize``.
     """
 
     name = "normalized"
@@ -301,17 +300,17 @@ class NormalizedGrader(ReferenceGrader[str]):
 
 
 class TokenF1Grader(ReferenceGrader[Counter[str]]):
-    """Overlap of words, as SQuAD measures it (Rajpurkar et al., 2016): F1 of the two bags of ``tokens``.
+    """Overlap of words, as SQuAD measures it (Rajpurkar et al., 2016): F1 of the two bags of words.
 
-    Soft is F1; hard is 1 where F1 reaches ``threshold``. References are text or whole numbers with at
-    least one token.
+    Soft is F1; hard is 1 if F1 reaches ``threshold``. References are text or whole numbers with at
+    least one word.
     """
 
     name = "token_f1"
     threshold: float = Field(1.0, gt=0, le=1)
 
     @property
-    def _pass_mark(self) -> float:
+    def _pass_threshold(self) -> float:
         return self.threshold
 
     def _read(self, reference: JsonValue) -> Counter[str]:
@@ -321,9 +320,9 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         return Counter(words)
 
     def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
-        given = Counter(tokenize(answer))
-        shared = (given & expected).total()
-        f1 = 2 * shared / (given.total() + expected.total())
+        words = Counter(tokenize(answer))
+        shared = (words & expected).total()
+        f1 = 2 * shared / (words.total() + expected.total())
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
 
 
@@ -333,7 +332,7 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
 class NumericGrader(ReferenceGrader[float]):
     """The same number within ``tolerance`` or within ``relative_tolerance`` times the reference.
 
-    The answer must be a number and nothing else, in the form that ``number`` reads. Numbers are compared
+    The answer must be a number and nothing else, in the form that ``parse_number`` accepts. Numbers are compared
     as double-precision floats. References are numbers, or text in the same form.
     """
 
@@ -352,10 +351,10 @@ class NumericGrader(ReferenceGrader[float]):
         return value
 
     def _match(self, expected: float, answer: str) -> tuple[float, str]:
-        given = parse_number(answer)
-        if given is None:
+        value = parse_number(answer)
+        if value is None:
             return 0.0, "the answer must be a single number and nothing else"
-        off = abs(given - expected)
+        off = abs(value - expected)
         allowed = max(self.tolerance, self.relative_tolerance * abs(expected))
         return float(off <= allowed), f"it is off by {off:g} and {allowed:g} is allowed"
 
@@ -364,11 +363,11 @@ class NumericGrader(ReferenceGrader[float]):
 
 
 class RegexGrader(ReferenceGrader["Pattern[str]"]):
-    """The whole answer, white space at both ends aside, matches a regular expression.
+    """The whole answer, except for white space at both ends, matches a regular expression.
 
-    References are patterns as the ``regex`` package reads them, a superset of Python's own; inline flags
-    such as ``(?i)`` apply. A match that takes longer than ``MATCH_SECONDS`` is broken off, and the item
-    stays unmeasured: the fault is the pattern's, not the answer's.
+    References are patterns of the ``regex`` package, a superset of Python's own; inline flags such as ``(?i)``
+    apply. If a match takes longer than ``MATCH_SECONDS``, the item stays unmeasured, because the pattern is at
+    fault and not the answer.
     """
 
     name = "regex"
@@ -384,13 +383,13 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
 
     def _match(self, expected: Pattern[str], answer: str) -> tuple[float, str]:
         try:
-            found = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
+            match = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
         except TimeoutError:
             raise EnvironmentFailure(
                 f"the pattern {quote_json(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
                 f"{len(answer)} characters: rewrite it without nested repetitions"
             ) from None
-        return float(found is not None), "the whole answer must match this pattern"
+        return float(match is not None), "the whole answer must match this pattern"
 
 
 # ------------------------------------------------------------------------------------------------- JSON
@@ -399,10 +398,10 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
 class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
     """The answer is a JSON object with the reference's fields; further fields are ignored.
 
-    Soft is the share of the reference's fields that are there with an equal value, hard is 1 where all
-    are. Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and lists are
-    equal as a whole. The answer is read strictly: nothing around the object, no repeated names, no NaN or
-    infinity, nothing mended. References are objects with at least one field.
+    Soft is the share of the reference's fields that are present with an equal value; hard is 1 if all are.
+    Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and lists are compared
+    as a whole. The answer is parsed strictly: nothing around the object, no repeated names, no NaN or
+    infinity. References are objects with at least one field.
     """
 
     name = "json_fields"
@@ -422,15 +421,15 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
         return 1 - len(wrong) / len(expected), "; ".join(wrong)
 
 
-def _list_wrong_fields(expected: dict[str, JsonValue], given: Any) -> list[str]:
-    if not isinstance(given, dict):
-        raise ValueError("it is JSON of another kind")  # noqa: TRY004 - the caller words it
+def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]:
+    if not isinstance(answer, dict):
+        raise ValueError("it is JSON of another kind")  # noqa: TRY004 - the caller catches it
     return [
-        f"{quote_json(name)} is {quote_json(given[name])}"
-        if name in given
+        f"{quote_json(name)} is {quote_json(answer[name])}"
+        if name in answer
         else f"{quote_json(name)} is missing"
         for name, value in expected.items()
-        if name not in given or not json_equal(value, given[name])
+        if name not in answer or not json_equal(value, answer[name])
     ]
 
 
@@ -438,7 +437,11 @@ def _list_wrong_fields(expected: dict[str, JsonValue], given: Any) -> list[str]:
 
 
 def build_grader(config: EnvironmentConfig) -> ReferenceGrader[Any]:
-    """Return the grader that a configuration names, with its settings."""
+    """Return a configuration's grader with its settings.
+
+    Raises:
+        ConfigError: The grader needs more than a configuration (sql, python, critic).
+    """
     match config.grader:
         case "exact":
             return ExactGrader()
@@ -453,35 +456,35 @@ def build_grader(config: EnvironmentConfig) -> ReferenceGrader[Any]:
         case "json_fields":
             return JsonFieldsGrader()
         case "sql":
-            raise ConfigError("the sql grader needs tables: reflact.environments.sql_grader.SQL holds them")
+            raise ConfigError("the sql grader needs tables: use reflact.environments.sql_grader.SQLGrader")
         case "python":
-            raise ConfigError("the python grader is reflact.environments.python_grader.Python")
+            raise ConfigError("the python grader is reflact.environments.python_grader.PythonGrader")
         case "critic":
             raise ConfigError("the critic grader is reflact.calibration.grading.CriticGrader")
 
 
 def identify_grader(grade: Grader) -> JsonValue:
-    """Return what identifies a grader: its own ``identity``, or a function's qualified name.
+    """Return a grader's own ``identity``, or a function's qualified name.
 
     Raises:
-        ConfigError: It is an object without a name of its own, such as a ``functools.partial``.
+        ConfigError: It is an object without a name, such as a ``functools.partial``.
     """
     if isinstance(grade, IdentifiedGrader):
         return grade.identity
     name = getattr(grade, "__qualname__", None)
     if name is None:
         raise ConfigError(
-            f"the grader {type(grade).__name__} has no name to tell its scores from others': "
+            f"the grader {type(grade).__name__} has no name that identifies its scores: "
             "pass a function or a method, or give it an `identity`"
         )
     return {"grader": f"{grade.__module__}.{name}"}
 
 
 async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
-    """Apply a grader, plain or async, and return what it says as a ``Graded``.
+    """Apply a grader, plain or async, and return its result as a ``Grade``.
 
     Raises:
-        EnvironmentFailure: It returned something else than an ``Outcome``; names the item.
+        EnvironmentFailure: It did not return a ``GraderOutput``; names the item.
     """
     outcome = grade(item, answer)
     if inspect.isawaitable(outcome):
@@ -494,7 +497,7 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
         return Grade(score=Score.of(outcome), answer=answer)
     raise EnvironmentFailure(
         f"the grader returned {outcome!r:.100} for item {item.id!r}: "
-        "return a Graded, a Score, True or False, or a number in 0..1"
+        "return a Grade, a Score, True or False, or a number in 0..1"
     )
 
 

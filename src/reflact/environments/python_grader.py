@@ -1,9 +1,9 @@
-"""The grader of programs: an answer is right when it does what the item's reference says.
+"""The grader of Python programs: runs each answer on the cases of the item's reference.
 
-Programs come from models, so each runs in a process of its own that is locked in by the kernel (see
-``confined``): it reads nothing but the interpreter's libraries, writes nothing but its output, reaches no
-network, starts no process, knows nothing of the environment's variables, and ends with its time. Where the
-system cannot do that the grader refuses to work, unless it is told to go without.
+Models write these programs, so each runs in a separate process that the kernel confines (see ``sandbox``). The
+process reads only the interpreter's libraries, writes only its output, and has a time limit. It has no network,
+no child processes and no environment variables. If the system cannot confine processes, the grader refuses to
+work unless the configuration allows it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from anyio.abc import Process
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
 from reflact.environments.graders import CheckedGrader, quote_json
-from reflact.environments.sandbox import PASSED, READY, SandboxRequest, can_confine
+from reflact.environments.sandbox import CONFINED_MARK, TESTS_PASSED_MARK, SandboxRequest, can_confine
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.types import FrozenModel, Grade, Item, Score
 
 SCRIPT = Path(__file__).with_name("sandbox.py")
 
 MAX_OUTPUT_BYTES = 1_000_000
-"""Bytes that a program may write, to standard output and to standard error each."""
+"""Maximum size of standard output and of standard error, in bytes."""
 
 MIB = 1 << 20
 
 
 class AssertionCase(FrozenModel):
-    """A reference that is met when Python code, run after the answer in its module, raises nothing."""
+    """A case that passes if Python code, run after the answer in its module, raises no exception."""
 
     tests: str
 
 
 class OutputCase(FrozenModel):
-    """A reference that is met when the answer, run as a program, reads ``stdin`` and prints ``stdout``."""
+    """A case that passes if the answer, run as a program with ``stdin``, prints ``stdout``."""
 
     stdin: str = ""
     stdout: str
@@ -52,7 +52,7 @@ ProgramCase = AssertionCase | OutputCase
 
 
 class ProgramResult(NamedTuple):
-    """What came of a program: its exit code (None: its time on the clock ran out) and what it wrote."""
+    """The result of a program: its exit code (None: out of wall-clock time) and its output."""
 
     code: int | None
     report: bytes
@@ -61,7 +61,7 @@ class ProgramResult(NamedTuple):
 
 
 class ProgramFiles(NamedTuple):
-    """What a process is given instead of pipes: files without names, which nobody has to empty in time."""
+    """The unnamed files of a process; unlike pipes they do not fill up."""
 
     program: IO[bytes]
     stdin: IO[bytes]
@@ -73,19 +73,19 @@ class ProgramFiles(NamedTuple):
 class PythonGrader(CheckedGrader):
     """Runs answers as Python programs, with this interpreter and its libraries.
 
-    A reference is an object or a list of them, and all must hold: ``{"tests": "assert add(1, 2) == 3"}``,
-    or ``{"stdin": "1 2", "stdout": "3"}``. Output is compared line by line; white space at the ends of
-    lines and blank lines at the end do not count. Soft is the share of cases that hold, hard is 1 where
-    all do. The answer is run as it stands: a code fence around it is a syntax error.
+    A reference is one case or a list of cases: ``{"tests": "assert add(1, 2) == 3"}``,
+    or ``{"stdin": "1 2", "stdout": "3"}``. Output is compared line by line; trailing white space and
+    blank lines at the end do not count. Soft is the share of cases that pass; hard is 1 if all pass. The
+    answer is run as it is: a code fence around it is a syntax error.
 
-    The answer and its tests share a process, so an answer that is made to deceive its tests can do so;
-    the output that is expected is never shown to it.
+    The answer and its tests share a process, so an answer can deceive its tests. It never sees the expected
+    output.
 
     Args:
-        seconds: Processor time that a program may take.
-        patience: How many times as long it may take on the clock, where it waits or the machine is busy.
-        mebibytes: Memory that it may take.
-        confined: Whether programs are locked in; ``python_grader`` finds out whether they can be.
+        seconds: Limit of processor time for a program.
+        patience: Limit of wall-clock time, as a multiple of ``seconds``.
+        mebibytes: Memory limit in MiB.
+        confined: Whether programs are confined; ``build_python_grader`` checks whether that is possible.
     """
 
     name: ClassVar[str] = "python"
@@ -109,26 +109,25 @@ class PythonGrader(CheckedGrader):
         }
 
     def check(self, item: Item) -> None:
-        """Raise DataError, naming the item, where its reference is none that programs can be tried on."""
+        """Raise DataError, which names the item, if its reference has no valid cases."""
         self._parse_cases(item)
 
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Run an answer on all cases of an item.
 
         Raises:
-            DataError: The item's reference is none that programs can be tried on.
-            EnvironmentFailure: The process could not be started or locked in.
+            DataError: The item's reference has no valid cases.
+            EnvironmentFailure: The process could not be started or confined.
         """
         cases = self._parse_cases(item)
-        wrong = [why for case in cases if (why := await self._run_case(case, answer)) is not None]
-        soft = 1 - len(wrong) / len(cases)
-        score = Score(hard=float(not wrong), soft=soft)
-        return Grade(score=score, answer=answer, feedback=wrong[0] if wrong else None)
+        faults = [fault for case in cases if (fault := await self._run_case(case, answer)) is not None]
+        score = Score(hard=float(not faults), soft=1 - len(faults) / len(cases))
+        return Grade(score=score, answer=answer, feedback=faults[0] if faults else None)
 
     def _parse_cases(self, item: Item) -> list[ProgramCase]:
-        given = item.reference if isinstance(item.reference, list) else [item.reference]
+        references = item.reference if isinstance(item.reference, list) else [item.reference]
         try:
-            cases = [_parse_case(reference) for reference in given]
+            cases = [_parse_case(reference) for reference in references]
         except ValueError as error:
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
         if not cases:
@@ -137,8 +136,8 @@ class PythonGrader(CheckedGrader):
 
     async def _run_case(self, case: ProgramCase, answer: str) -> str | None:
         async with self._slots:
-            ran = await self._run_program(case, answer)
-        return find_fault(case, ran, self.seconds)
+            result = await self._run_program(case, answer)
+        return find_fault(case, result, self.seconds)
 
     async def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
         tests, stdin = (case.tests, "") if isinstance(case, AssertionCase) else (None, case.stdin)
@@ -148,7 +147,7 @@ class PythonGrader(CheckedGrader):
                 *(stack.enter_context(_open_unnamed_file(text)) for text in (program, stdin, "", "", ""))
             )
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-"))
-            order = SandboxRequest(
+            request = SandboxRequest(
                 parent=os.getpid(),
                 program=files.program.fileno(),
                 report=files.report.fileno(),
@@ -157,63 +156,65 @@ class PythonGrader(CheckedGrader):
                 output=MAX_OUTPUT_BYTES,
                 confine=self.confined,
             )
-            async with _start_process(order, files, folder) as process:
+            async with _start_process(request, files, folder) as process:
                 with anyio.move_on_after(self.seconds * self.patience):
                     await process.wait()
                 code = process.returncode
-            told, output, errors = map(_read_all, (files.report, files.output, files.errors))
-            return ProgramResult(code, told, output.decode(errors="replace"), errors.decode(errors="replace"))
+            report, output, errors = map(_read_all, (files.report, files.output, files.errors))
+            return ProgramResult(
+                code, report, output.decode(errors="replace"), errors.decode(errors="replace")
+            )
 
 
 def build_python_grader(
     *, seconds: int, mebibytes: int, allow_unconfined: bool, is_available: Callable[[], bool] = can_confine
 ) -> PythonGrader:
-    """Return the grader for this system; ``able`` says whether programs can be locked in here.
+    """Return the grader for this system; ``is_available`` returns whether the system can confine programs.
 
     Raises:
-        ConfigError: This system cannot lock programs in, and going without is not allowed.
+        ConfigError: This system cannot confine programs, and ``allow_unconfined`` is false.
     """
     confined = is_available()
     if not confined and not allow_unconfined:
         raise ConfigError(
-            "environment.grader: python runs code that a model wrote, and this system cannot lock it in: "
-            "that takes Linux with Landlock on x86_64 or aarch64, as most distributions have it; use such a "
-            "system, or set environment.allow_unconfined: true where everything in reach may be lost"
+            "environment.grader: python runs code that a model wrote, and this system cannot confine it. Use "
+            "Linux with Landlock on x86_64 or aarch64. Or set environment.allow_unconfined: true if the "
+            "code may read, change and delete everything that you can"
         )
     return PythonGrader(seconds=seconds, mebibytes=mebibytes, confined=confined)
 
 
-def find_fault(case: ProgramCase, ran: ProgramResult, seconds: int) -> str | None:
-    """Return what is wrong with what a program did, None where it did what it should.
+def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | None:
+    """Return the fault of a program; None if it passes the case.
 
     Raises:
-        EnvironmentFailure: The answer was never run: the fault is not its own.
+        EnvironmentFailure: The program was not run; the fault is not its own.
     """
-    if READY not in ran.report:
-        reason = find_last_line(ran.errors) or f"exit code {ran.code}"
+    if CONFINED_MARK not in result.report:
+        reason = find_last_line(result.errors) or f"exit code {result.code}"
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")
-    if ran.code is None:
+    if result.code is None:
         return f"it waited too long: it has {seconds} seconds of processor time"
-    if -ran.code in {signal.SIGXCPU, signal.SIGKILL}:
+    if -result.code in {signal.SIGXCPU, signal.SIGKILL}:
         return f"it took more than {seconds} seconds of processor time"
-    if ran.code != 0:
-        reason = find_last_line(ran.errors) or f"exit code {ran.code}"
+    if result.code != 0:
+        reason = find_last_line(result.errors) or f"exit code {result.code}"
         return f"it ended with an error: {quote_json(reason)}"
     if isinstance(case, AssertionCase):
-        return None if PASSED in ran.report else "it ended before its tests had run"
-    if split_output(ran.output) == split_output(case.stdout):
+        return None if TESTS_PASSED_MARK in result.report else "it ended before its tests had run"
+    if split_output(result.output) == split_output(case.stdout):
         return None
-    wanted, given = quote_json(case.stdout), quote_json(ran.output)
-    return f"for the input {quote_json(case.stdin)} it should print {wanted}, and printed {given}"
+    expected, printed = quote_json(case.stdout), quote_json(result.output)
+    return f"for the input {quote_json(case.stdin)} it should print {expected}, and printed {printed}"
 
 
 def split_output(output: str) -> Sequence[str]:
-    """Return the lines of an output as they are compared."""
+    """Return the lines of an output in the form used for comparison."""
     return [line.rstrip() for line in output.rstrip().splitlines()]
 
 
 def find_last_line(text: str) -> str:
-    """Return the last line that is not blank; empty where there is none."""
+    """Return the last line that is not blank; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -231,7 +232,7 @@ def _parse_case(reference: JsonValue) -> ProgramCase:
 
 @contextmanager
 def _open_unnamed_file(text: str) -> Iterator[IO[bytes]]:
-    """Give a file without a name that holds a text, to be read from its beginning."""
+    """Open an unnamed file with a text, positioned at its beginning."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.seek(0)
@@ -244,14 +245,14 @@ def _read_all(file: IO[bytes]) -> bytes:
 
 
 @asynccontextmanager
-async def _start_process(order: SandboxRequest, files: ProgramFiles, folder: str) -> AsyncIterator[Process]:
-    """Start the process in a session of its own; whatever of it is left at the end is killed.
+async def _start_process(request: SandboxRequest, files: ProgramFiles, folder: str) -> AsyncIterator[Process]:
+    """Start the process in a new session; the session is killed at the end.
 
-    Its variables are these alone, its path has nothing but the interpreter's libraries, and its hashes are
-    the same each time, so that a score does not change from run to run.
+    It has no other environment variables, only the interpreter's libraries on its path, and constant hash
+    seeds, so that scores are reproducible.
     """
     process = await anyio.open_process(
-        [sys.executable, "-P", "-s", "-B", "-X", "utf8", str(SCRIPT), json.dumps(order)],
+        [sys.executable, "-P", "-s", "-B", "-X", "utf8", str(SCRIPT), json.dumps(request)],
         stdin=files.stdin,
         stdout=files.output,
         stderr=files.errors,

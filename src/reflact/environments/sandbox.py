@@ -1,17 +1,17 @@
-"""The process that an answer's code runs in: it locks itself in and then runs it. Started as a script.
+"""The process for an answer's code, started as a script: it confines itself and then runs the code.
 
-What stays out of reach is taken away by the kernel, without privileges, containers or other programs:
+The kernel confines the process, without privileges, containers or other programs:
 
-* Landlock (Linux 5.13) leaves the interpreter's libraries to be read; nothing else can be opened, listed,
-  made, written or removed.
+* Landlock (Linux 5.13) allows the process to read the interpreter's libraries. It cannot open, list, create,
+  write or remove anything else.
 * A seccomp filter refuses new processes and programs, sockets, signals to and limits of other processes,
-  changes to a file's owner, mode, times and attributes, objects that outlive the process, and whatever
-  Linux has added since 5.1, for which every program has a fallback.
+  changes to a file's owner, mode, times and attributes, and objects that outlive the process. It also refuses
+  all system calls since Linux 5.1, for which programs have a fallback.
 * Capabilities are dropped, and resource limits bound processor time, memory and output. The process ends
-  with the one that started it.
+  with its parent.
 
-The process is one, with as many threads as fit into its memory: to end it is to end everything that it
-began. If any of this fails, the answer is not run.
+There is only one process, with threads, so killing it ends everything that it started. If any of these steps
+fails, the answer is not run.
 
 Source: the kernel's documentation of ``landlock``, ``seccomp_filter`` and ``capset``.
 """
@@ -30,20 +30,20 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-READY, PASSED = b"r", b"p"
-"""What the process tells its parent: it is locked in; the tests ran to their end."""
+CONFINED_MARK, TESTS_PASSED_MARK = b"r", b"p"
+"""The process reports these bytes to its parent: it is confined; all tests passed."""
 
 SHARED_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
-"""What an interpreter reads beside its own library."""
+"""Paths that an interpreter reads beside its own library."""
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many access rights each version of Landlock knows; later versions know 16."""
+"""Number of access rights of each Landlock version; later versions have 16."""
 
 SET_DEATH_SIGNAL, SET_SECCOMP, FILTER, NO_NEW_PRIVILEGES = 1, 22, 2, 38
 FIRST_COMMON_CALL = 424
-"""From here on all machines number their calls alike; the first is of Linux 5.1."""
+"""From this number on, all processors use the same call numbers; the first call is from Linux 5.1."""
 
 REFUSED_CALLS = """
 fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154
@@ -65,11 +65,11 @@ add_key 248 217  request_key 249 218  keyctl 250 219
 unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  chroot 161 51
 bpf 321 280  userfaultfd 323 282  perf_event_open 298 241  personality 135 92  syslog 103 116
 """
-"""System calls that are refused, each with its numbers on x86_64 and aarch64."""
+"""Refused system calls, each with its numbers on x86_64 and aarch64."""
 
 
 class Processor(NamedTuple):
-    """What is peculiar to a kind of processor: its mark, its column above, and numbers of some calls."""
+    """A kind of processor: its audit mark, its column in ``REFUSED_CALLS``, and numbers of some calls."""
 
     mark: int
     column: int
@@ -96,7 +96,7 @@ ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50
 
 
 def can_confine() -> bool:
-    """Whether this system can lock a process in: Linux with Landlock, on a processor that is known here."""
+    """Whether this system can confine a process: Linux with Landlock, on a supported processor."""
     if sys.platform != "linux" or platform.machine() not in PROCESSORS:
         return False
     version: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
@@ -104,10 +104,10 @@ def can_confine() -> bool:
 
 
 class SandboxRequest(NamedTuple):
-    """What a process is asked to do, as it stands in JSON on its command line.
+    """The arguments of a process, as JSON on its command line.
 
-    ``program`` is an open file that holds the answer and its tests (null: none) in JSON, ``told`` one to
-    answer in; ``seconds`` are of processor time, ``memory`` and ``output`` in bytes.
+    ``program`` is an open file with the answer and its tests (null: none) in JSON, and ``report`` one for the
+    marks. ``seconds`` is processor time; ``memory`` and ``output`` are in bytes.
     """
 
     parent: int
@@ -120,32 +120,32 @@ class SandboxRequest(NamedTuple):
 
 
 def main(order: SandboxRequest) -> None:
-    """Lock this process in and run an answer, then its tests."""
+    """Confine this process and run an answer, then its tests."""
     with os.fdopen(order.program, encoding="utf-8") as file:
         program = json.load(file)
     set_limits(order, alone=not order.confine)
     if order.confine:
         confine_process(order.parent)
-    os.write(order.report, READY)
+    os.write(order.report, CONFINED_MARK)
     tests = program["tests"]
     if tests is None:
         os.close(order.report)
     names = _module("__main__" if tests is None else "answer").__dict__
-    exec(compile(program["answer"], "answer.py", "exec"), names)  # noqa: S102 - what this process is for
+    exec(compile(program["answer"], "answer.py", "exec"), names)  # noqa: S102 - the purpose of this process
     if tests is not None:
         exec(compile(tests, "tests.py", "exec"), names)  # noqa: S102
-        os.write(order.report, PASSED)
+        os.write(order.report, TESTS_PASSED_MARK)
 
 
 def _module(name: str) -> types.ModuleType:
-    """Return a new module, which stands where programs look for the one that was started."""
+    """Return a new module that is registered in ``sys.modules``."""
     module = sys.modules[name] = types.ModuleType(name)
     sys.argv = ["answer.py"]
     return module
 
 
 def set_limits(order: SandboxRequest, *, alone: bool) -> None:
-    """Set resource limits; ``alone`` leaves a user other than root no further process."""
+    """Set resource limits; ``alone`` forbids further processes for users other than root."""
     import resource
 
     bounds = {
@@ -162,16 +162,16 @@ def set_limits(order: SandboxRequest, *, alone: bool) -> None:
 
 
 def confine_process(parent: int) -> None:
-    """Take everything away that an answer has no need of, and end with the parent.
+    """Drop all rights that an answer does not need, and end with the parent.
 
     Raises:
-        OSError: The kernel refused a part of it.
+        OSError: The kernel refused a step.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     machine = PROCESSORS[platform.machine()]
     _call_kernel(libc.prctl, SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
-        raise OSError(errno.ESRCH, "the process that asked for this one has ended")
+        raise OSError(errno.ESRCH, "the parent process has ended")
     _call_kernel(libc.syscall, machine.capset, struct.pack("=Ii", 0x20080522, 0), bytes(24))
     _call_kernel(libc.prctl, NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     _allow_reading(libc, list_readable_paths())
@@ -182,9 +182,9 @@ def confine_process(parent: int) -> None:
 
 
 def list_readable_paths() -> list[str]:
-    """Return what an answer may read: the interpreter's libraries, wherever this one keeps them."""
-    homes = tuple(os.path.realpath(home) + os.sep for home in {sys.prefix, sys.base_prefix})
-    own = [path for path in sys.path if path and os.path.realpath(path).startswith(homes)]
+    """Return the paths that an answer may read: the interpreter's libraries."""
+    prefixes = tuple(os.path.realpath(home) + os.sep for home in {sys.prefix, sys.base_prefix})
+    own = [path for path in sys.path if path and os.path.realpath(path).startswith(prefixes)]
     return [path for path in (*own, *SHARED_PATHS) if os.path.exists(path)]  # noqa: PTH110 - starts faster
 
 
@@ -193,23 +193,23 @@ def _allow_reading(libc: Any, paths: Sequence[str]) -> None:
     every_right = (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
     ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=Q", every_right), 8, 0)
     for path in paths:
-        place = os.open(path, os.O_PATH)
+        descriptor = os.open(path, os.O_PATH)
         rights = READ_FILE | (READ_DIR if os.path.isdir(path) else 0)  # noqa: PTH112
-        _call_kernel(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
-        os.close(place)
+        _call_kernel(libc.syscall, ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, descriptor), 0)
+        os.close(descriptor)
     _call_kernel(libc.syscall, RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
 def build_filter(machine: Processor, process: int) -> Iterator[bytes]:
-    """Yield the filter's instructions; what no rule refuses is allowed."""
+    """Yield the filter's instructions; all other calls are allowed."""
     yield _instruction(LOAD, 4)
     yield _instruction(EQUAL, machine.mark, yes=1)
     yield _instruction(RETURN, KILL)
     yield _instruction(LOAD, 0)
     yield from _refuse(FIRST_COMMON_CALL, UNKNOWN, test=AT_LEAST)
-    words = REFUSED_CALLS.split()
-    for number in words[machine.column :: 3]:
+    columns = REFUSED_CALLS.split()
+    for number in columns[machine.column :: 3]:
         if number != "-":
             yield from _refuse(int(number), DENY)
     yield from _allow_if(machine.clone, 0, HAS_BITS, CLONE_THREAD)
@@ -230,12 +230,12 @@ def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
 
 
 def _allow_if(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
-    """Allow a call where the test of an argument's lower half holds, and refuse it elsewhere."""
+    """Allow a call if the test of an argument's lower half is true, else refuse it."""
     yield from _test_argument(number, argument, test, value, (ALLOW, DENY))
 
 
 def _refuse_if(number: int, argument: int, test: int, value: int) -> Iterator[bytes]:
-    """Refuse a call where the test of an argument's lower half holds, and allow it elsewhere."""
+    """Refuse a call if the test of an argument's lower half is true, else allow it."""
     yield from _test_argument(number, argument, test, value, (DENY, ALLOW))
 
 
@@ -254,11 +254,11 @@ def _instruction(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:
 
 
 def _call_kernel(function: Any, *arguments: Any) -> int:
-    done: int = function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
-    if done < 0:
+    result: int = function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"cannot lock the process in: {os.strerror(number)}")
-    return done
+        raise OSError(number, f"cannot confine the process: {os.strerror(number)}")
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The environment of a simulator: it has no data set, so its items are seeds."""
+"""The environment of a simulator: its items are seeds of worlds."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from reflact.protocols import Session
 from reflact.types import Grade, Item, Split, canonical_json
 
 PlayWorld = Callable[[int, Session], Awaitable[Grade]]
-"""Plays the world of a seed with a session until it ends, and says how well that went."""
+"""Plays the world of a seed with a session until it ends, and grades the result."""
 
 
 class SimulatorEnvironment:
-    """Worlds that are made from seeds; a run's plan deals the seeds as it would deal a data set's items.
+    """Worlds that are built from seeds; a run deals the seeds like the items of a data set.
 
-    A seed's world is the same in every trial and under every skill, so that scores can be compared world
-    by world; what differs between trials is the target's doing.
+    A seed's world is the same in every trial and under every skill, so scores can be compared by world.
 
     Args:
-        play: Plays one world. A model error must be passed on as it is; any other exception leaves the
-            world unmeasured.
-        name: What the environment is called; part of its identity.
+        play: Plays one world. It must not catch a ``ModelError``; any other exception leaves the world
+            unmeasured.
+        name: The environment's name; part of its identity.
         train: Worlds in the train split.
         val: Worlds in the validation split.
         test: Worlds in the test split.
         first_seed: The first seed; the splits take consecutive ones, so no world is in two of them.
         version: Raise it whenever the worlds or their scores change, so that older scores are not reused.
-        task_type: Groups seeds for reporting; None: they are all of one kind.
+        task_type: Returns the group of a seed for reporting; None: no groups.
 
     Raises:
         ConfigError: A split has no worlds.
@@ -61,7 +60,7 @@ class SimulatorEnvironment:
 
     @property
     def identity(self) -> str:
-        """Name and version, as canonical JSON; the seeds are part of the items."""
+        """Name and version, as canonical JSON."""
         return self._identity
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -69,11 +68,10 @@ class SimulatorEnvironment:
         return self._items[split]
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Play the item's world; the trial's seed has no use here."""
-        world = item.input
-        if not isinstance(world, int):
-            raise ConfigError(f"item {item.id} is no seed of this simulator: {world!r}")
-        return await self._play(world, session)
+        """Play the item's world; the trial's seed is not used."""
+        if not isinstance(item.input, int):
+            raise ConfigError(f"item {item.id} is no seed of this simulator: {item.input!r}")
+        return await self._play(item.input, session)
 
 
 def _assign_seeds(sizes: Mapping[Split, int], first: int) -> dict[Split, range]:

@@ -1,8 +1,8 @@
-"""The grader of queries: an answer is right when it returns what the reference query returns.
+"""The grader of SQL queries: an answer is right if it returns the same rows as the reference query.
 
-Queries come from models, so they run contained: on a copy of the tables in memory, one statement, reading
-only (SQLite's authorizer refuses everything else), for a bounded number of virtual-machine steps, with a
-bounded number of rows. There is no process boundary: SQLite itself is trusted.
+Models write these queries, so each runs on a copy of the tables in memory, as one statement. SQLite's
+authorizer refuses everything except reading, and virtual-machine steps and rows are limited. There is no
+process boundary: SQLite itself is trusted.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ SQLValue = str | float | int | bytes | None
 SQLRow = tuple[SQLValue, ...]
 
 MAX_STEPS = 20_000_000
-"""Virtual-machine steps a query may take: about a second; a count, so that it is the same on any machine."""
+"""Maximum of virtual-machine steps of a query, about a second; a count is the same on every machine."""
 
 MAX_ROWS = 1000
-"""Rows a query may return."""
+"""Maximum number of rows of a query."""
 
 MAX_VALUE_BYTES = 1_000_000
-"""Bytes that a value may have."""
+"""Maximum size of a value in bytes."""
 
 RELATIVE_TOLERANCE = 1e-6
-"""Numbers that differ by no more, relatively, are equal."""
+"""Numbers with at most this relative difference are equal."""
 
 READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-
 
 NONDETERMINISTIC_FUNCTIONS = {
     "random",
@@ -48,18 +47,18 @@ NONDETERMINISTIC_FUNCTIONS = {
     "current_timestamp",
     "load_extension",
 }
-"""Functions that are refused: a score must not change from run to run."""
+"""Refused functions, because scores must be reproducible."""
 
 
 class QueryResult(NamedTuple):
-    """What a query returns, and whether the order of its rows counts."""
+    """The rows of a query, and whether their order counts."""
 
     rows: tuple[SQLRow, ...]
     ordered: bool
 
 
 class SQLGrader(ReferenceGrader[QueryResult]):
-    """Compares the rows that two queries return; their order counts where the reference has an ORDER BY.
+    """Compares the rows of two queries; their order counts if the reference has an ORDER BY.
 
     Args:
         tables: The database's image, as ``read_tables`` returns it.
@@ -79,7 +78,7 @@ class SQLGrader(ReferenceGrader[QueryResult]):
 
     def _read(self, reference: JsonValue) -> QueryResult:
         if not isinstance(reference, str):
-            raise ValueError("the reference must be a query")  # noqa: TRY004 - told like every bad reference
+            raise ValueError("the reference must be a query")  # noqa: TRY004 - the caller catches it
         return QueryResult(self._rows(reference), "order by" in reference.lower())
 
     def _match(self, expected: QueryResult, answer: str) -> tuple[float, str]:
@@ -87,15 +86,13 @@ class SQLGrader(ReferenceGrader[QueryResult]):
             rows = self._rows(answer)
         except ValueError as error:
             return 0.0, str(error)
-        wanted = expected.rows
+        expected_rows = expected.rows
         if not expected.ordered:
-            rows, wanted = _sort_rows(rows), _sort_rows(wanted)
-        if _equal(wanted, rows):
-            return 1.0, ""
-        return 0.0, ""
+            rows, expected_rows = _sort_rows(rows), _sort_rows(expected_rows)
+        return float(_equal(expected_rows, rows)), ""
 
-    def _feedback(self, item: Item, answer: str, why: str) -> str:
-        return why
+    def _feedback(self, item: Item, answer: str, reason: str) -> str:
+        return reason
 
     def _rows(self, query: str) -> tuple[SQLRow, ...]:
         if not query.strip():
@@ -120,7 +117,7 @@ def read_tables(folder: Path) -> bytes:
     The first row names the columns; a column whose values are all numbers is REAL, any other TEXT.
 
     Raises:
-        ConfigError: The folder holds no tables, or one is malformed.
+        ConfigError: The folder has no tables, or one is malformed.
     """
     files = sorted(folder.glob("*.csv"))
     if not files:

@@ -1,7 +1,7 @@
-"""Bets on a candidate: evidence from paired scores that may be looked at again and again.
+"""Testing by betting: evidence from paired scores that stays valid under repeated looks.
 
 Three bets start with shares of one unit of capital. A pair with the difference ``d = candidate - current``
-multiplies each bet's capital by ``1 + stake * (d - margin)``; their sum is the evidence.
+multiplies each bet's capital by ``1 + stake * (d - margin)``. The sum of the capitals is the evidence.
 
 Source: I. Waudby-Smith and A. Ramdas, Journal of the Royal Statistical Society B 86 (2024), 1-27.
 """
@@ -18,16 +18,16 @@ STAKE_FACTORS = (1, 2, 4)
 """The bets' stakes, relative to the smallest."""
 
 MAX_STAKE = 0.9
-"""What a bet may lose at most in one pair, as a share of its capital."""
+"""Maximum loss of a bet in one pair, as a share of its capital."""
 
 
 def choose_stakes(pairs: int, *, level: float, margin: float) -> tuple[float, ...]:
     """Return the three bets' stakes for a plan, the smallest first.
 
     Args:
-        pairs: The pairs planned at most.
-        level: The error probability planned.
-        margin: The improvement that is not enough.
+        pairs: Planned maximum of pairs.
+        level: Planned error probability.
+        margin: The improvement that must be exceeded.
     """
     least = math.sqrt(-4 * math.log(level) / pairs)
     return tuple(min(factor * least, MAX_STAKE / (1 + margin)) for factor in STAKE_FACTORS)
@@ -35,22 +35,21 @@ def choose_stakes(pairs: int, *, level: float, margin: float) -> tuple[float, ..
 
 @dataclass(slots=True)
 class PairStatistics:
-    """Running sums over pairs; equal pairs added in the same order give the same bits.
+    """Running sums over pairs; the same pairs in the same order give the same bits.
 
-    A pair with an unmeasured side is counted and left out of the sums. That is harmless while what keeps a
-    rollout from being measured has nothing to do with how the two skills do on its item. Otherwise it could
-    hide a loss on up to the uncovered share of the items, which is why the gate asks for coverage, and for
-    like shares of unmeasured rollouts on both sides.
+    A pair with an unmeasured side is counted, but left out of the sums. That is harmless if a failed
+    measurement does not depend on the two skills' results. Otherwise it could hide a loss on the uncovered
+    share of the items. So the gate requires coverage, and similar shares of unmeasured rollouts on both sides.
 
     Args:
         stakes: The bets' stakes.
-        margin: The improvement that is not enough.
-        asked: Pairs added.
-        measured: Those measured on both sides; all sums are over these.
-        missed: Unmeasured rollouts of the candidate, and of the current skill.
+        margin: The improvement that must be exceeded.
+        n_pairs: Number of pairs added.
+        n_measured: Number of pairs measured on both sides; all sums are over these.
+        n_unmeasured: Numbers of unmeasured rollouts of the candidate and of the current skill.
         totals: The candidate's and the current skill's summed scores.
         squares: The sum of squared differences.
-        gains: The logarithms of what each bet's capital was multiplied by.
+        log_capitals: The logarithm of each bet's capital, relative to its start.
     """
 
     stakes: tuple[float, ...]
@@ -96,22 +95,22 @@ class PairStatistics:
     def upper_bound(self) -> float:
         """The mean difference plus two standard errors; infinite for fewer than two pairs.
 
-        Differences between items count as noise here, so that a comparison is rather given up late.
+        Differences between items count as noise here, so a comparison is rather ended too late than too early.
         """
         if self.n_measured < 2:
             return math.inf
         return self.mean + 2 * math.sqrt(self.deviations / (self.n_measured * (self.n_measured - 1)))
 
     def log_evidence(self, further: int = 0, difference: float = 0.0) -> float:
-        """Return the logarithm of the evidence, were ``further`` pairs to end with this difference."""
-        gains = self._log_capitals(further, difference) if further else self.log_capitals
-        terms = [math.log(weight) + gain for weight, gain in zip(BET_WEIGHTS, gains, strict=True)]
+        """Return the logarithm of the evidence after ``further`` hypothetical pairs with this difference."""
+        capitals = self._log_capitals(further, difference) if further else self.log_capitals
+        terms = [math.log(weight) + capital for weight, capital in zip(BET_WEIGHTS, capitals, strict=True)]
         top = max(terms)
         return top + math.log(math.fsum(math.exp(term - top) for term in terms))
 
     def _log_capitals(self, pairs: int, difference: float) -> tuple[float, ...]:
         excess = difference - self.margin
         return tuple(
-            gain + pairs * math.log1p(stake * excess)
-            for gain, stake in zip(self.log_capitals, self.stakes, strict=True)
+            capital + pairs * math.log1p(stake * excess)
+            for capital, stake in zip(self.log_capitals, self.stakes, strict=True)
         )

@@ -1,8 +1,8 @@
-"""The paired gate: whether a candidate is better than the current skill on one validation split.
+"""The paired gate: decides whether a candidate is better than the current skill on the validation split.
 
-Both sides are run on the same items and trials. ``look`` says what to run next or what is decided, from the
-scores alone; ``reflact.gate.early_stop`` says when the rest of a round cannot change the decision. Nothing here
-runs anything, and the order in which scores arrived has no influence.
+Both sides are rolled out on the same items and trials. ``decide`` returns the next request or the decision,
+from the scores alone. ``reflact.gate.early_stop`` finds when the rest of a round cannot change the decision.
+All functions are pure; the order in which scores arrived has no effect.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from reflact.gate.power import DISCORDANT_SHARE, detectable_effect
 from reflact.types import Evidence, FrozenModel
 
 SCORE_TOLERANCE = 1e-9
-"""Scores that differ by no more are equal: their arithmetic is not more exact than that."""
+"""Scores that differ by no more count as equal, because of rounding."""
 
 CONFIRMATION_REPEATS = 4
-"""How often the items that differ are run again before a deterministic target's improvement is believed."""
+"""Repeats of the items that differ before a deterministic target's improvement is accepted."""
 
 VETO_TRIALS = 4
 """Trials on each side before an item of a noisy target counts as lost."""
 
 MAX_UNMEASURED_GAP = 5
-"""Points by which the two sides' shares of unmeasured rollouts may differ."""
+"""Maximum difference of the two sides' shares of unmeasured rollouts, in percentage points."""
 
 MAX_LOG_EVIDENCE = 700.0
-"""The greatest logarithm of evidence that is recorded; more has no floating-point number."""
+"""Maximum of the logarithm of recorded evidence; larger values overflow."""
 
 
 class ScorePair(FrozenModel):
-    """One item in one trial on both sides, in the gate's metric; None is unmeasured.
+    """The scores of one item in one trial on both sides, in the gate's metric; None is unmeasured.
 
-    ``candidate_solved`` and ``current_solved`` are read by ``no_regression`` alone.
+    Only ``no_regression`` uses ``candidate_solved`` and ``current_solved``.
     """
 
     item_id: str
@@ -47,34 +47,35 @@ class ScorePair(FrozenModel):
 
     @property
     def difference(self) -> float | None:
-        """The candidate's score less the current skill's; None where a side is unmeasured."""
+        """The candidate's score minus the current skill's; None if a side is unmeasured."""
         return None if self.candidate is None or self.current is None else self.candidate - self.current
 
 
 RulingAction = Literal["accept", "reject", "inconclusive", "unmeasured"]
 
 Trials = Mapping[int, Mapping[str, ScorePair]]
-"""The pairs at hand, by trial number and item id."""
+"""The finished pairs, by trial number and item id."""
 
 
 class GateSettings(FrozenModel):
-    """All that a decision depends on beside the scores.
+    """The inputs of a decision beside the scores.
 
     Args:
         item_ids: The validation items, in the order in which they are run.
-        policy: ``strict`` compares the means of one pass, ``paired`` asks for proof.
-        trials: Rounds at most, for a noisy target.
+        policy: ``strict`` compares the means of one pass, ``paired`` requires evidence.
+        trials: Maximum of rounds, for a noisy target.
         level: This decision's share of the run's error probability.
-        planned: The ``trials`` that the first comparison of the same two skills was planned with, where this
-            one adds to it: stakes must not be chosen by one who has seen how the bets went. None: no other.
-        planned_level: Likewise its ``level``.
-        effect: The improvement that is looked for; a comparison is given up when it has become unlikely.
+        planned_trials: The ``trials`` of the first comparison of the same two skills, if this one adds to it:
+            stakes must not depend on earlier results. None: this is the first.
+        planned_level: The ``level`` of that first comparison.
+        effect: The improvement to detect; the comparison ends when it has become unlikely.
         min_improvement: A candidate must be better by more than this.
         coverage: Share of the pairs that must be measured on both sides.
-        no_regression: How many items may go from always solved to always failed; None: any number.
+        no_regression: Maximum of items that go from always solved to always failed; None: any number.
         early_stop: Whether a round ends as soon as its open pairs cannot change the decision.
         deterministic: Whether no repeat of a rollout ever disagreed.
-        declared: Whether the configuration says that the target is deterministic; a disagreement refutes it.
+        declared_deterministic: Whether the configuration declares the target deterministic; a repeat that
+            disagrees overrides it.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
@@ -93,16 +94,16 @@ class GateSettings(FrozenModel):
 
     @property
     def threshold(self) -> float:
-        """The logarithm of the evidence that acceptance needs."""
+        """The logarithm of the evidence that an acceptance requires."""
         return -math.log(self.level)
 
     @property
     def target_improvement(self) -> float:
-        """The improvement that a comparison goes on for."""
+        """The improvement that must be unlikely before a comparison ends as futile."""
         return max(self.effect, self.min_improvement)
 
     def new_statistics(self) -> PairStatistics:
-        """Return the tally of no pairs, with the stakes of the plan."""
+        """Return the statistics of no pairs, with the stakes of the plan."""
         rounds = self.trials if self.planned_trials is None else self.planned_trials
         level = self.level if self.planned_level is None else self.planned_level
         margin = self.min_improvement
@@ -111,7 +112,7 @@ class GateSettings(FrozenModel):
 
 
 class TrialRequest(FrozenModel):
-    """What to run next on both sides: one trial of these items, in this order."""
+    """A request to roll out both sides: one trial of these items, in this order."""
 
     trial: int
     item_ids: tuple[str, ...]
@@ -121,13 +122,13 @@ class Ruling(FrozenModel):
     """The decision.
 
     Args:
-        action: What was decided.
-        reason: Why, in a sentence.
-        evidence: What it rested on. Where ``bound`` is set, ``value`` is the least evidence (accepted) or the
-            greatest (otherwise) that the open pairs could have left.
-        deterministic: Whether still no repeat of a rollout has disagreed.
+        action: The decision.
+        reason: The reason, as one sentence.
+        evidence: The evidence. If ``bound`` is set, ``value`` is the least evidence (if accepted) or the
+            greatest (otherwise) over all outcomes of the open pairs.
+        deterministic: Whether no repeat of a rollout has disagreed.
         candidate_score: The candidate's mean over the pairs measured on both sides, in all trials below
-            ``evidence.rounds``; where ``bound`` is set the last of them is known in part. None: no such pair.
+            ``evidence.rounds``; if ``bound`` is set, the last trial is incomplete. None: no such pair.
         current_score: The current skill's mean over the same pairs.
     """
 
@@ -140,21 +141,21 @@ class Ruling(FrozenModel):
 
 
 def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
-    """Return what to run next, or the decision if the pairs at hand determine it.
+    """Return the next request, or the decision if the finished pairs determine it.
 
-    To be called with the pairs of complete asks; with none at first. A round counts when it is complete and
-    all before it are, and the first round that decides is the one that decides, however many are at hand.
+    Call it with the pairs of complete requests, and with none at first. A round counts if it and all earlier
+    rounds are complete. The first round that determines a decision decides, even if later ones are complete.
 
     1. ``strict``: a greater mean of one pass is accepted.
-    2. A target that never disagreed with itself: a mean that is not greater is rejected; otherwise the items
-       that differ are repeated, and if all of it happens again the candidate is accepted.
+    2. A deterministic target, with no disagreeing repeat: a mean that is not greater is rejected. Otherwise
+       the items that differ are repeated, and the candidate is accepted if all repeats agree.
     3. A noisy target: rounds of all items on both sides, until the evidence reaches ``1 / level`` (accept),
-       the improvement looked for has become unlikely (reject), or no round is left (inconclusive).
+       the improvement has become unlikely (reject), or no round is left (inconclusive).
 
-    Why 3 is valid: while the candidate is not better on the average over the items, the expected factor of a
-    complete round is at most 1 by the inequality of the means, whichever items it helps or harms; by Ville's
-    inequality the evidence then ever reaches ``1 / level`` with at most the probability ``level``. A part of
-    a round has no such guarantee and is never tested.
+    Rule 3 is valid for this reason. If the candidate is not better on average over the items, the expected
+    factor of a complete round is at most 1, by the inequality of the means, whichever items it helps or harms.
+    By Ville's inequality the evidence then ever reaches ``1 / level`` with probability at most ``level``. A
+    part of a round has no such guarantee and is never tested.
     """
     open_items = find_missing_items(settings, trials, 0)
     if open_items:
@@ -167,13 +168,13 @@ def decide(settings: GateSettings, trials: Trials) -> TrialRequest | Ruling:
 
 
 def find_missing_items(settings: GateSettings, trials: Trials, trial: int) -> tuple[str, ...]:
-    """Return the items whose pair of a trial is not at hand, in the order in which they are run."""
+    """Return the items without a finished pair in a trial, in the order in which they are run."""
     pairs = trials.get(trial, {})
     return tuple(item_id for item_id in settings.item_ids if item_id not in pairs)
 
 
 def is_noisy(settings: GateSettings, trials: Trials) -> bool:
-    """Return whether a repeat has disagreed in the metric, before or among the pairs at hand."""
+    """Return whether a repeat has disagreed in the metric, earlier or among the finished pairs."""
     if not settings.deterministic:
         return True
     first: dict[tuple[str, str], float] = {}
@@ -190,24 +191,24 @@ def is_noisy(settings: GateSettings, trials: Trials) -> bool:
 
 def find_lost_items(settings: GateSettings, trials: Trials) -> tuple[str, ...]:
     """Return the items that the current skill always solved and the candidate never, as far as measured."""
-    found = []
+    lost = []
     for item_id in settings.item_ids:
         pairs = [pairs[item_id] for pairs in trials.values() if item_id in pairs]
         known = [pair for pair in pairs if None not in (pair.candidate_solved, pair.current_solved)]
         if known and all(pair.current_solved and not pair.candidate_solved for pair in known):
-            found.append(item_id)
-    return tuple(found)
+            lost.append(item_id)
+    return tuple(lost)
 
 
 def has_coverage(settings: GateSettings, sums: PairStatistics) -> bool:
-    """Return whether enough pairs are measured, and the two sides' unmeasured shares are alike."""
-    apart = abs(sums.n_unmeasured[0] - sums.n_unmeasured[1])
+    """Return whether enough pairs are measured, and the two sides' unmeasured shares are similar."""
+    gap = abs(sums.n_unmeasured[0] - sums.n_unmeasured[1])
     enough = max(1.0, settings.coverage * sums.n_pairs - SCORE_TOLERANCE)
-    return sums.n_measured >= enough and 100 * apart <= MAX_UNMEASURED_GAP * sums.n_pairs
+    return sums.n_measured >= enough and 100 * gap <= MAX_UNMEASURED_GAP * sums.n_pairs
 
 
 def conclude_rounds(settings: GateSettings, sums: PairStatistics) -> RulingAction | None:
-    """Return what complete rounds of a noisy target decide; None: the next round is needed."""
+    """Return the decision of complete rounds of a noisy target; None if another round is needed."""
     rounds = sums.n_pairs // len(settings.item_ids)
     if not has_coverage(settings, sums):
         return "unmeasured"
@@ -227,15 +228,15 @@ def build_ruling(
     reason: str | None = None,
     open_pairs: int = 0,
 ) -> Ruling:
-    """Return a decision with its evidence, and with the reason that follows from it where none is given.
+    """Return a decision with its evidence.
 
     Args:
-        settings: What it depends on beside the scores.
-        sums: The pairs that it rests on.
+        settings: The inputs beside the scores.
+        sums: The statistics of the pairs.
         action: The decision.
         noisy: Whether a repeat has disagreed.
-        reason: Why, where it is not the comparison of the two sides.
-        open_pairs: Pairs of the last round that are not known and cannot change the decision.
+        reason: The reason; None explains the comparison of the two sides.
+        open_pairs: Unknown pairs of the last round, which cannot change the decision.
     """
     tested = noisy and settings.policy == "paired"
     log_evidence = sums.log_evidence(open_pairs, -1.0 if action == "accept" else 1.0)
@@ -252,8 +253,8 @@ def build_ruling(
     )
     sentence = _explain(settings, sums, action, evidence) if reason is None else reason
     if open_pairs:
-        told = "the open pair" if open_pairs == 1 else f"the {open_pairs} open pairs"
-        sentence = f"{sentence} Nothing that {told} may give can change that."
+        pairs = "The open pair" if open_pairs == 1 else f"The {open_pairs} open pairs"
+        sentence = f"{sentence} {pairs} cannot change that."
     return Ruling(
         action=action,
         reason=sentence,
@@ -265,7 +266,7 @@ def build_ruling(
 
 
 def explain_veto(settings: GateSettings, losses: int) -> str:
-    """Return the reason of a veto."""
+    """Return the reason of a rejection by ``no_regression``."""
     items = "1 item that was" if losses == 1 else f"{losses} items that were"
     return f"The candidate fails {items} solved before; `no_regression` allows {settings.no_regression}."
 
@@ -291,7 +292,7 @@ def _decide_by_one_pass(settings: GateSettings, trials: Trials, *, noisy: bool) 
 def _decide_by_repeats(
     settings: GateSettings, trials: Trials, sums: PairStatistics, differing: Sequence[str]
 ) -> TrialRequest | Ruling:
-    """Accept on repeats that agree; an item whose repeats are not all measured counts only as a loss."""
+    """Accept if all repeats agree; an item with an unmeasured repeat cannot count as an improvement."""
     repeats = [trials[trial] for trial in range(1, CONFIRMATION_REPEATS + 1)]
     doubtful = [i for i in differing if any(pairs[i].difference is None for pairs in repeats)]
     unproven = math.fsum(max(0.0, trials[0][i].difference or 0.0) for i in doubtful)
@@ -320,7 +321,7 @@ def _decide_by_test(settings: GateSettings, trials: Trials) -> TrialRequest | Ru
 def _accept_unless_lost(
     settings: GateSettings, trials: Trials, sums: PairStatistics, *, noisy: bool
 ) -> TrialRequest | Ruling:
-    """Accept, unless too many items were lost; what a noisy target seems to have lost is run again first."""
+    """Accept unless too many items were lost; a noisy target's lost items are repeated first."""
     losses = find_lost_items(settings, trials)
     if settings.no_regression is None or len(losses) <= settings.no_regression:
         return build_ruling(settings, sums, "accept", noisy=noisy)
@@ -354,10 +355,10 @@ def _explain(settings: GateSettings, sums: PairStatistics, action: RulingAction,
     scores = f"The candidate has {new} and the current skill {old} over {pairs} in {evidence.rounds} trials"
     weight = f"{scores}: evidence of {evidence.value:.4g} for an improvement"
     if action == "accept":
-        return f"{weight}, where {1 / evidence.level:.4g} is enough."
+        return f"{weight}; {1 / evidence.level:.4g} is required."
     if evidence.detectable_effect is not None:
         return (
-            f"{weight}, where {1 / evidence.level:.4g} is needed; {settings.trials} trials of "
-            f"{len(settings.item_ids)} items resolve improvements of about {evidence.detectable_effect:.2f}."
+            f"{weight}; {1 / evidence.level:.4g} is required; {settings.trials} trials of "
+            f"{len(settings.item_ids)} items detect improvements of about {evidence.detectable_effect:.2f}."
         )
     return f"{scores}; an improvement of {settings.target_improvement:g} has become unlikely."

@@ -1,4 +1,4 @@
-"""What a measured score is worth: 95% intervals of means, and of improvements over the same items."""
+"""95% intervals of means, and of improvements over the same items."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% interval of the mean of scores in 0..1.
 
-    Scores of 0 and 1 alone have Wilson's interval. Fractional ones have the normal approximation with the
-    sample's standard deviation, cut to 0..1; a single one says nothing and has 0..1.
+    Binary scores have Wilson's interval. Fractional ones have the normal approximation with the sample's
+    standard deviation, clipped to 0..1. A single fractional score has the interval 0..1.
 
     Raises:
         ValueError: There are no values.
@@ -53,9 +53,9 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean difference ``after - before`` over the same items, and its 95% interval.
 
-    Scores of 0 and 1 alone have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a
-    pair to each of the four outcomes. Fractional ones have Student's interval of the differences; a single
-    one says nothing and has -1..1. Both are cut to -1..1.
+    Binary scores have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a pair to
+    each of the four outcomes. Fractional ones have Student's interval of the differences. A single fractional
+    pair has the interval -1..1. All intervals are clipped to -1..1.
 
     Source: A. Agresti and Y. Min, Statistics in Medicine 24 (2005), 729-740.
 
@@ -70,7 +70,7 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
         raise ValueError(
             f"{len(before)} scores before and {len(after)} after cannot be compared item by item"
         )
-    differences = [late - early for early, late in zip(before, after, strict=True)]
+    differences = [new - old for old, new in zip(before, after, strict=True)]
     n, mean = len(differences), math.fsum(differences) / len(differences)
     if {*before, *after} <= {0.0, 1.0}:
         won, lost, total = differences.count(1.0) + 0.5, differences.count(-1.0) + 0.5, n + 2
@@ -86,7 +86,7 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
 def student_quantile(freedom: int) -> float:
     """Return the 97.5% quantile of Student's t, correct to three decimals.
 
-    From 10 degrees of freedom on by the expansion in their inverse.
+    From 10 degrees of freedom on it uses an expansion in their inverse.
     Source: M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
 
     Args:

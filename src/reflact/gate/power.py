@@ -1,40 +1,40 @@
-"""What a validation split can resolve, and how many trials an improvement of a given size needs.
+"""Statistical power of the gate: detectable improvements of a validation split, and the trials they need.
 
-The estimates hold for a decision on many small differences; the split's real resolution is known only
-afterwards, from the share of pairs that differed.
+The estimates hold for a decision on many small differences. The real power is known only afterwards, from the
+share of pairs that differed.
 """
 
 from __future__ import annotations
 
 import math
 
-FEWEST, MOST = 2, 20
-"""Bounds of the number of trials that is chosen automatically."""
+MIN_TRIALS, MAX_TRIALS = 2, 20
+"""Bounds of the automatic number of trials."""
 
 DISCORDANT_SHARE = 0.5
-"""Share of pairs that is expected to differ where nothing is known: two coins that each may flip."""
+"""Expected share of pairs that differ, as for two fair coins."""
 
 POWER_QUANTILE = 0.84
 """The 80% quantile of the standard normal distribution."""
 
 MIXTURE_COST = 0.4
-"""What betting on three sizes at once costs in the logarithm of the evidence, about."""
+"""Approximate loss in the logarithm of the evidence from betting on three sizes at once."""
 
 LOOK_COST = 1.15
-"""What looking after each round only, and at most a few of them, costs in rollouts."""
+"""Factor of additional rollouts because the evidence is tested only after whole rounds."""
 
 
 def choose_trials(n: int, *, decisions: int, alpha: float, effect: float) -> int:
-    """Return the number of rounds that detects an improvement with about 80% power, within 2..20.
+    """Return the number of rounds that detects an improvement with about 80% power, in 2..20.
 
     Args:
         n: Items in the validation split.
         decisions: Gated decisions that share ``alpha``.
         alpha: The error probability of the whole run.
-        effect: The improvement of the mean score that matters, in 0..1.
+        effect: The improvement of the mean score to detect, in 0..1.
     """
     needed = _count_pairs(effect, level=alpha / decisions) / n
-    return min(max(math.ceil(needed), FEWEST), MOST)
+    return min(max(math.ceil(needed), MIN_TRIALS), MAX_TRIALS)
 
 
 def detectable_effect(n: int, trials: int, *, level: float, discordant: float = DISCORDANT_SHARE) -> float:
@@ -42,7 +42,7 @@ def detectable_effect(n: int, trials: int, *, level: float, discordant: float = 
 
     Args:
         n: Items in the validation split.
-        trials: Rounds at most.
+        trials: Maximum of rounds.
         level: The decision's error probability.
         discordant: Share of the pairs that differ; for fractional scores the mean squared difference.
     """
@@ -50,16 +50,16 @@ def detectable_effect(n: int, trials: int, *, level: float, discordant: float = 
 
 
 def describe_power(n: int, trials: int, *, decisions: int, alpha: float, effect: float) -> str:
-    """Return in a sentence what this many items and trials can detect, and what ``effect`` would need."""
+    """Return a sentence on the improvements that these items and trials detect, and on the needs of ``effect``."""
     level = alpha / decisions
     least = detectable_effect(n, trials, level=level)
     plan = f"{n} items x {trials} trials"
     if least <= effect:
-        return f"{plan} can detect improvements of about {_format_points(least)} where the target is noisy."
+        return f"{plan} can detect improvements of about {_format_points(least)} if the target is noisy."
     pairs = _count_pairs(effect, level=level)
     more_trials, more_items = math.ceil(pairs / n), 5 * math.ceil(pairs / trials / 5)
     return (
-        f"{plan} can detect only improvements of about {_format_points(least)} where the target is noisy; for "
+        f"{plan} can detect only improvements of about {_format_points(least)} if the target is noisy; for "
         f"{_format_points(effect)} use {more_trials} trials or {more_items} items x {trials}; otherwise expect "
         "`inconclusive`, or choose `strict` and treat its acceptances as unverified."
     )

@@ -1,4 +1,4 @@
-"""Measurements, and their scores in the gate's metric."""
+"""Measurements of skills, and their scores in the gate's metric."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]
 
 
 def score_measurement(measurement: Measurement, *, metric: Metric, mixed_weight: float) -> float | None:
-    """Return a measurement as one number in 0..1; None where nothing was measured.
+    """Return a measurement as one number in 0..1; None if nothing was measured.
 
     ``mixed`` is ``(1 - mixed_weight) * hard + mixed_weight * soft``.
     """
@@ -41,7 +41,7 @@ def score_measurement(measurement: Measurement, *, metric: Metric, mixed_weight:
 
 
 def combine_scores(hard: float, soft: float, *, metric: Metric, mixed_weight: float) -> float:
-    """Return two scores as the one number that a metric makes of them, in 0..1."""
+    """Return the two scores combined by the metric, in 0..1."""
     match metric:
         case "hard":
             return hard

@@ -1,8 +1,8 @@
-"""Tells MLflow of a run: what it is, how each step went, the documents that it made, how it ended.
+"""Reports a run to MLflow: its identity, the scores of each step, its documents and its end.
 
-A run has one record there, found again by its tag ``reflact.run_id`` when the run is started again. MLflow's
-client blocks, so it works in a thread of its own, beside the run and behind it: the run waits for it at its
-end alone, and not for long. Whatever goes wrong there is one warning, after which MLflow is told no more.
+A run has one record in MLflow. A restart finds it by the tag ``reflact.run_id``. MLflow's client blocks, so it
+runs in a thread. The run waits for it only at its end, and for a limited time. After the first error reflact
+emits one warning and reports nothing more.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ TIMEOUT_SECONDS = 20.0
 """Seconds that MLflow may take for one event, and for all that is left when the run has ended."""
 
 BATCH, LONGEST = 100, 500
-"""The most parameters in one request, and the longest value, that every server takes."""
+"""The most parameters in a request, and the longest value, that every server accepts."""
 
 MLFLOW_STATUSES = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
-"""How MLflow calls the ways in which a run can end."""
+"""MLflow's names for the final status of a run."""
 
 ReportedEvent = BaselineMeasured | EpochCommitted | RunFinished | PromotionJudged | RunStarted | StepCommitted
 
 
 class RunTracker(Protocol):
-    """A place where one run is recorded. Every method blocks."""
+    """Records one run. Every method blocks."""
 
     def open_run(self, run_id: str, name: str) -> None:
-        """Find the record of a run, or begin it."""
+        """Find the record of a run, or create it."""
         ...
 
     def log_params(self, values: Mapping[str, str]) -> None:
-        """Note what the run is."""
+        """Record the identity of the run."""
         ...
 
     def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
-        """Note numbers at a step."""
+        """Record numbers at a step."""
         ...
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
-        """Keep a copy of a file."""
+        """Upload a copy of a file."""
         ...
 
     def end_run(self, status: str) -> None:
-        """Note how the run ended, in MLflow's words."""
+        """Record the final status of the run, by MLflow's name."""
         ...
 
 
@@ -83,52 +83,52 @@ async def report_to_mlflow(
     out_dir: Path,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> AsyncIterator[EventCallback]:
-    """Give an emitter that hands events on and lets MLflow know of them.
+    """Yield a callback that passes events on and reports them to MLflow.
 
     Args:
-        on_event: Where events are handed on to, a warning among them.
-        connect: Reaches the place where the run is recorded; may block.
+        on_event: Receives all events, and the warning.
+        connect: Opens the connection to MLflow; may block.
         run_id: The run.
-        identity: What makes the run what it is; never changes.
-        out_dir: Where its documents are.
-        timeout_seconds: Seconds that one event may take there.
+        identity: The parameters that define the run.
+        out_dir: The run's folder.
+        timeout_seconds: Time limit for reporting one event.
     """
-    record, usage = _RunReporter(connect, run_id, identity, out_dir), Usage()
-    over, failed, last = anyio.Event(), False, math.inf
+    reporter, usage = _RunReporter(connect, run_id, identity, out_dir), Usage()
+    finished, failed, deadline = anyio.Event(), False, math.inf
 
-    async def take(news: tuple[ReportedEvent, Usage]) -> None:
+    async def report(entry: tuple[ReportedEvent, Usage]) -> None:
         nonlocal failed
-        event = news[0]
+        event = entry[0]
         try:
             if not failed:
-                with anyio.fail_after(min(timeout_seconds, last - anyio.current_time())):
-                    await _run_in_thread(partial(record.report, *news))
-        except Exception as error:  # noqa: BLE001 - whatever a server or its client does, the run goes on
+                with anyio.fail_after(min(timeout_seconds, deadline - anyio.current_time())):
+                    await _run_in_thread(partial(reporter.report, *entry))
+        except Exception as error:  # noqa: BLE001 - an error of MLflow never ends the run
             failed = True
             words = " ".join(str(error).split())[:LONGEST] or f"no answer in {timeout_seconds:g} seconds"
-            reason = f"MLflow is told nothing more of this start of the run: {type(error).__name__}: {words}"
+            reason = f"reflact reports nothing more of this start to MLflow: {type(error).__name__}: {words}"
             await on_event(WarningIssued(run_id=run_id, step=event.step, message=reason))
         if isinstance(event, RunFinished):
-            over.set()
+            finished.set()
 
-    async with open_outbox(take) as post:
+    async with open_outbox(report) as post:
 
-        async def tell(event: Event) -> None:
-            nonlocal usage, last
+        async def emit(event: Event) -> None:
+            nonlocal usage, deadline
             if isinstance(event, BudgetUpdated):
                 usage = event.usage
             if isinstance(event, ReportedEvent):
                 post((event, usage))
             if isinstance(event, RunFinished):
-                last = anyio.current_time() + timeout_seconds
-                await over.wait()
+                deadline = anyio.current_time() + timeout_seconds
+                await finished.wait()
             await on_event(event)
 
-        yield tell
+        yield emit
 
 
 async def _run_in_thread(work: Callable[[], None]) -> None:
-    """Do blocking work in a thread of its own; once cancelled nothing waits for it, no exit either."""
+    """Do blocking work in a daemon thread; after a cancellation nothing waits for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -140,7 +140,7 @@ async def _run_in_thread(work: Callable[[], None]) -> None:
         error = None
         try:
             work()
-        except Exception as raised:  # noqa: BLE001 - handed to whoever waits
+        except Exception as raised:  # noqa: BLE001 - raised in the event loop
             error = raised
         with suppress(RuntimeError):  # the loop may be closed by then
             loop.call_soon_threadsafe(settle, error)
@@ -150,7 +150,7 @@ async def _run_in_thread(work: Callable[[], None]) -> None:
 
 
 class _RunReporter:
-    """What one start of a run tells; its methods block."""
+    """Reports the events of one start of a run; its methods block."""
 
     def __init__(
         self, connect: Callable[[], RunTracker], run_id: str, identity: Mapping[str, JsonValue], out_dir: Path
@@ -163,7 +163,7 @@ class _RunReporter:
         self._uploaded: set[Path] = set()
 
     def report(self, event: ReportedEvent, usage: Usage) -> None:
-        """Tell of an event, before which the run had taken so much."""
+        """Report an event and the usage before it."""
         tracker = self._open_tracker()
         match event:
             case RunStarted():
@@ -195,7 +195,7 @@ class _RunReporter:
         return self._tracker
 
     def _upload_skills(self, tracker: RunTracker) -> None:
-        """Keep the best document, and the versions that are not kept yet."""
+        """Upload the best document and the new versions."""
         for path in sorted(resolve_inside(self._out_dir, "skills").glob("v*.md")):
             if path not in self._uploaded:
                 tracker.log_file(path, "skills")
@@ -204,11 +204,11 @@ class _RunReporter:
 
 
 class MlflowTracker:
-    """Implements ``Tracker`` with MLflow's client.
+    """Implements ``RunTracker`` with MLflow's client.
 
     Args:
         uri: The tracking address.
-        experiment: The experiment's name; made where there is none.
+        experiment: The experiment's name; created if it does not exist.
     """
 
     def __init__(self, uri: str, experiment: str) -> None:
@@ -219,19 +219,23 @@ class MlflowTracker:
         self._mlflow_run_id = ""
 
     def open_run(self, run_id: str, name: str) -> None:
-        """Find the record of a run, or begin it."""
-        found = self._client.get_experiment_by_name(self._experiment)
-        place = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
-        runs = self._client.search_runs([place], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
+        """Find the record of a run, or create it."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = (
+            self._client.create_experiment(self._experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        runs = self._client.search_runs([experiment_id], f"tags.`reflact.run_id` = '{run_id}'", max_results=1)
         if runs:
             self._mlflow_run_id = runs[0].info.run_id
             self._client.update_run(self._mlflow_run_id, status="RUNNING")
         else:
-            run = self._client.create_run(place, run_name=name, tags={"reflact.run_id": run_id})
+            run = self._client.create_run(experiment_id, run_name=name, tags={"reflact.run_id": run_id})
             self._mlflow_run_id = run.info.run_id
 
     def log_params(self, values: Mapping[str, str]) -> None:
-        """Note what the run is; noting the same again changes nothing."""
+        """Record the identity of the run; recording the same again changes nothing."""
         from mlflow.entities import Param
 
         params = [Param(name, value) for name, value in values.items()]
@@ -239,7 +243,7 @@ class MlflowTracker:
             self._client.log_batch(self._mlflow_run_id, params=params[first : first + BATCH])
 
     def log_metrics(self, values: Mapping[str, float], *, step: int) -> None:
-        """Note numbers at a step."""
+        """Record numbers at a step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -248,11 +252,11 @@ class MlflowTracker:
         )
 
     def log_file(self, path: Path, folder: str | None = None) -> None:
-        """Keep a copy of a file."""
+        """Upload a copy of a file."""
         self._client.log_artifact(self._mlflow_run_id, str(path), folder)
 
     def end_run(self, status: str) -> None:
-        """Note how the run ended. (``set_terminated`` would print, where events may stand on that output.)"""
+        """Record the final status. ``set_terminated`` would print to standard output."""
         self._client.update_run(self._mlflow_run_id, status=status)
 
 

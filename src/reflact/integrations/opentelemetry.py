@@ -10,7 +10,7 @@ Where no SDK is set up the same calls do nothing. Nothing that a model was told 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,10 +23,11 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from reflact.config.models import ModelConfig
 from reflact.errors import ReplyError
 from reflact.events import CandidateJudged, EpochCommitted, Event, PromotionJudged, Stage, StepCommitted
+from reflact.llm.middleware import EnvironmentMiddleware, LLMMiddleware
 from reflact.messages import CallId, CallReservation, RenderedPrompt, Reply, ReplyModel, StoredResponse, Text
 from reflact.protocols import LLM, Environment, EventCallback, R, ResponseStore, Session
 from reflact.records import FaultKind, RunSummary, Usage
-from reflact.types import Grade, Item, Split, Verdict
+from reflact.types import Grade, Item, Verdict
 
 AttributeValue = str | bool | int | float
 
@@ -397,25 +398,20 @@ def _position_attributes(place: _SpanPosition | None) -> Attributes:
     return {"reflact.step": place.step, **stage}
 
 
-class TracedLLM:
-    """Implements ``ports.LLM`` by another one; each call is a span.
+class TracedLLM(LLMMiddleware):
+    """A model whose calls are spans.
 
     Args:
-        inner: The other one.
+        inner: The model.
         tracing: Where spans go.
-        config: Its settings, where a ``TracedLedger`` sees what it pays. None: it was passed in, and what
-            its replies say that they consumed is taken as paid.
+        config: Its settings, if a ``TracedResponseStore`` counts what it consumes. None: the model was passed
+            in by the caller, and the usage in its replies is counted.
     """
 
     def __init__(self, inner: LLM, tracing: Tracing, config: ModelConfig | None = None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tracing = tracing
         self._config = config
-
-    @property
-    def identity(self) -> str:
-        """The other one's identity."""
-        return self._inner.identity
 
     async def ask(
         self,
@@ -425,10 +421,10 @@ class TracedLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Ask the other one; see ``ports.LLM.ask``."""
+        """Ask the model in a span."""
         with self._tracing.call(reply_type, call_id, self._config) as call:
             call.record_prompt(prompt)
-            reply = await self._inner.ask(prompt, reply_type, call_id=call_id, check=check)
+            reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
             if self._config is None:
                 self._tracing.count_usage(
                     reply.usage, role=call_id.role, purpose=call_id.purpose, config=None
@@ -437,31 +433,22 @@ class TracedLLM:
         return reply
 
 
-class TracedEnvironment:
-    """Implements ``ports.Environment`` by another one; each rollout is a span.
+class TracedEnvironment(EnvironmentMiddleware):
+    """An environment whose rollouts are spans.
 
     Args:
-        inner: The other one.
+        inner: The environment.
         tracing: Where spans go.
     """
 
     def __init__(self, inner: Environment, tracing: Tracing) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tracing = tracing
 
-    @property
-    def identity(self) -> str:
-        """The other one's identity."""
-        return self._inner.identity
-
-    def items(self, split: Split) -> Sequence[Item]:
-        """Return a split's items, in a fixed order."""
-        return self._inner.items(split)
-
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and judge the result."""
+        """Run an item in a span that carries its score."""
         with self._tracing.rollout(item.id) as span:
-            graded = await self._inner.run(item, session, seed=seed)
+            graded = await self.inner.run(item, session, seed=seed)
             span.set_attribute("reflact.score.hard", graded.score.hard)
             span.set_attribute("reflact.score.soft", graded.score.soft)
         return graded
@@ -489,11 +476,11 @@ class TracedResponseStore:
         """Book a call before it is sent."""
         await self._inner.reserve(reservation)
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store an answer and count what it consumed."""
-        await self._inner.store_response(reply, reservation)
+        await self._inner.store_response(response, reservation)
         self._tracing.count_usage(
-            reply.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
+            response.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
         )
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:

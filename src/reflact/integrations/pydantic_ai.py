@@ -1,11 +1,11 @@
-"""Records what a pydantic-ai agent does: each call of a tool as one transition.
+"""Records the tool calls of a pydantic-ai agent as transitions.
 
-    with recording(lambda deps: deps.shop.state()) as recorder:
+    with record_tools(lambda deps: deps.shop.state()) as recorder:
         await agent.run(task, deps=deps, capabilities=[recorder])
     for transition in recorder.transitions:
         trace.record(transition, await critic.score(transition, purpose=task))
 
-Nothing is asked of a model here, and the agent waits for nothing but the rendering of its state.
+Recording calls no model. The agent only waits while its state is rendered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_EXECUTED = (CallDeferred, ApprovalRequired, SkipToolExecution)
 
 
 class ToolRecorder(AbstractCapability[D]):
-    """A capability that notes the state before and after each call of a tool; made by ``recording``."""
+    """A capability that records the state before and after each tool call; see ``record_tools``."""
 
     def __init__(
         self, state: Callable[[D], JsonValue], on_transition: Callable[[Transition], None] | None
@@ -42,7 +42,7 @@ class ToolRecorder(AbstractCapability[D]):
 
     @property
     def transitions(self) -> tuple[Transition, ...]:
-        """What was recorded so far, in the order in which the tools ran."""
+        """The recorded transitions, in the order of the calls."""
         return tuple(self._transitions)
 
     async def wrap_tool_execute(
@@ -54,13 +54,13 @@ class ToolRecorder(AbstractCapability[D]):
         args: ValidatedToolArgs,
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        """Run the tool and note what it changed; a tool that fails has run, one that is put off has not."""
+        """Run the tool and record the transition; a failed call is recorded, a deferred call is not."""
         before = deepcopy(self._state(ctx.deps))
         try:
             result = await handler(args)
         except _NOT_EXECUTED:
             raise
-        except Exception:  # whatever it is, the tool has acted; it goes on to the agent
+        except Exception:  # the tool may have changed the state before it failed
             self._record_transition(before, call, ctx.deps)
             raise
         self._record_transition(before, call, ctx.deps)
@@ -75,7 +75,7 @@ class ToolRecorder(AbstractCapability[D]):
             problem = error.errors(include_url=False)[0]
             raise DataError(
                 f"the state around {call.tool_name} is neither text nor JSON: {problem['msg']}; "
-                "render it as a value that JSON has"
+                "return a JSON value from `state`"
             ) from None
         self._transitions.append(transition)
         if self._on_transition is not None:
@@ -86,17 +86,16 @@ class ToolRecorder(AbstractCapability[D]):
 def record_tools(
     state: Callable[[D], JsonValue], *, on_transition: Callable[[Transition], None] | None = None
 ) -> Iterator[ToolRecorder[D]]:
-    """Record runs of an agent that are made within the block and given the recorder as a capability.
+    """Record runs of an agent inside the block that get the recorder as a capability.
 
-    Tools are called one at a time within the block: where two run at once nobody can say which of them
-    changed what.
+    Inside the block tools run one at a time, so that each change of the state belongs to one call.
 
     Args:
-        state: Renders the agent's state, from the run's ``deps``, as text or JSON. It is copied.
-        on_transition: Is told of each transition as it happens; the agent waits for it, so it hands over and returns.
+        state: Renders the agent's state from the run's ``deps`` as text or JSON. The result is copied.
+        on_transition: Receives each transition. The agent waits for it, so it must return quickly.
 
     Raises:
-        DataError: In the run: what was rendered is neither text nor JSON.
+        DataError: In the run, if the rendered state is neither text nor JSON.
     """
     with Agent.parallel_tool_call_execution_mode("sequential"):
         yield ToolRecorder(state, on_transition)

@@ -1,8 +1,8 @@
-"""Hard limits of a run: the worst case of each call is reserved before it is sent, and settled after.
+"""Hard limits of a run on calls, tokens, money and time.
 
-What a call may cost at most is taken from what is left before it goes out, so that no limit is exceeded
-however many calls are in flight. A call that does not fit waits while others are, since they may settle
-below what is reserved; when none are, the budget is spent.
+Before each call, reflact reserves its worst-case cost, so no limit is exceeded by calls in flight. After the
+call, it settles the real cost. A call that does not fit waits for calls in flight, which may cost less than
+reserved. If no call is in flight, the budget is spent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
-from reflact.llm.cache_keys import address_of
-from reflact.llm.pricing import BILLION, cap_of, usd_of
+from reflact.llm.cache_keys import strip_credentials
+from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
 from reflact.protocols import Environment, ResponseStore, Session
 from reflact.records import Spend, Usage
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from reflact.llm.rate_limit import LimitChange
 
 
-MORE = "set a larger one to go on"
+RAISE_HINT = "set a larger one to go on"
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What budgets count: calls, tokens in and out together, and billionths of a dollar."""
+    """Calls, tokens (input and output) and billionths of a dollar."""
 
     calls: int = 0
     tokens: int = 0
@@ -55,86 +55,82 @@ class Amount:
 
 
 def amount_of(usage: Usage) -> Amount:
-    """Return what a usage takes from a budget; no price takes no money."""
+    """Return the amount of a usage; a usage without a price costs no money."""
     billionths = 0 if usage.usd is None else round(usage.usd * BILLION)
     return Amount(usage.calls, usage.input_tokens + usage.output_tokens, billionths)
 
 
-def lacking(limits: BudgetConfig, taken: Amount, most: Amount) -> str | None:
-    """Return which limit has no room for a call beside what is taken, as a sentence; None where it fits."""
+def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) -> str | None:
+    """Return a sentence about the limit that a further call would exceed; None if the call fits."""
     money = None if limits.max_usd is None else math.floor(Decimal(str(limits.max_usd)) * BILLION)
-    for key, limit, so_far, wanted in (
-        ("max_calls", limits.max_calls, taken.calls, most.calls),
-        ("max_tokens", limits.max_tokens, taken.tokens, most.tokens),
-        ("max_usd", money, taken.billionths, most.billionths),
+    for key, limit, used, needed in (
+        ("max_calls", limits.max_calls, spent.calls, next_call.calls),
+        ("max_tokens", limits.max_tokens, spent.tokens, next_call.tokens),
+        ("max_usd", money, spent.billionths, next_call.billionths),
     ):
-        if limit is not None and so_far + wanted > limit:
-            numbers = (
-                f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}" for n in (limit, so_far, wanted)
+        if limit is not None and used + needed > limit:
+            numbers = [f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}" for n in (limit, used, needed)]
+            return "budget.{} is {}: {} are used, and the next call may use {}; {}".format(
+                key, *numbers, RAISE_HINT
             )
-            return _sentence(key, *numbers)
     return None
 
 
-def _sentence(key: str, limit: str, so_far: str, wanted: str) -> str:
-    return f"budget.{key} is {limit}: {so_far} are taken, and the next call may take {wanted}; {MORE}"
-
-
-def overrun(usage: Usage, worst: Usage) -> str | None:
-    """Return how an answer went beyond what was reserved for its call, as a sentence; None if it did not."""
+def describe_overrun(usage: Usage, worst: Usage) -> str | None:
+    """Return a sentence about an answer that used more than was reserved; None if it used less."""
     for what, used, most in (
         ("read", usage.input_tokens, worst.input_tokens),
         ("wrote", usage.output_tokens, worst.output_tokens),
     ):
         if used > most:
             return (
-                f"the provider does not keep to caps: it {what} {used:,} tokens where {most:,} were the most "
-                "that the request allowed, so no budget of tokens or money can hold; ask a model that does, "
-                "or set budget.max_tokens and budget.max_usd to null"
+                f"the provider ignores caps: it {what} {used:,} tokens, and the request allowed {most:,}; so no "
+                "budget of tokens or money can hold; use another model, or set budget.max_tokens and "
+                "budget.max_usd to null"
             )
     return None
 
 
 class Reservation:
-    """What is reserved of a budget for one call, from before it is sent until it is known what it cost.
+    """The reserved amount of one call, until its cost is known.
 
-    It counts as nothing before ``mark_sent``, then as its worst case, and after ``settle`` as what it cost.
+    ``cost`` is zero before ``mark_sent``, the worst case after it, and the real cost after ``settle``.
     """
 
     def __init__(self, worst: Usage, *, strict: bool) -> None:
         self._worst = worst
         self._strict = strict
-        self.most = amount_of(worst)
-        self.took = Usage()
-        self.broken: str | None = None
+        self.amount = amount_of(worst)
+        self.cost = Usage()
+        self.overrun: str | None = None
         self.decided = anyio.Event()
         self.admitted = False
 
     def mark_sent(self) -> None:
-        """From now on the call may be charged."""
-        self.took = self._worst
+        """Count the worst case, since the provider may charge for the call from now on."""
+        self.cost = self._worst
 
     def release(self) -> None:
-        """Note that the call cost nothing."""
-        self.took = Usage()
+        """Count nothing, since the call was free."""
+        self.cost = Usage()
 
     def settle(self, usage: Usage) -> None:
-        """Note what the call cost: its worst case if that was not counted."""
+        """Count the cost of the call; an uncounted usage keeps the worst case."""
         if not usage.uncounted:
-            self.took = usage
-            self.broken = overrun(usage, self._worst) if self._strict else None
+            self.cost = usage
+            self.overrun = describe_overrun(usage, self._worst) if self._strict else None
 
 
 class Budget:
-    """What a run may still take; for one event loop.
+    """The budget of a run, for one event loop.
 
-    Calls are admitted in the order in which they ask; none overtakes. Once one is refused all are, until
+    Calls are admitted in the order of their requests. After one refusal, all further calls are refused until
     the run is started again.
 
     Args:
         limits: The limits.
-        on_usage: Called when a call took something, with all that the run has taken and its active seconds;
-            must neither wait nor raise.
+        on_usage: Called after each charged call with the run's total usage and active seconds; must neither
+            wait nor raise.
     """
 
     def __init__(
@@ -144,26 +140,26 @@ class Budget:
         self._on_usage = on_usage
         self._strict = limits.max_tokens is not None or limits.max_usd is not None
         self._used = Usage()
-        self._taken = Amount()
+        self._spent = Amount()
         self._since = 0.0
         self._reserved = Amount()
         self._in_flight = 0
         self._waiting: deque[Reservation] = deque()
-        self._broken: str | None = None
+        self._overrun: str | None = None
         self._reason: str | None = None
         self._late = False
         self._deadline = math.inf
 
     def begin(self, spent: Iterable[Spend], seconds: float) -> None:
-        """Take off what earlier starts took, unsettled calls at their worst case, and start the time.
+        """Subtract the spending of earlier starts and start the clock.
 
         Args:
-            spent: What the run has paid for and may have paid for.
-            seconds: The run's active time so far.
+            spent: Spending of the run; unsettled calls count at their worst case.
+            seconds: Active time of the run so far.
         """
         parts = [part for entry in spent for part in (entry.usage, entry.worst_case)]
         self._used = sum(parts, Usage())
-        self._taken = sum((amount_of(part) for part in parts), Amount())
+        self._spent = sum((amount_of(part) for part in parts), Amount())
         self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
             left = self._limits.max_seconds - seconds
@@ -172,19 +168,19 @@ class Budget:
 
     @property
     def deadline(self) -> float:
-        """When what is in flight has to end, on the event loop's clock.
+        """The time on the event loop's clock at which calls in flight must end.
 
-        Infinite where the time was over at the beginning: then no call is admitted, and what is stored can
-        still be looked at.
+        It is infinite if the time was over at the start. Then no call is admitted, and stored results can
+        still be read.
         """
         return self._deadline
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Reservation]:
-        """Wait until a call fits at its worst case, and reserve that until the block ends.
+        """Wait until the worst case of a call fits, and reserve it until the block ends.
 
         Raises:
-            BudgetSpent: It does not fit, and nothing is in flight that might leave room for it.
+            BudgetSpent: The call does not fit, and no call in flight can leave room for it.
         """
         self.check()
         if self._late or anyio.current_time() >= self._deadline:
@@ -200,22 +196,24 @@ class Budget:
             self._leave(reservation)
 
     def check(self) -> None:
-        """Raise BudgetSpent where a call was refused since the beginning."""
+        """Raise BudgetSpent if any call was refused."""
         if self._reason is not None:
             raise BudgetSpent(self._reason)
 
     def out_of_time(self) -> BudgetSpent:
-        """Refuse all further calls, since the time is over, and return the error that says so."""
+        """Refuse all further calls because the time is over, and return the error."""
         return self._refuse(
-            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; {MORE}"
+            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; {RAISE_HINT}"
         )
 
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._broken or lacking(self._limits, self._taken + self._reserved, first.most)
+            reason = self._overrun or find_exceeded_limit(
+                self._limits, self._spent + self._reserved, first.amount
+            )
             if reason is None:
-                self._reserved += first.most
+                self._reserved += first.amount
                 self._in_flight += 1
                 first.admitted = True
                 self._waiting.popleft().decided.set()
@@ -233,32 +231,32 @@ class Budget:
     def _leave(self, reservation: Reservation) -> None:
         if reservation.admitted:
             self._in_flight -= 1
-            self._reserved -= reservation.most
-            self._broken = self._broken or reservation.broken
-            self._take(reservation.took)
+            self._reserved -= reservation.amount
+            self._overrun = self._overrun or reservation.overrun
+            self._charge(reservation.cost)
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
         self._admit()
 
-    def _take(self, usage: Usage) -> None:
+    def _charge(self, usage: Usage) -> None:
         self._used += usage
-        self._taken += amount_of(usage)
+        self._spent += amount_of(usage)
         if self._on_usage is not None and usage.calls:
             self._on_usage(self._used, anyio.current_time() - self._since)
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
-    """Make sure that the worst case of every call is known where a budget has to reservation.
+    """Require the settings that a budget needs to know the worst case of every call.
 
     Args:
         config: The configuration of a run.
-        passed: The roles that are passed in Python, so that their calls are not seen.
+        passed: Roles that are Python objects, whose calls reflact does not see.
 
     Raises:
-        ConfigError: Names the key that is missing.
+        ConfigError: A setting is missing; names it.
     """
     limits, target = config.budget, config.target
-    by_tokens, by_calls = _set(limits, "max_tokens", "max_usd"), _set(limits, "max_calls")
+    by_tokens, by_calls = _list_set(limits, "max_tokens", "max_usd"), _list_set(limits, "max_calls")
     if "optimizer" in passed and (by_tokens or by_calls):
         raise ConfigError(
             f"budget.{(by_tokens + by_calls)[0]} cannot hold for an optimizer passed in Python, whose calls "
@@ -285,29 +283,29 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
-    """Make sure that the worst case of a role's calls is known where a budget has to reservation.
+    """Require the settings of a role that a budget needs to know the worst case of its calls.
 
     Args:
         limits: The budget.
         model: The role's model.
         role: Its name under ``models``.
-        seen: Whether its calls go through the own client.
+        seen: Whether its calls go through reflact's client.
 
     Raises:
-        ConfigError: Names the key that is missing.
+        ConfigError: A setting is missing; names it.
     """
-    by_tokens = _set(limits, "max_tokens", "max_usd")
-    if by_tokens and seen and cap_of(_settings(model)) is None:
+    by_tokens = _list_set(limits, "max_tokens", "max_usd")
+    if by_tokens and seen and read_cap(_settings(model)) is None:
         raise ConfigError(f"budget.{by_tokens[0]} needs models.{role}.max_tokens: a cap on each reply")
     if limits.max_usd is not None and not model.unpriced and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
             f"budget.max_usd needs models.{role}.price: no list price is known of {model.model!r} at "
-            f"{address_of(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
+            f"{strip_credentials(model.base_url)}; give one, or set models.{role}.unpriced to true, so that its "
             "calls cost nothing"
         )
 
 
-def _set(limits: BudgetConfig, *keys: str) -> list[str]:
+def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
     return [key for key in keys if getattr(limits, key) is not None]
 
 
@@ -315,12 +313,12 @@ def _settings(model: ModelConfig) -> dict[str, object]:
     return {model.max_tokens_key: model.max_tokens, **model.extra_body}
 
 
-class SeenRollouts:
-    """An environment that gives no result once the budget is spent, whatever it made of the error.
+class BudgetedEnvironment:
+    """An environment that returns no result after the budget is spent, even if it caught the error.
 
     Args:
         inner: The environment.
-        budget: What the run may still take.
+        budget: The run's budget.
     """
 
     def __init__(self, inner: Environment, *, budget: Budget) -> None:
@@ -329,7 +327,7 @@ class SeenRollouts:
 
     @property
     def identity(self) -> str:
-        """That of the environment."""
+        """The identity of the environment."""
         return self._inner.identity
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -340,29 +338,29 @@ class SeenRollouts:
         """Run and judge an item.
 
         Raises:
-            BudgetSpent: A call was refused meanwhile, of this rollout or of another one.
+            BudgetSpent: A call of this or another rollout was refused meanwhile.
         """
         graded = await self._inner.run(item, session, seed=seed)
         self._budget.check()
         return graded
 
 
-class UnseenRollouts(SeenRollouts):
-    """An environment whose target makes calls that are not seen: each rollout counts as what was declared.
+class DeclaredCostEnvironment(BudgetedEnvironment):
+    """An environment whose target makes calls that reflact does not see; each rollout has a declared cost.
 
     Args:
         inner: The environment.
-        budget: What the run may still take.
-        effects: The ledger.
+        budget: The run's budget.
+        responses: The ledger.
         run_id: The run that pays.
-        worst: The most that a rollout takes.
+        worst: The most that a rollout costs.
     """
 
     def __init__(
-        self, inner: Environment, *, budget: Budget, effects: ResponseStore, run_id: str, worst: Usage
+        self, inner: Environment, *, budget: Budget, responses: ResponseStore, run_id: str, worst: Usage
     ) -> None:
         super().__init__(inner, budget=budget)
-        self._effects = effects
+        self._responses = responses
         self._run_id = run_id
         self._worst = worst
 
@@ -372,11 +370,11 @@ class UnseenRollouts(SeenRollouts):
         Raises:
             BudgetSpent: It does not fit.
         """
-        place = f"target/rollout/unseen/{item.fingerprint}/{seed}"
-        intent = CallReservation(
-            key=place,
+        key = f"target/rollout/unseen/{item.fingerprint}/{seed}"
+        call = CallReservation(
+            key=key,
             run_id=self._run_id,
-            call_id=place,
+            call_id=key,
             role="target",
             purpose="rollout",
             endpoint="unseen",
@@ -385,17 +383,17 @@ class UnseenRollouts(SeenRollouts):
         )
         async with self._budget.reserve(self._worst) as reservation:
             reservation.mark_sent()
-            await self._effects.reserve(intent)
+            await self._responses.reserve(call)
             graded = await self._inner.run(item, session, seed=seed)
             calls = self._worst.calls
-            await self._effects.settle(intent, Usage(calls=calls, uncounted=calls))
+            await self._responses.settle(call, Usage(calls=calls, uncounted=calls))
             return graded
 
 
-def declared(config: TrainerConfig) -> Usage | None:
-    """Return the most that a rollout takes whose calls are not seen, None where nothing is declared.
+def declared_rollout_cost(config: TrainerConfig) -> Usage | None:
+    """Return the declared cost of a rollout with unseen calls; None if none is declared.
 
-    Its tokens are taken as the dearest kind.
+    All its tokens are priced as the most expensive kind.
     """
     target, model = config.target, config.models.target
     if target.max_calls_per_rollout is None and target.max_tokens_per_rollout is None:
@@ -410,8 +408,8 @@ def declared(config: TrainerConfig) -> Usage | None:
     return Usage(calls=target.max_calls_per_rollout or 1, input_tokens=tokens, usd=max(prices, default=None))
 
 
-class News:
-    """Posts events of one run.
+class LimitEvents:
+    """Posts a run's events about its budget and the rate limits of endpoints.
 
     Args:
         run_id: The run.
@@ -424,10 +422,10 @@ class News:
         self._limits = limits.model_dump()
         self._post = post
 
-    def budget_moved(self, usage: Usage, seconds: float) -> None:
-        """Tell what the run has taken, in so many active seconds."""
+    def post_budget(self, usage: Usage, seconds: float) -> None:
+        """Post the run's total usage and active seconds."""
         self._post(BudgetUpdated(run_id=self._run_id, usage=usage, seconds=seconds, **self._limits))
 
-    def backed_off(self, change: LimitChange) -> None:
-        """Tell that an endpoint was asked too much."""
+    def post_limit_change(self, change: LimitChange) -> None:
+        """Post that an endpoint backed off."""
         self._post(RateLimited(run_id=self._run_id, **change._asdict()))

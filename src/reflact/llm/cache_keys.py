@@ -1,5 +1,6 @@
-"""Content keys of model requests. Imports nothing but the standard library, so that the pinned keys can be
-checked on any interpreter.
+"""Content keys of model requests.
+
+This module imports only the standard library, so that tests can check the pinned keys on any interpreter.
 """
 
 from __future__ import annotations
@@ -9,45 +10,45 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-FRAMING = ("stream", "stream_options")
-"""Fields of a request that say in which pieces an answer comes, and nothing of what it says."""
+STREAM_FIELDS = ("stream", "stream_options")
+"""Fields of a request that affect the transfer of the answer and not its content."""
 
 
-def effect_key(*, endpoint: str, path: str, body: str, call_id: str, reply: str) -> str:
+def build_cache_key(*, endpoint: str, path: str, body: str, call_id: str, reply: str) -> str:
     """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
 
     Args:
         endpoint: Scheme, host and port, without credentials.
         path: Path of the request.
         body: The JSON body as text; spacing and the order of fields do not matter, nor does streaming.
-        call_id: Label of the logical sample.
+        call_id: Label of the call.
         reply: Name and version of the reply type.
     """
-    content = unframed(json.loads(body))
+    content = drop_stream_fields(json.loads(body))
     parts = {"endpoint": endpoint, "path": path, "body": content, "sample": call_id, "reply": reply}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def unframed(body: Any) -> Any:
-    """Return what a request asks, without how the answer is to be streamed."""
+def drop_stream_fields(body: Any) -> Any:
+    """Return a request's body without the fields that control streaming."""
     if not isinstance(body, dict):
         return body
-    return {name: value for name, value in body.items() if name not in FRAMING}
+    return {name: value for name, value in body.items() if name not in STREAM_FIELDS}
 
 
-def endpoint_of(url: str) -> str:
-    """Return scheme, host and port of an address: no credentials, no path, no query."""
+def strip_to_endpoint(url: str) -> str:
+    """Return scheme, host and port of an address, without credentials, path and query."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port is not None else ""
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 
-def address_of(url: str) -> str:
-    """Return an address as it may be shown: without credentials and query."""
-    return f"{endpoint_of(url)}{urlsplit(url).path}"
+def strip_credentials(url: str) -> str:
+    """Return an address for messages, without credentials and query."""
+    return f"{strip_to_endpoint(url)}{urlsplit(url).path}"
 
 
-def seed_of(label: str) -> int:
-    """Return the sampling seed of a sample's label: 31 bits of its hash."""
+def derive_seed(label: str) -> int:
+    """Return the sampling seed of a call's label: 31 bits of its SHA-256."""
     return int.from_bytes(hashlib.sha256(label.encode("ascii")).digest()[:4], "big") >> 1

@@ -1,10 +1,9 @@
-"""Cassettes: requests and answers recorded below every client library, and replayed by content.
+"""Cassettes: recorded HTTP requests and answers, replayed by content.
 
-A cassette is a file of JSON lines, one for each answered request: the label of its logical sample, the
-method, path and body that were sent, and the status, content type and pieces of the answer. Hosts, keys
-and other headers are never written. An answer is found by method, path, body and sample, never by the
-order of arrival; a request without an answer is an error, and the network is not asked. Whether an answer
-was to be streamed does not matter: what was recorded in one way is replayed in the same way for both.
+A cassette is a file of JSON lines, one per answered request: the label of its call, the method, path and body
+of the request, and the status, content type and pieces of the answer. Hosts, keys and other headers are never
+written. An answer is found by method, path, body and call, independent of order. A request without a recorded
+answer is an error and is not sent. A recording serves streamed and plain requests alike.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ import httpx
 from pydantic import Field, JsonValue, ValidationError
 
 from reflact.errors import CassetteError, CassetteMiss
-from reflact.llm.cache_keys import unframed
+from reflact.llm.cache_keys import drop_stream_fields
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
-from reflact.llm.retry import Pieces, kept_headers
+from reflact.llm.retry import BodyStream, select_headers
 from reflact.types import FrozenModel, canonical_json, digest_json
 
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
-"""Where long lines are taken apart to be compared."""
+"""Long lines are split here before they are compared."""
 
 
 class Interaction(FrozenModel):
@@ -45,7 +44,7 @@ class Interaction(FrozenModel):
 
     @property
     def key(self) -> str:
-        """What an answer is found by."""
+        """Digest of call, method, path and body; the key of an answer."""
         return _key(self.call_id, self.method, self.path, self.body)
 
 
@@ -61,7 +60,7 @@ async def open_cassette(
     if mode == "replay":
         yield ReplayTransport(path, read_cassette(path))
         return
-    file, known = _to_write(path)
+    file, known = _open_for_writing(path)
     with file:
         if inner is not None:
             yield RecordTransport(RedactingTransport(inner), file, known)
@@ -94,7 +93,7 @@ def read_cassette(path: Path) -> tuple[Interaction, ...]:
 
 
 class ReplayTransport(httpx.AsyncBaseTransport):
-    """Answers from a cassette alone."""
+    """Answers requests from a cassette."""
 
     def __init__(self, path: Path, interactions: tuple[Interaction, ...]) -> None:
         self._path = path
@@ -104,9 +103,9 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         """Return the recorded answer.
 
         Raises:
-            CassetteMiss: There is none; shows the nearest recorded request and what differs.
+            CassetteMiss: The cassette has no answer; shows the nearest recorded request and the difference.
         """
-        asked = await _asked(request)
+        asked = await _read_request(request)
         found = self._answers.get(asked.key)
         if found is None:
             raise self._miss(asked)
@@ -119,12 +118,17 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
             return CassetteMiss(f"{start}, nor one of its kind; record it again")
-        text = _pretty(asked.body)
+        text = _format_body(asked.body)
         nearest = max(
-            near[:50], key=lambda i: difflib.SequenceMatcher(None, _pretty(i.body), text).quick_ratio()
+            near[:50], key=lambda i: difflib.SequenceMatcher(None, _format_body(i.body), text).quick_ratio()
         )
         lines = difflib.unified_diff(
-            _clauses(_pretty(nearest.body)), _clauses(text), "recorded", "asked", lineterm="", n=0
+            _split_clauses(_format_body(nearest.body)),
+            _split_clauses(text),
+            "recorded",
+            "asked",
+            lineterm="",
+            n=0,
         )
         return CassetteMiss(
             f"{start}; the nearest recorded one is {nearest.call_id}",
@@ -133,11 +137,11 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
 
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
-"""Statuses that answer a request for good; redirects, refused keys and passing failures are not kept."""
+"""Final statuses; redirects, refused keys and temporary failures are not recorded."""
 
 
 class RecordTransport(httpx.AsyncBaseTransport):
-    """Sends requests on and writes each finished answer as a line; what is recorded is not asked again."""
+    """Sends requests and writes each final answer as a line; does not repeat recorded requests."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, file: TextIO, known: tuple[Interaction, ...]) -> None:
         self._inner = inner
@@ -145,8 +149,8 @@ class RecordTransport(httpx.AsyncBaseTransport):
         self._known = {i.key: i for i in known}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the recorded answer, or send the request, record what answers it for good, and return it."""
-        asked = await _asked(request)
+        """Return the recorded answer, or send the request and record its answer if that is final."""
+        asked = await _read_request(request)
         found = self._known.get(asked.key)
         if found is not None:
             return _response(found, {"content-type": found.content_type})
@@ -155,7 +159,7 @@ class RecordTransport(httpx.AsyncBaseTransport):
             chunks = tuple([text async for text in response.aiter_text()])
         finally:
             await response.aclose()
-        headers = kept_headers(response)
+        headers = select_headers(response)
         answer = {"status": response.status_code, "content_type": headers["content-type"], "chunks": chunks}
         answered = asked.model_copy(update=answer)
         if answered.status in RECORDED:
@@ -167,10 +171,10 @@ class RecordTransport(httpx.AsyncBaseTransport):
 
 def _response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
     pieces = [chunk.encode("utf-8") for chunk in answered.chunks]
-    return httpx.Response(answered.status, headers=headers, stream=Pieces(pieces))
+    return httpx.Response(answered.status, headers=headers, stream=BodyStream(pieces))
 
 
-def _to_write(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:
+def _open_for_writing(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = read_cassette(path) if path.exists() and path.stat().st_size else ()
@@ -179,10 +183,10 @@ def _to_write(path: Path) -> tuple[TextIO, tuple[Interaction, ...]]:
         raise CassetteError(f"cannot write the cassette {path}: {error.strerror or error}") from None
 
 
-async def _asked(request: httpx.Request) -> Interaction:
+async def _read_request(request: httpx.Request) -> Interaction:
     body = json.loads((await request.aread()).decode("utf-8") or "null")
     return Interaction(
-        call_id=request.extensions.get("reflact_sample", ""),
+        call_id=request.extensions.get("reflact_call_id", ""),
         method=request.method,
         path=request.url.path,
         body=body,
@@ -193,13 +197,15 @@ async def _asked(request: httpx.Request) -> Interaction:
 
 
 def _key(call_id: str, method: str, path: str, body: JsonValue) -> str:
-    return digest_json([call_id, method, path, canonical_json(unframed(body))])
+    return digest_json([call_id, method, path, canonical_json(drop_stream_fields(body))])
 
 
-def _pretty(body: JsonValue) -> str:
-    return json.dumps(unframed(body), indent=1, sort_keys=True, ensure_ascii=False).replace("\\n", "\n")
+def _format_body(body: JsonValue) -> str:
+    return json.dumps(drop_stream_fields(body), indent=1, sort_keys=True, ensure_ascii=False).replace(
+        "\\n", "\n"
+    )
 
 
-def _clauses(text: str) -> list[str]:
-    """Return the lines of a text, in parts short enough that a change in a long one can be seen."""
+def _split_clauses(text: str) -> list[str]:
+    """Return the lines of a text, split into clauses so that a difference in a long line is visible."""
     return [clause for line in text.splitlines() for clause in CLAUSE_END.split(line)]

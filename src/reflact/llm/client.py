@@ -1,8 +1,8 @@
-"""One client for each role: typed calls over the openai client, over a stack of HTTP transports.
+"""The client of a role: typed calls through the openai client and a stack of HTTP transports.
 
-Each attempt of a call is one request through the stack; ``reflact.llm.cache`` says why. An attempt that
-gives nothing valid (malformed, refused, cut off, or not fitting the data) is sent back with the reason,
-in one conversation that grows. ``reflact.llm.structured`` shows what instructor does for it.
+Each attempt of a call is one request through the stack. If a reply is invalid (malformed, refused, truncated,
+or not fitting the data), the client sends it back with the reason and asks again. The conversation then
+contains all earlier attempts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ from reflact.config.training import BudgetConfig
 from reflact.errors import ConfigError, ModelError, ProviderError, ReflactError, ReplyError
 from reflact.events import ModelCallFinished
 from reflact.llm.budget import Budget
-from reflact.llm.cache import REPLY_HEADER, SAMPLE_HEADER, ResponseCacheTransport
-from reflact.llm.cache_keys import seed_of
+from reflact.llm.cache import CALL_ID_HEADER, REPLY_TYPE_HEADER, ResponseCacheTransport
+from reflact.llm.cache_keys import derive_seed
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import DraftSubscribers
-from reflact.llm.errors import translated, unusable
+from reflact.llm.errors import build_unusable_error, translate_client_error
 from reflact.llm.metering import MeteredTransport
 from reflact.llm.pricing import usd_of
 from reflact.llm.rate_limit import EndpointClient, LimitChange, endpoint_for
-from reflact.llm.redaction import RedactingTransport, key_for, own_headers, refuse_key_in, unlogged
+from reflact.llm.redaction import (
+    RedactingTransport,
+    build_header_hook,
+    redact_logs,
+    refuse_key_in,
+    resolve_key,
+)
 from reflact.llm.retry import RetryTransport
-from reflact.llm.sse import usage_of
-from reflact.llm.streaming import CONTEXT, FramingTransport, RequestContext
-from reflact.llm.structured import ORDER, Conversation, InvalidReply, Mode, refuses_format
+from reflact.llm.sse import read_usage
+from reflact.llm.streaming import CONTEXT, RequestContext, StreamingTransport
+from reflact.llm.structured import MODE_ORDER, Conversation, InvalidReply, Mode, refuses_format
 from reflact.messages import CallId, Draft, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import DecisionLog, EventCallback, ResponseStore
 from reflact.records import Usage
@@ -54,16 +60,16 @@ class Client:
         config: Endpoint, model and settings.
         role: The role, for identities, messages and the ledger.
         run_id: The run that pays.
-        effects: Where requests and answers are stored.
-        journal: Where the settled structured-output mode is noted.
-        budget: What the run may still take; None: anything.
-        transport: Carries requests instead of the network.
-        on_event: Takes an event for each call and its drafts; None: nobody.
-        on_limit: Called at each back-off, and at each retry after the endpoint was not reached; must neither
-            wait nor raise.
+        responses: The store of requests and answers.
+        decision_log: Stores the chosen structured-output mode.
+        budget: The run's budget; None: no limits.
+        transport: Replaces the network.
+        on_event: Takes an event for each call and its drafts.
+        on_limit: Called at each back-off, and at each retry after a failed connection; must neither wait nor
+            raise.
 
     Raises:
-        ConfigError: On entering: the key's environment variable is not set.
+        ConfigError: On entering: the role's key is missing or invalid, or the settings contain it.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class Client:
         *,
         role: str,
         run_id: str,
-        effects: ResponseStore,
+        responses: ResponseStore,
         decision_log: DecisionLog,
         budget: Budget | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -82,7 +88,7 @@ class Client:
         self._config = config
         self._role = role
         self._run_id = run_id
-        self._effects = effects
+        self._responses = responses
         self._decision_log = decision_log
         self._budget = budget or Budget(BudgetConfig())
         self._transport = transport
@@ -90,12 +96,12 @@ class Client:
         self._on_limit = on_limit
         self._stack = AsyncExitStack()
         self._secret: str | None = None
-        self._settling = anyio.Lock()
+        self._mode_lock = anyio.Lock()
         self._mode: Mode | None = None if config.mode == "auto" else config.mode
 
     @property
     def identity(self) -> str:
-        """Endpoint, model and settings that influence replies, as canonical JSON; never credentials."""
+        """Endpoint, model and settings that influence replies, as canonical JSON without credentials."""
         address = urlsplit(self._config.base_url)
         endpoint = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
         names = ("model", "api", "api_version", "mode", "reasks")
@@ -105,10 +111,10 @@ class Client:
     async def __aenter__(self) -> Self:
         if self._config.api == "azure" and self._config.api_version is None:
             raise ConfigError(f"models.{self._role}.api_version is required for api: azure")
-        self._secret = await key_for(self._config, self._role)
+        self._secret = await resolve_key(self._config, self._role)
         if self._secret is not None:
             refuse_key_in(self._config, self._role, self._secret)
-            self._stack.enter_context(unlogged(self._secret))
+            self._stack.enter_context(redact_logs(self._secret))
         flights = await self._stack.enter_async_context(SingleFlight[Any]())
         network = self._transport
         if network is None:
@@ -118,7 +124,7 @@ class Client:
             transport=self._compose(network, endpoint, flights),
             timeout=self._config.timeout,
             follow_redirects=True,
-            event_hooks={"request": [own_headers(self._config, self._secret)]},
+            event_hooks={"request": [build_header_hook(self._config, self._secret)]},
         )
         self._stack.push_async_callback(http.aclose)
         self._openai = self._connect(http)
@@ -130,13 +136,13 @@ class Client:
     def _compose(
         self, network: httpx.AsyncBaseTransport, endpoint: EndpointClient, flights: SingleFlight[Any]
     ) -> httpx.AsyncBaseTransport:
-        """Return the stack of transports, outermost first, above the network's ``PooledTransport``."""
-        config, effects = self._config, self._effects
+        """Return the stack of transports above the network, outermost first."""
+        config, responses = self._config, self._responses
         layers: tuple[Callable[[httpx.AsyncBaseTransport], httpx.AsyncBaseTransport], ...] = (
-            FramingTransport,
+            StreamingTransport,
             partial(
                 ResponseCacheTransport,
-                effects=effects,
+                responses=responses,
                 flights=flights,
                 run_id=self._run_id,
                 role=self._role,
@@ -144,7 +150,9 @@ class Client:
                 forward=config.call_id_header,
             ),
             partial(RetryTransport, retries=config.max_retries, endpoint=endpoint),
-            partial(MeteredTransport, config=config, budget=self._budget, endpoint=endpoint, effects=effects),
+            partial(
+                MeteredTransport, config=config, budget=self._budget, endpoint=endpoint, responses=responses
+            ),
             RedactingTransport,
         )
         return reduce(lambda inner, layer: layer(inner), reversed(layers), network)
@@ -168,7 +176,7 @@ class Client:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Stream[Draft[R]]:
-        """Ask, and show the reply while it is written; see ``reflact.protocols.Drafter.draft``."""
+        """Send a prompt and stream drafts of the reply; see ``reflact.protocols.DraftingLLM.draft``."""
         return Stream(partial(self._call, prompt, reply_type, call_id, check))
 
     async def _call(
@@ -184,18 +192,18 @@ class Client:
         context = RequestContext(drafts)
         token = CONTEXT.set(context)
         started = anyio.current_time()
-        over = partial(self._describe_end, context, call_id, started)
+        describe_end = partial(self._describe_end, context, call_id, started)
         try:
             work = partial(self._ask, prompt, reply_type, call_id, check, context)
             reply = await subscribers.follow(drafts, work)
         except ReflactError as error:
             if isinstance(error, ModelError):
                 error.usage = context.usage
-            await self._emit(over(error))
+            await self._emit(describe_end(error))
             raise
         finally:
             CONTEXT.reset(token)
-        await self._emit(over(None))
+        await self._emit(describe_end(None))
         return reply
 
     async def _emit(self, event: ModelCallFinished) -> None:
@@ -205,7 +213,7 @@ class Client:
     def _describe_end(
         self, context: RequestContext, call_id: CallId, started: float, error: ReflactError | None
     ) -> ModelCallFinished:
-        """Return the event of a call that is over; ``error`` is why there is no reply."""
+        """Return the event of a finished call; ``error`` is the reason if it has no reply."""
         answered = error is None or isinstance(error, ReplyError)
         return ModelCallFinished(
             run_id=self._run_id,
@@ -220,8 +228,6 @@ class Client:
             from_store=answered and not context.sent,
         )
 
-    # ------------------------------------------------------------------------------------ attempts
-
     async def _ask(
         self,
         prompt: RenderedPrompt,
@@ -232,7 +238,7 @@ class Client:
     ) -> Reply[R]:
         mode: Mode | None = None
         if not issubclass(reply_type, Text):
-            mode = self._mode or await self._settle_mode(prompt, reply_type, call_id)
+            mode = self._mode or await self._choose_mode(prompt, reply_type, call_id)
         conversation = Conversation(prompt.messages, reply_type, mode, check)
         reasons: list[str] = []
         for attempt in range(1, self._config.reasks + 2):
@@ -256,7 +262,7 @@ class Client:
         )
 
     def _usage(self, completion: ChatCompletion) -> Usage:
-        usage = usage_of("application/json", [completion.model_dump_json(include={"usage"})])
+        usage = read_usage("application/json", [completion.model_dump_json(include={"usage"})])
         if usage.uncounted:
             return usage
         return usage.model_copy(update={"usd": usd_of(usage, self._config)})
@@ -264,39 +270,39 @@ class Client:
     async def _create(
         self, conversation: Conversation[Any], reply_type: type[ReplyModel], call_id: CallId
     ) -> ChatCompletion:
-        """Send one request. Messages are passed as extra fields: the openai client would copy each part."""
+        """Send one request. ``extra_body`` carries the messages, which the openai client would copy."""
         try:
             completion = await self._openai.chat.completions.create(
                 model=self._config.model,
                 messages=[],
                 extra_headers={
-                    SAMPLE_HEADER: call_id.label,
-                    REPLY_HEADER: f"{reply_type.__name__}@{reply_type.version}",
+                    CALL_ID_HEADER: call_id.label,
+                    REPLY_TYPE_HEADER: f"{reply_type.__name__}@{reply_type.version}",
                 },
                 extra_body={**self._settings(call_id), **conversation.body},
             )
         except openai.OpenAIError as error:
-            failure = translated(error, self._config, self._role, self._secret)
+            failure = translate_client_error(error, self._config, self._role, self._secret)
         except JSONDecodeError as error:
-            failure = unusable(error.doc, self._config, self._role, self._secret)
+            failure = build_unusable_error(error.doc, self._config, self._role, self._secret)
         except RecursionError:
-            failure = unusable("too deeply nested JSON", self._config, self._role, self._secret)
+            failure = build_unusable_error("too deeply nested JSON", self._config, self._role, self._secret)
         else:
             if _is_usable(completion):
                 return completion
-            failure = unusable(completion, self._config, self._role, self._secret)
-        raise failure  # out here it carries no error of the client library, which may hold the key
+            failure = build_unusable_error(completion, self._config, self._role, self._secret)
+        raise failure  # outside the except block, so that its context has no error that may quote the key
 
-    async def _settle_mode(
+    async def _choose_mode(
         self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
     ) -> Mode:
-        """Return the first mode that the endpoint accepts; decided once, journalled before it is used."""
-        async with self._settling:
+        """Return the first mode that the endpoint accepts; log it before its first use."""
+        async with self._mode_lock:
             if self._mode is not None:
                 return self._mode
             label = f"mode/{self._role}"
-            noted = await self._decision_log.get(0, label)
-            mode = next((m for m in ORDER if m == noted), None)
+            logged = await self._decision_log.get(0, label)
+            mode = next((m for m in MODE_ORDER if m == logged), None)
             if mode is None:
                 mode = await self._try_modes(prompt, reply_type, call_id)
                 await self._decision_log.put(0, label, mode)
@@ -305,7 +311,7 @@ class Client:
 
     async def _try_modes(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> Mode:
         first: ProviderError | None = None
-        for mode in ORDER:
+        for mode in MODE_ORDER:
             try:
                 await self._create(Conversation(prompt.messages, reply_type, mode), reply_type, call_id)
             except ProviderError as error:
@@ -320,7 +326,7 @@ class Client:
         config = self._config
         seed: JsonValue = config.seed
         if seed == "per_call" and call_id is not None:
-            seed = seed_of(call_id.label)
+            seed = derive_seed(call_id.label)
         named: dict[str, JsonValue] = {
             "temperature": config.temperature,
             "top_p": config.top_p,
@@ -331,7 +337,7 @@ class Client:
         return {**{k: v for k, v in named.items() if v is not None}, **config.extra_body}
 
     def _connect(self, http: Any) -> openai.AsyncOpenAI:
-        """Make the client. It is typed for httpx2 and takes httpx as well, which a test pins."""
+        """Return the openai client. Its types ask for httpx2; a test shows that it also takes httpx."""
         config = self._config
         key = self._secret or "none"
         if config.api == "openai":
@@ -347,6 +353,6 @@ class Client:
 
 
 def _is_usable(completion: object) -> bool:
-    """Whether an answer is a chat completion; the openai client builds its values without checking them."""
+    """Whether an answer is a chat completion, which the openai client does not check."""
     choices: Any = getattr(completion, "choices", None)
     return bool(choices) and getattr(choices[0], "message", None) is not None

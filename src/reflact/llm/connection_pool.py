@@ -1,4 +1,4 @@
-"""The network, through pools of connections that stay small."""
+"""A transport over small pools of connections."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import AsyncIterator, Callable
 
 import httpx
 
-MOST = 16
-"""Calls in flight in one pool; so many are as fast as one."""
+CALLS_PER_POOL = 16
+"""Calls in flight in one pool; more would slow each call."""
 
 
 class PooledTransport(httpx.AsyncBaseTransport):
-    """Sends requests through as many pools of connections as there are calls for.
+    """Sends requests through as many pools of connections as the calls in flight need.
 
-    A pool of httpcore looks at all its connections for each call, and at all of them again for each that is
-    idle: with a thousand connections a call costs a hundred times the processor time that it costs with
-    sixteen. So a call goes to the first pool that has room, and a pool is opened where none has.
+    A pool of httpcore scans all its connections for each call. With a thousand connections a call needs a
+    hundred times the processor time of a call with sixteen. A call goes to the first pool with room; if no
+    pool has room, a new one is opened.
 
     Args:
-        pool: Opens a pool; None: on the network, all with one store of certificates.
+        pool: Opens a pool; None opens pools of network connections that share one store of certificates.
     """
 
     def __init__(self, pool: Callable[[], httpx.AsyncBaseTransport] | None = None) -> None:
-        self._open = pool or _opener()
+        self._open = pool or _make_opener()
         self._pools: list[_Pool] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; its place in a pool is free again once the answer is closed."""
-        pool = next((each for each in self._pools if each.in_flight < MOST), None)
+        """Send a request; it occupies its pool until the answer is closed."""
+        pool = next((each for each in self._pools if each.in_flight < CALLS_PER_POOL), None)
         if pool is None:
             pool = _Pool(self._open())
             self._pools.append(pool)
@@ -57,7 +57,7 @@ class _Pool:
 
 
 class _Stream(httpx.AsyncByteStream):
-    """A body under way; closing it gives its place back, once."""
+    """A body in transfer; closing it frees its pool once."""
 
     def __init__(self, inner: httpx.AsyncByteStream, pool: _Pool) -> None:
         self._inner = inner
@@ -76,7 +76,7 @@ class _Stream(httpx.AsyncByteStream):
                 self._pool = None
 
 
-def _opener() -> Callable[[], httpx.AsyncBaseTransport]:
+def _make_opener() -> Callable[[], httpx.AsyncBaseTransport]:
     trusted = httpx.create_ssl_context()
     limits = httpx.Limits(max_connections=None)
     return lambda: httpx.AsyncHTTPTransport(verify=trusted, limits=limits)

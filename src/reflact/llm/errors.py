@@ -1,17 +1,17 @@
-"""What can go wrong with a call: faults of single attempts, and errors under this library's names.
+"""Errors of model calls: kinds of faults of single attempts, and reflact's errors for failed calls.
 
-Faults, by kind:
+Kinds of faults:
 
 - ``408``, ``409``, ``429``, ``5xx``: statuses after which a later attempt may succeed;
 - ``timeout``: no whole answer in time;
 - ``unreachable``: no connection;
-- ``reset``: a connection that ended before the answer began;
-- ``truncated``: an answer that began and broke off;
-- ``malformed``: an answer that should be JSON and is not;
-- ``broken stream``: a stream of events that broke off, ended before its end mark, holds no JSON, or an error;
-- ``unusable``: a success that is no chat completion.
+- ``reset``: the connection ended before the answer began;
+- ``truncated``: the answer began and broke off;
+- ``malformed``: the answer should be JSON and is not;
+- ``broken stream``: the stream has no end mark, contains invalid JSON or reports an error;
+- ``unusable``: the status is a success and the body is no chat completion.
 
-Answers that say something about the request (400, 401, 404 and the like) are no faults.
+Statuses about the request itself (400, 401, 404 and similar) are no faults.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from reflact.errors import (
     ReflactError,
     UnknownModel,
 )
-from reflact.llm.cache_keys import address_of
-from reflact.llm.redaction import without
-from reflact.llm.retry import RETRIED, unknown_model, untrusted
-from reflact.llm.sse import END, chunk_of, events_of, streams
+from reflact.llm.cache_keys import strip_credentials
+from reflact.llm.redaction import remove_keys
+from reflact.llm.retry import RETRIED_STATUSES, is_unknown_model, is_untrusted_certificate
+from reflact.llm.sse import END_MARK, is_event_stream, parse_chunk, read_events
 from reflact.records import FaultKind
 
 OVERFLOW_WORDS = (
@@ -49,30 +49,31 @@ OVERFLOW_WORDS = (
     "prompt is too long",
     "too many tokens",
 )
-"""How OpenAI, vLLM, llama.cpp and others say that a request is too long."""
+"""Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
 
 
-def translated(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
-    """Return what happened, where, and what to do; where the provider quotes the key, it is left out.
+def translate_client_error(error: Exception, config: ModelConfig, role: str, key: str | None) -> ReflactError:
+    """Return reflact's error for an error of the client library, without the API key.
 
-    Errors of our own that passed through the client library come out as they went in.
+    The message says what happened, at which endpoint, and what to do. An error of reflact that passed
+    through the client library is returned unchanged.
     """
-    own = _own(error)
+    own = _find_own_error(error)
     if own is not None:
         return own
-    where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
+    where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
     if isinstance(error, openai.APIStatusError):
-        said = without([key] if key else (), " ".join(error.response.text.split()))
-        return _refused(error, config, role, said[:300])
+        said = remove_keys([key] if key else (), " ".join(error.response.text.split()))
+        return _translate_status(error, config, role, said[:300])
     if isinstance(error, openai.APITimeoutError):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
-    cause = _innermost(error)
+    cause = _find_root_cause(error)
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
         return BadRequest(
-            f"models.{role}.base_url {address_of(config.base_url)!r} is not an address: {cause}"
+            f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: {cause}"
         )
-    reason = without([key] if key else (), str(cause)) or type(cause).__name__
-    if untrusted(error):
+    reason = remove_keys([key] if key else (), str(cause)) or type(cause).__name__
+    if is_untrusted_certificate(error):
         return ProviderDown(
             f"{where} shows a certificate that is not trusted here; check models.{role}.base_url, or name "
             f"the file of its authority in SSL_CERT_FILE: {reason}"
@@ -82,25 +83,28 @@ def translated(error: Exception, config: ModelConfig, role: str, key: str | None
     )
 
 
-def overflow(error: openai.APIStatusError) -> bool:
-    """Whether a refusal says that the request is longer than the model's context."""
+def is_context_overflow(error: openai.APIStatusError) -> bool:
+    """Whether a refusal reports that the request is longer than the model's context."""
     text = error.response.text.lower()
     return error.status_code in {400, 413, 422} and any(word in text for word in OVERFLOW_WORDS)
 
 
-def unusable(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
-    """Return the error for an answer that is no chat completion although its status says success."""
-    where = f"models.{role}: {config.model} at {address_of(config.base_url)}"
-    shown = without([key] if key else (), " ".join(str(answer).split()))[:200]
+def build_unusable_error(answer: object, config: ModelConfig, role: str, key: str | None) -> ProviderDown:
+    """Return the error for an answer with a success status that is no chat completion."""
+    where = f"models.{role}: {config.model} at {strip_credentials(config.base_url)}"
+    shown = remove_keys([key] if key else (), " ".join(str(answer).split()))[:200]
     return ProviderDown(
         f"{where} answered with something that is no chat completion; check base_url, or try again: {shown}",
         status=200,
     )
 
 
-def _refused(error: openai.APIStatusError, config: ModelConfig, role: str, said: str) -> ModelError:
-    status, where = error.status_code, f"models.{role}: {config.model} at {address_of(config.base_url)}"
-    if overflow(error):
+def _translate_status(error: openai.APIStatusError, config: ModelConfig, role: str, said: str) -> ModelError:
+    status, where = (
+        error.status_code,
+        f"models.{role}: {config.model} at {strip_credentials(config.base_url)}",
+    )
+    if is_context_overflow(error):
         return ContextOverflow(f"{where} has too small a context for this request: {said}")
     if status in {401, 403}:
         source = f"set {config.api_key_env} to a valid key"
@@ -109,9 +113,9 @@ def _refused(error: openai.APIStatusError, config: ModelConfig, role: str, said:
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
         return AccessDenied(f"{where} refused the key ({status}); {source}: {said}", status=status)
-    if status in RETRIED:
+    if status in RETRIED_STATUSES:
         return ProviderDown(f"{where} answered {status}, after all retries: {said}", status=status)
-    if unknown_model(status, error.response.text):
+    if is_unknown_model(status, error.response.text):
         return UnknownModel(
             f"{where}: the endpoint does not know this model ({status}); set models.{role}.model to one that "
             f"it serves: {said}",
@@ -120,8 +124,8 @@ def _refused(error: openai.APIStatusError, config: ModelConfig, role: str, said:
     return BadRequest(f"{where} will not serve this request ({status}): {said}", status=status)
 
 
-def _own(error: BaseException) -> ReflactError | None:
-    """Return the error of ours that this one was raised from; what was merely being handled is none."""
+def _find_own_error(error: BaseException) -> ReflactError | None:
+    """Return the error of reflact that this error was raised from; ``__context__`` does not count."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ReflactError):
@@ -130,12 +134,12 @@ def _own(error: BaseException) -> ReflactError | None:
     return None
 
 
-def _innermost(error: BaseException) -> BaseException:
-    return _innermost(error.__cause__) if error.__cause__ is not None else error
+def _find_root_cause(error: BaseException) -> BaseException:
+    return _find_root_cause(error.__cause__) if error.__cause__ is not None else error
 
 
-GARBLING: frozenset[FaultKind | None] = frozenset({"malformed", "broken stream"})
-"""What happens to an answer on the way, so that another attempt may bring it whole."""
+GARBLED_FAULTS: frozenset[FaultKind | None] = frozenset({"malformed", "broken stream"})
+"""Faults of the transfer, after which another attempt may bring the whole answer."""
 
 
 class CutOff(httpx.RemoteProtocolError):
@@ -151,8 +155,8 @@ class StreamCutOff(CutOff):
 
 
 @contextmanager
-def cut_off(response: httpx.Response) -> Iterator[None]:
-    """Name failures that happen while the body of an answer is read.
+def mark_cut_off(response: httpx.Response) -> Iterator[None]:
+    """Translate failures that happen while the body of an answer is read.
 
     Raises:
         CutOff: The connection failed within.
@@ -160,12 +164,12 @@ def cut_off(response: httpx.Response) -> Iterator[None]:
     try:
         yield
     except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-        kind = StreamCutOff if streams(response.headers.get("content-type", "")) else CutOff
+        kind = StreamCutOff if is_event_stream(response.headers.get("content-type", "")) else CutOff
         raise kind(str(failure)) from failure
 
 
-def failure_fault(failure: Exception) -> FaultKind | None:
-    """Return the kind of a failure on the way; None for what is no fault of the endpoint or the network."""
+def classify_failure(failure: Exception) -> FaultKind | None:
+    """Return the kind of a failed transfer; None if neither the endpoint nor the network failed."""
     match failure:
         case CutOff():
             return failure.fault
@@ -178,8 +182,8 @@ def failure_fault(failure: Exception) -> FaultKind | None:
     return None
 
 
-def status_fault(status: int) -> FaultKind | None:
-    """Return the kind of an error status; None for a success and for an answer to the request."""
+def classify_status(status: int) -> FaultKind | None:
+    """Return the kind of an error status; None for a success or a status about the request."""
     match status:
         case 408:
             return "408"
@@ -187,13 +191,13 @@ def status_fault(status: int) -> FaultKind | None:
             return "409"
         case 429:
             return "429"
-    return "5xx" if status in RETRIED else None
+    return "5xx" if status in RETRIED_STATUSES else None
 
 
-def body_fault(content_type: str, text: str) -> FaultKind | None:
-    """Return what is wrong with the body of a success; None for a whole stream or a chat completion."""
-    if streams(content_type):
-        return None if _whole_stream(text) else "broken stream"
+def classify_body(content_type: str, text: str) -> FaultKind | None:
+    """Return the fault of a successful answer's body; None for a whole stream or a chat completion."""
+    if is_event_stream(content_type):
+        return None if _is_complete_stream(text) else "broken stream"
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -204,12 +208,12 @@ def body_fault(content_type: str, text: str) -> FaultKind | None:
         return "unusable"
 
 
-def _whole_stream(text: str) -> bool:
-    """Whether a stream reached its end mark, and all that it says before is JSON and tells of no error."""
-    *said, last = list(events_of(text)) or [""]
-    chunks = [chunk_of(data) for data in said]
-    return last == END and not any(chunk is None or _complains(chunk) for chunk in chunks)
+def _is_complete_stream(text: str) -> bool:
+    """Whether a stream ends with its end mark and contains only JSON and no error."""
+    *events, last = list(read_events(text)) or [""]
+    chunks = [parse_chunk(data) for data in events]
+    return last == END_MARK and not any(chunk is None or _is_error_chunk(chunk) for chunk in chunks)
 
 
-def _complains(chunk: JsonValue) -> bool:
+def _is_error_chunk(chunk: JsonValue) -> bool:
     return isinstance(chunk, dict) and bool(chunk.get("error"))

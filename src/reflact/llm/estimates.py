@@ -1,4 +1,4 @@
-"""Numbers that are not known yet: low, expected and high, of calls, tokens and money. Pure."""
+"""Estimates of calls, tokens and money, each as a low, an expected and a high value."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from reflact.records import Usage
 from reflact.types import FrozenModel
 
 BYTES_PER_TOKEN = 3.5
-"""Of English text and code in current tokenizers, about; a byte a token is the most there can be."""
+"""Typical for English text and code in current tokenizers; the worst case is one byte per token."""
 
 MESSAGE_TOKENS = 16
-"""What a request adds to its texts, about."""
+"""Typical tokens that a request adds to its texts."""
 
 UNCAPPED_REPLY_TOKENS = 1000
-"""Tokens of a reply that has no cap, as far as can be expected."""
+"""Assumed most tokens of a reply without a cap."""
 
 
 class EstimateRange(FrozenModel):
-    """A number that is not known yet."""
+    """An unknown number."""
 
     low: float = 0.0
     expected: float = 0.0
@@ -37,12 +37,12 @@ class EstimateRange(FrozenModel):
 
 
 def exact_range(value: float) -> EstimateRange:
-    """Return an amount that is known."""
+    """Return the range of a known number."""
     return EstimateRange(low=value, expected=value, high=value)
 
 
 class EstimateRow(FrozenModel):
-    """What one role does for one purpose; ``usd`` is None where no price is known."""
+    """Calls of one role for one purpose; ``usd`` is None if no price is known."""
 
     role: str
     purpose: str
@@ -52,7 +52,7 @@ class EstimateRow(FrozenModel):
     usd: EstimateRange | None = None
 
     def with_price(self, price: Callable[[Usage], float | None]) -> EstimateRow:
-        """Return the row with money, by a function that prices one call: every call is of the mean length."""
+        """Return the row with money; ``price`` gives the dollars of one call of mean length."""
         bounds = {bound: self._usd(bound, price) for bound in ("low", "expected", "high")}
         if None in bounds.values():
             return self
@@ -70,7 +70,7 @@ class EstimateRow(FrozenModel):
 
 
 class CostEstimate(FrozenModel):
-    """Rows of calls, and what the numbers rest on."""
+    """Rows of calls, and the assumptions behind them."""
 
     rows: tuple[EstimateRow, ...]
     assumptions: tuple[str, ...]
@@ -87,14 +87,14 @@ class CostEstimate(FrozenModel):
 
     @property
     def usd(self) -> EstimateRange | None:
-        """All money, in dollars; None where a row that may have calls has no price."""
+        """All money in dollars; None if a row with possible calls has no price."""
         if any(row.usd is None and row.calls.high for row in self.rows):
             return None
         return sum((row.usd for row in self.rows if row.usd is not None), EstimateRange())
 
 
 class CallTokens(FrozenModel):
-    """Tokens of one call: of its texts, and of its reply."""
+    """Input and output tokens of one call."""
 
     input_tokens: EstimateRange
     output_tokens: EstimateRange
@@ -105,8 +105,8 @@ class CallTokens(FrozenModel):
 
         Args:
             size: Bytes of its texts.
-            cap: The most tokens of its reply; None: it has no cap.
-            usage: What earlier calls of its kind consumed; None where there were none.
+            cap: The most tokens of its reply; None: no cap.
+            usage: Usage of earlier calls of its kind; None if there were none.
         """
         most = cap or UNCAPPED_REPLY_TOKENS
         given, written = size / BYTES_PER_TOKEN + MESSAGE_TOKENS, most / 4

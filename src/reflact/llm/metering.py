@@ -1,7 +1,7 @@
-"""Single attempts: each goes out once it fits the budget and the endpoint's limits, and is booked.
+"""Single attempts: each waits for the budget and the endpoint's limits, and its cost is recorded.
 
-The budget is asked first and the endpoint after it, so that a call which the endpoint admitted goes at
-once: what waits for a budget neither holds a place that others could use nor gathers into a burst.
+An attempt waits for the budget first and for the endpoint second. So calls that wait for the budget occupy no
+slot of the endpoint, and a call goes out as soon as the endpoint admits it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from reflact.concurrency import finish_if_cancelled
 from reflact.config.models import ModelConfig
 from reflact.errors import ReflactError
 from reflact.llm.budget import Budget, Reservation
-from reflact.llm.errors import GARBLING, body_fault, cut_off, failure_fault, status_fault
-from reflact.llm.pricing import cap_of, usd_of, worst_case
+from reflact.llm.errors import GARBLED_FAULTS, classify_body, classify_failure, classify_status, mark_cut_off
+from reflact.llm.pricing import read_cap, usd_of, worst_case
 from reflact.llm.rate_limit import EndpointClient, Slot
-from reflact.llm.retry import GARBLED, Pieces, kept_headers, retry_after
-from reflact.llm.sse import usage_of
-from reflact.llm.streaming import DRAFTS, find_drafts, in_one_piece
+from reflact.llm.retry import GARBLED, BodyStream, parse_retry_after, select_headers
+from reflact.llm.sse import read_usage
+from reflact.llm.streaming import DRAFTS, find_drafts, join_answer
 from reflact.messages import CallReservation, StoredResponse
 from reflact.protocols import ResponseStore
 from reflact.records import FaultKind, Usage
 
-LEAVING_SECONDS = 0.2
-"""How long a caller that leaves is kept until its intent is gone."""
+RELEASE_SECONDS = 0.2
+"""How long a cancelled caller waits until its reservation is released."""
 
-INTENT = "reflact_intent"
-"""The extension of a request that holds its intent; what has none costs nothing."""
+RESERVATION = "reflact_reservation"
+"""The extension of a request that holds its ``CallReservation``; a request without one is free."""
 
 UNSENT = (
     httpx.ConnectError,
@@ -42,22 +42,22 @@ UNSENT = (
     httpx.LocalProtocolError,
     ReflactError,
 )
-"""Failures before a request could leave."""
+"""Failures before a request was sent."""
 
 
 class MeteredTransport(httpx.AsyncBaseTransport):
-    """Sends one attempt of a call, stores what answers it, and books what it cost.
+    """Sends one attempt of a call, stores its answer, and records its cost.
 
-    An error status is free. An attempt that was cut off, by a time-out, a broken connection, a broken answer
-    or a cancellation, counts at its worst case for good, since a provider may charge for it; so does an
-    answer that does not say what it consumed. Each attempt that failed is counted by kind.
+    An error status is free. A time-out, a broken connection, a broken answer or a cancellation counts at the
+    worst case, since the provider may charge for it. An answer without usage also counts at the worst case.
+    Failed attempts are counted by kind.
 
     Args:
         inner: Sends a request.
         config: The role's model.
         budget: What the run may still take.
-        endpoint: The role's way into the endpoint.
-        effects: The store.
+        endpoint: The role's client of the endpoint.
+        responses: The store.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class MeteredTransport(httpx.AsyncBaseTransport):
         config: ModelConfig,
         budget: Budget,
         endpoint: EndpointClient,
-        effects: ResponseStore,
+        responses: ResponseStore,
     ) -> None:
         self._inner = inner
         self._config = config
         self._budget = budget
         self._endpoint = endpoint
-        self._effects = effects
+        self._responses = responses
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its answer, read whole.
@@ -82,113 +82,118 @@ class MeteredTransport(httpx.AsyncBaseTransport):
             BudgetSpent: The budget has no room for it.
             httpx.TransportError: It failed on the way.
         """
-        intent: CallReservation | None = request.extensions.get(INTENT)
-        if intent is None:
-            return await whole(request, self._inner, self._config.timeout)
+        call: CallReservation | None = request.extensions.get(RESERVATION)
+        if call is None:
+            return await send_whole(request, self._inner, self._config.timeout)
         body = await request.aread()
         at = datetime.now(UTC)
-        worst = worst_case(len(body), cap_of(json.loads(body)), self._config, at=at)
-        intent = intent.model_copy(update={"worst_case": worst})
-        async with self._budget.reserve(worst) as reservation, self._endpoint.admit(_tokens(worst)) as slot:
-            await self._intend(intent)
+        worst = worst_case(len(body), read_cap(json.loads(body)), self._config, at=at)
+        call = call.model_copy(update={"worst_case": worst})
+        async with (
+            self._budget.reserve(worst) as reservation,
+            self._endpoint.admit(_count_tokens(worst)) as slot,
+        ):
+            await self._reserve(call)
             reservation.mark_sent()
-            response = await self._send(request, intent, reservation, slot)
-            return await self._book(response, intent, reservation, slot, at)
+            response = await self._send(request, call, reservation, slot)
+            return await self._settle(response, call, reservation, slot, at)
 
-    async def _intend(self, intent: CallReservation) -> None:
-        """Book the intent; where its caller leaves meanwhile nothing was sent, and nothing stays booked."""
+    async def _reserve(self, call: CallReservation) -> None:
+        """Store the reservation; release it if the caller is cancelled before the request is sent."""
         try:
-            await self._effects.reserve(intent)
+            await self._responses.reserve(call)
         except anyio.get_cancelled_exc_class():
-            with anyio.move_on_after(LEAVING_SECONDS, shield=True):
-                await self._effects.release(intent)
+            with anyio.move_on_after(RELEASE_SECONDS, shield=True):
+                await self._responses.release(call)
             raise
 
     async def _send(
-        self, request: httpx.Request, intent: CallReservation, reservation: Reservation, slot: Slot
+        self, request: httpx.Request, call: CallReservation, reservation: Reservation, slot: Slot
     ) -> httpx.Response:
         try:
-            return await whole(request, self._inner, self._config.timeout)
+            return await send_whole(request, self._inner, self._config.timeout)
         except Exception as error:
             slot.observe(None, None, None)
             if isinstance(error, UNSENT):
-                await self._effects.release(intent)
+                await self._responses.release(call)
                 reservation.release()
-            await self._count(intent, failure_fault(error))
+            await self._count_fault(call, classify_failure(error))
             raise
 
-    async def _book(
+    async def _settle(
         self,
         response: httpx.Response,
-        intent: CallReservation,
+        call: CallReservation,
         reservation: Reservation,
         slot: Slot,
         at: datetime,
     ) -> httpx.Response:
         chunks = tuple([text async for text in response.aiter_text()])
-        headers = kept_headers(response)
+        headers = select_headers(response)
         content_type = headers["content-type"]
-        usage = usage_of(content_type, chunks)
-        asked = retry_after(response.headers.get("retry-after"))
-        slot.observe(response.status_code, asked, None if usage.uncounted else _tokens(usage))
-        fault = status_fault(response.status_code)
+        usage = read_usage(content_type, chunks)
+        asked = parse_retry_after(response.headers.get("retry-after"))
+        slot.observe(response.status_code, asked, None if usage.uncounted else _count_tokens(usage))
+        fault = classify_status(response.status_code)
         if not response.is_success:
-            await self._effects.release(intent)
+            await self._responses.release(call)
             reservation.release()
-        elif (fault := body_fault(content_type, "".join(chunks))) is None:
+        elif (fault := classify_body(content_type, "".join(chunks))) is None:
             if not usage.uncounted:
                 usage = usage.model_copy(update={"usd": usd_of(usage, self._config, at=at)})
             reply = StoredResponse(
-                key=intent.key,
+                key=call.key,
                 status=response.status_code,
                 content_type=content_type,
                 chunks=chunks,
                 usage=usage,
             )
-            await finish_if_cancelled(lambda: self._keep(reply, intent, reservation))
-        await self._count(intent, fault)
-        stream = Pieces([chunk.encode("utf-8") for chunk in chunks])
-        marks = {GARBLED: True} if fault in GARBLING else {}
+            await finish_if_cancelled(lambda: self._store(reply, call, reservation))
+        await self._count_fault(call, fault)
+        stream = BodyStream([chunk.encode("utf-8") for chunk in chunks])
+        marks = {GARBLED: True} if fault in GARBLED_FAULTS else {}
         return httpx.Response(response.status_code, headers=headers, stream=stream, extensions=marks)
 
-    async def _keep(self, reply: StoredResponse, intent: CallReservation, reservation: Reservation) -> None:
-        await self._effects.store_response(reply, intent)
+    async def _store(self, reply: StoredResponse, call: CallReservation, reservation: Reservation) -> None:
+        await self._responses.store_response(reply, call)
         reservation.settle(reply.usage)
 
-    async def _count(self, intent: CallReservation, fault: FaultKind | None) -> None:
+    async def _count_fault(self, call: CallReservation, fault: FaultKind | None) -> None:
         if fault is not None:
-            await self._effects.count_fault(intent.run_id, fault)
+            await self._responses.count_fault(call.run_id, fault)
 
 
-def _tokens(usage: Usage) -> int:
+def _count_tokens(usage: Usage) -> int:
     return usage.input_tokens + usage.output_tokens
 
 
-async def whole(request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float) -> httpx.Response:
-    """Send a request once and read its answer to the end; one that somebody listens to comes in one piece.
+async def send_whole(
+    request: httpx.Request, inner: httpx.AsyncBaseTransport, seconds: float
+) -> httpx.Response:
+    """Send a request once and read its whole answer; a streamed request gives a joined answer.
 
     Raises:
         CutOff: The answer began and broke off.
-        httpx.TransportError: It failed on the way, or took longer than ``seconds`` in all.
+        httpx.TransportError: The request failed, or took longer than ``seconds`` in total.
     """
     try:
         with anyio.fail_after(seconds):
             response = await inner.handle_async_request(request)
             try:
-                with cut_off(response):
-                    pieces = await _pieces(response, find_drafts(request, response))
+                with mark_cut_off(response):
+                    pieces = await _read_pieces(response, find_drafts(request, response))
             finally:
                 await response.aclose()
     except TimeoutError:
         raise httpx.ReadTimeout(f"no whole answer in {seconds:g} seconds") from None
-    answer = httpx.Response(response.status_code, headers=kept_headers(response), stream=Pieces(pieces))
-    return await in_one_piece(answer, request) if DRAFTS in request.extensions else answer
+    answer = httpx.Response(response.status_code, headers=select_headers(response), stream=BodyStream(pieces))
+    return await join_answer(answer, request) if DRAFTS in request.extensions else answer
 
 
-async def _pieces(response: httpx.Response, hear: Callable[[bytes], None] | None) -> list[bytes]:
+async def _read_pieces(response: httpx.Response, on_piece: Callable[[bytes], None] | None) -> list[bytes]:
     pieces = []
     async for piece in response.aiter_bytes():
         pieces.append(piece)
-        if hear is not None:
-            hear(piece)
+        if on_piece is not None:
+            on_piece(piece)
     return pieces

@@ -1,7 +1,7 @@
-"""What calls cost, in dollars: by the price that the configuration gives, or else by the provider's list.
+"""Prices of calls in dollars, from the configuration or else from the provider's price list.
 
-Money is counted in whole billionths of a dollar, rounded up for each call, so that sums are exact and no
-limit is missed by a rounding.
+Costs are whole billionths of a dollar, rounded up for each call. So sums are exact, and rounding exceeds no
+limit.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ BILLION = 10**9
 MILLION = 10**6
 
 OVERHEAD_TOKENS = 256
-"""What a provider may add to the input of a request, such as its chat template: an upper bound."""
+"""An upper bound on tokens that a provider adds to a request, such as its chat template."""
 
 
 def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> float | None:
-    """Return what one call cost, in dollars, None where no price is known.
+    """Return the cost of one call in dollars; None if no price is known.
 
-    Never for sums of calls: a price may depend on the length of each.
+    Do not pass sums of calls, because a price may depend on the length of each call.
 
     Args:
-        usage: What the call consumed.
-        config: Whose model was asked.
-        at: When it was asked; now, where it is not said. Some prices depend on the time of day.
+        usage: Tokens of the call.
+        config: The role's model.
+        at: Time of the call, on which some prices depend; default: now.
     """
-    exact = _listed(usage, config, at) if config.price is None else _given(usage, config.price)
+    exact = (
+        _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
+    )
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
 def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime | None = None) -> Usage:
-    """Return the most that one call can consume: what is reserved for it before it is sent.
+    """Return the most that one call can cost, which the budget reserves before the call.
 
     A token is at least a byte long, so a body has at most as many tokens as bytes.
 
     Args:
-        size: The request's body, in bytes.
-        cap: The most tokens of the answer; None where it has no cap, and nothing is reserved for it.
-        config: Whose model is asked.
-        at: When it is asked.
+        size: Size of the request's body in bytes.
+        cap: The most tokens of the answer; None reserves no tokens for it.
+        config: The role's model.
+        at: Time of the call.
     """
     most = Usage(calls=1, input_tokens=size + OVERHEAD_TOKENS, output_tokens=cap or 0)
     cached = most.model_copy(update={"cached_tokens": most.input_tokens})
@@ -53,8 +55,8 @@ def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime 
     return most.model_copy(update={"usd": max(prices, default=None)})
 
 
-def cap_of(body: Any) -> int | None:
-    """Return the most tokens that the answer to a request's body may have, None where it has no cap."""
+def read_cap(body: Any) -> int | None:
+    """Return the most tokens of the answer to a request's body; None if the body states no cap."""
     if not isinstance(body, dict):
         return None
     caps = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
@@ -63,7 +65,7 @@ def cap_of(body: Any) -> int | None:
     return max(known) * (answers if type(answers) is int else 1) if known else None
 
 
-def _given(usage: Usage, price: Price) -> Decimal:
+def _price_by_config(usage: Usage, price: Price) -> Decimal:
     cached_price = price.input if price.cached_input is None else price.cached_input
     cost = (
         (usage.input_tokens - usage.cached_tokens) * Decimal(str(price.input))
@@ -73,7 +75,7 @@ def _given(usage: Usage, price: Price) -> Decimal:
     return cost / MILLION
 
 
-def _listed(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
+def _price_by_list(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
     tier = config.extra_body.get("service_tier")
     return _list_price(
         config.model,
@@ -88,7 +90,7 @@ def _listed(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal |
 def _list_price(
     model: str, address: str, tier: str | None, tokens: tuple[int, int, int], minute: datetime
 ) -> Decimal | None:
-    """Return a list price; the same is asked for the ledger and for the reply, and takes its time."""
+    """Return a list price; cached, since a look-up is slow and each call needs it twice."""
     from genai_prices import Usage as Tokens
     from genai_prices import calc_price
 

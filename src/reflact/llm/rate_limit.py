@@ -1,4 +1,4 @@
-"""Limits of an endpoint, shared by all roles of all trainers in an event loop that ask it."""
+"""Rate control of endpoints, shared by all roles of all trainers in an event loop."""
 
 from __future__ import annotations
 
@@ -18,47 +18,46 @@ from anyio.lowlevel import RunVar
 from reflact.config.models import ModelConfig
 
 DECREASE = 0.95
-"""What is kept at most of a rate that was refused."""
+"""The largest factor by which a refused rate is multiplied."""
 
 RECOVERY, SHORTEST, LONGEST = 25.0, 5.0, 60.0
-"""Seconds in which the rate comes back to what was refused, for each second of a pause; their bounds."""
+"""Seconds until the rate is back at the refused one, for each second of pause; lower and upper bound."""
 
 PROBE = 4.0
-"""How many times, in such a recovery, the rate's excess over what was refused grows by e."""
+"""How many times in a recovery the rate's excess over the refused rate grows by the factor e."""
 
 SPAN_SECONDS, SPAN_CALLS = 2.0, 8
-"""The rate served is measured over so many seconds, or over as long as so many calls take."""
+"""The served rate is measured over 2 seconds, or over the time of 8 calls if that is longer."""
 
 FAR_BELOW = 0.6
-"""Refusals at less than this part of the best rate served within ``LONGEST`` say little about the rate."""
+"""Refusals below this share of the best rate served within ``LONGEST`` say little about the rate."""
 
 SELDOM, ENOUGH, LATEST_CALLS = 0.15, 5, 1000
-"""They say nothing about it where they are rarer than that, and so many, among so many calls at most."""
+"""They say nothing if at least 5 of the latest 1,000 calls, and less than 15%, are refused."""
 
 TOLERANCE = 0.03
-"""By how much the share of refusals may lie above that share which had nothing to do with the rate."""
+"""Excess of the share of refusals over the usual share that is still tolerated."""
 
 SLACK_SECONDS = 0.02
-"""How late a call may go and still be followed at the time that it should have gone at."""
+"""A call that is late by less than this does not delay the next call."""
 
 MINUTE_SECONDS, MARGIN = 60.0, 1.01
-"""A minute of ours is longer than the server's by the margin, since calls take ways of different length."""
+"""Seconds of a server's minute, and the safety factor for different transfer times of calls."""
 
 
-class Pace:
-    """Calls evenly spaced, at a rate that additive increase and multiplicative decrease find.
+class AdaptiveRate:
+    """Spaces calls evenly, at a rate found by additive increase and multiplicative decrease.
 
-    There is no rate before something is refused. The first refusal sets it to the rate served lately, or to
-    half the calls in flight for each second if that is more; from there it searches, one call a second faster
-    for each answer, until something is refused ``SPAN_SECONDS`` later. From then on a refusal takes the rate
-    half of the way down to the rate served lately, and by a twentieth at least. While calls wait for their
-    turn it grows, evenly up to what was refused, in a time that makes the pause of a back-off a small part of
-    it, and beyond that faster and faster, since the endpoint then allows more than it did. A rate at which
-    nothing was served is no measurement and stays.
+    There is no rate before the first refusal. The first refusal sets the rate to the larger of the recently
+    served rate and half the calls in flight per second. Then the rate searches: each answer adds one call a
+    second, until a refusal at least ``SPAN_SECONDS`` later. After that, a refusal moves the rate half of the
+    way down to the recently served rate, and at least by a twentieth. While calls wait for their turn the
+    rate grows: linearly up to the refused rate, and exponentially beyond it. The linear part takes so long
+    that the pause of a back-off is a small part of it. A rate at which nothing was served stays.
 
-    Endpoints also refuse calls now and then for reasons of their own, at any rate. Where that goes on at
-    rates far below the best that was served within the last minute, the rate returns to that best one, and
-    for a minute as large a share of refusals is taken as it comes.
+    Endpoints also refuse some calls at any rate. If refusals continue at rates far below the best rate served
+    within the last minute, the rate returns to that best rate. For a minute, the same share of refusals is
+    then tolerated.
 
     Additive increase with multiplicative decrease brings parties that share an endpoint to equal shares of
     all that it allows (Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
@@ -76,21 +75,33 @@ class Pace:
         self._by_chance = 0.0
         self._tolerant_until = -math.inf
         self._last = -math.inf
-        self._heard: deque[tuple[float, bool]] = deque()
+        self._recent: deque[tuple[float, bool]] = deque()
         self._answers = 0
 
-    def wait(self, now: float, most: float | None) -> float:
-        """Return the seconds until a call may go, at no more than ``most`` calls a second."""
+    def delay(self, now: float, most: float | None) -> float:
+        """Return the seconds until a call may start, at no more than ``most`` calls a second."""
         return max(0.0, self._due(most) - now)
 
     def take(self, now: float, most: float | None) -> None:
-        """Let a call go."""
+        """Start a call."""
         self._last = max(self._due(most), now - SLACK_SECONDS)
 
-    def served(self, now: float, held: bool) -> None:
-        """Take in that a call was answered, and whether this rate was what had held it back."""
-        self._hear(now, True)
-        if self.rate is None or not held:
+    def observe(self, now: float, *, served: bool, rate_limited: bool = False) -> None:
+        """Count an answered or refused call.
+
+        Args:
+            now: The time of the answer, in seconds.
+            served: False if the endpoint refused the call.
+            rate_limited: Whether the call had waited for this rate; then an answer raises the rate.
+        """
+        self._recent.append((now, served))
+        self._answers += served
+        self._measure_rate(now)
+        if self.rate is None or self.rate >= FAR_BELOW * self._best:
+            self._below.clear()
+        else:
+            self._below.append(served)
+        if self.rate is None or not served or not rate_limited:
             return
         if self._search_since is not None:
             self.rate += 1.0
@@ -98,59 +109,46 @@ class Pace:
             excess = max(0.0, self.rate - self._refused)
             self.rate += (self._slope + PROBE / self._recovery * excess) / self.rate
 
-    def refused(self, now: float) -> None:
-        """Take in that a call was refused."""
-        self._hear(now, False)
-
     def decrease(self, now: float, in_flight: int, pause: float) -> None:
-        """Take in that a call was refused that went since the last decrease, which costs a pause."""
-        lately = self._lately(now)
+        """Lower the rate after a refusal that costs a pause of ``pause`` seconds."""
+        recent_rate = self._measure_rate(now)
         if self.rate is None:
-            self.rate = max(in_flight / 2, lately)
+            self.rate = max(in_flight / 2, recent_rate)
             self._search_since = now
             return
         searching = self._search_since is not None and now - self._search_since < SPAN_SECONDS
-        if searching or not lately or self._tolerated(now):
+        if searching or not recent_rate or self._tolerates(now):
             return
-        if self._tolerant_until > now or lately >= self._best or now - self._best_at > LONGEST:
-            self._best, self._best_at, self._tolerant_until = lately, now, -math.inf
+        if self._tolerant_until > now or recent_rate >= self._best or now - self._best_at > LONGEST:
+            self._best, self._best_at, self._tolerant_until = recent_rate, now, -math.inf
         self._search_since = None
-        if self._by_the_way():
+        if self._refuses_at_any_rate():
             self._by_chance = 1 - sum(self._below) / len(self._below)
             self._tolerant_until = now + LONGEST
             self._refused, self.rate = self._best, DECREASE * self._best
         else:
             self._recovery = min(LONGEST, max(SHORTEST, RECOVERY * pause))
-            self._refused, self.rate = self.rate, min(DECREASE * self.rate, (self.rate + lately) / 2)
+            self._refused, self.rate = self.rate, min(DECREASE * self.rate, (self.rate + recent_rate) / 2)
         self._slope = (self._refused - self.rate) / self._recovery
 
-    def _by_the_way(self) -> bool:
-        """Whether calls are refused for other reasons: seldom, at rates far below what was served."""
+    def _refuses_at_any_rate(self) -> bool:
+        """Whether calls are refused for other reasons: seldom, and far below the best served rate."""
         refused = len(self._below) - sum(self._below)
         return refused >= ENOUGH and refused < SELDOM * len(self._below)
 
-    def _tolerated(self, now: float) -> bool:
-        """Whether no more calls were refused lately than are for other reasons, as far as so few tell."""
+    def _tolerates(self, now: float) -> bool:
+        """Whether the recent share of refusals is within the sampling error of the usual share."""
         if now >= self._tolerant_until:
             return False
-        error = math.sqrt(self._by_chance / len(self._heard))
-        share = 1 - self._answers / len(self._heard)
+        error = math.sqrt(self._by_chance / len(self._recent))
+        share = 1 - self._answers / len(self._recent)
         return share <= self._by_chance + TOLERANCE + 2 * error
 
-    def _hear(self, now: float, served: bool) -> None:
-        self._heard.append((now, served))
-        self._answers += served
-        self._lately(now)
-        if self.rate is None or self.rate >= FAR_BELOW * self._best:
-            self._below.clear()
-        else:
-            self._below.append(served)
-
-    def _lately(self, now: float) -> float:
-        """Return the rate at which calls were answered until now; forget what is older than its span."""
+    def _measure_rate(self, now: float) -> float:
+        """Return the recently served rate in calls a second; forget calls before its span."""
         span = SPAN_SECONDS if self.rate is None else max(SPAN_SECONDS, SPAN_CALLS / self.rate)
-        while self._heard and self._heard[0][0] <= now - span:
-            self._answers -= self._heard.popleft()[1]
+        while self._recent and self._recent[0][0] <= now - span:
+            self._answers -= self._recent.popleft()[1]
         return self._answers / span
 
     def _due(self, most: float | None) -> float:
@@ -159,24 +157,24 @@ class Pace:
 
 
 @dataclass
-class Taken:
-    """What a call took of its minute: estimated before it goes, corrected after."""
+class MinuteEntry:
+    """The requests or tokens of one call: estimated before it, corrected after it."""
 
     at: float
     amount: int
 
 
-class Minute:
-    """What calls took within the last minute."""
+class MinuteWindow:
+    """Requests or tokens of calls within the last minute."""
 
     def __init__(self) -> None:
-        self._taken: deque[Taken] = deque()
+        self._taken: deque[MinuteEntry] = deque()
         self._sum = 0
 
-    def wait(self, now: float, amount: int, most: int | None) -> float:
-        """Return the seconds until an amount fits beside what the last minute took.
+    def delay(self, now: float, amount: int, most: int | None) -> float:
+        """Return the seconds until an amount fits into the minute.
 
-        An amount above ``most`` counts as ``most``: it fits once the minute is empty.
+        An amount above ``most`` counts as ``most``, so it fits into an empty minute.
         """
         self._forget(now)
         if most is None:
@@ -190,15 +188,15 @@ class Minute:
             until = taken.at + MINUTE_SECONDS * MARGIN
         return until - now
 
-    def take(self, now: float, amount: int) -> Taken:
-        """Book an amount."""
-        taken = Taken(now, amount)
+    def take(self, now: float, amount: int) -> MinuteEntry:
+        """Add an amount."""
+        taken = MinuteEntry(now, amount)
         self._taken.append(taken)
         self._sum += amount
         return taken
 
-    def correct(self, taken: Taken, amount: int) -> None:
-        """Book another amount instead."""
+    def correct(self, taken: MinuteEntry, amount: int) -> None:
+        """Replace the amount of an entry."""
         if self._taken and taken.at >= self._taken[0].at:
             self._sum += amount - taken.amount
         taken.amount = amount
@@ -208,22 +206,22 @@ class Minute:
             self._sum -= self._taken.popleft().amount
 
 
-LIMITED = frozenset({429, 503})
-"""Statuses with which an endpoint says that it is asked too much."""
+LIMIT_STATUSES = frozenset({429, 503})
+"""Statuses with which an endpoint refuses a call because of its rate."""
 
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0
 PATIENCE_SECONDS = 300.0
-"""The longest wait that a server may ask for."""
+"""The longest ``Retry-After`` in seconds that is respected."""
 
 SOON = 1e-6
-"""Seconds that are no time: waits shorter than this are over."""
+"""Delays shorter than this many seconds count as none."""
 
 
 class LimitChange(NamedTuple):
-    """An endpoint backed off: where, after which status, for how many seconds, and at which rate it goes on.
+    """A back-off of an endpoint, or a retry after a failed connection.
 
-    Without a status it could not be reached, and the call that found that tries again after these seconds.
-    The rate is in calls a second, None where none was found.
+    ``status`` is None if the endpoint could not be reached. ``seconds`` is the pause, and ``rate`` the rate
+    after it in calls a second; None if no rate is known.
     """
 
     endpoint: str
@@ -232,32 +230,32 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
-Said = httpx.Response | httpx.TransportError
-"""An answer that was read whole, or a failure on the way."""
+Outcome = httpx.Response | httpx.TransportError
+"""An answer that was read whole, or a failed transfer."""
 
 
-class Refused(Exception):
-    """The endpoint will not serve a role: what it said first, as an answer or as a failure on the way."""
+class RoleRefused(Exception):
+    """The endpoint refuses a role; ``outcome`` is its first refusal."""
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, outcome: Outcome) -> None:
         super().__init__("the endpoint refused this role before")
-        self.said = said
+        self.outcome = outcome
 
 
 class Endpoint:
-    """One address in one event loop, and everything that wants to be sent there.
+    """One address in one event loop, with the queue of its calls.
 
-    Calls are admitted in the order in which they asked, each as soon as a slot is free, the back-off is
-    over, and requests and tokens of the minute allow it. Of the settings of all open clients the strictest
-    counts: the smallest of each limit, and an adaptive rate where any role wants one.
+    Calls are admitted in the order of their requests. A call is admitted when a slot is free, the back-off is
+    over, and the limits of requests and tokens per minute allow it. Of the settings of all open clients the
+    strictest counts: the smallest value of each limit, and an adaptive rate if any role enables it.
 
-    After 429 or 503 nothing is sent for as long as ``Retry-After`` says, or for a time drawn evenly from
-    0..min(cap, base * 2**n) seconds after n fruitless back-offs. Answers to calls that went before it mean
-    the same back-off and not another one. The rate after it follows ``reflact.llm.rate_limit.Pace``.
+    After 429 or 503 no call is sent for ``Retry-After`` seconds. Without ``Retry-After`` the pause is drawn
+    uniformly from 0..min(cap, base * 2**n) seconds after n fruitless back-offs. Refusals of calls that were
+    sent before a back-off belong to that back-off. The rate after it follows ``AdaptiveRate``.
 
     Args:
         address: For messages.
-        draw: Gives a number in 0..1.
+        draw: Returns a number in 0..1.
     """
 
     def __init__(self, address: str, *, draw: Callable[[], float] = random.random) -> None:
@@ -265,121 +263,121 @@ class Endpoint:
         self.answered = False
         self._draw = draw
         self._clients: list[EndpointClient] = []
-        self._queue: OrderedDict[_Waiting, None] = OrderedDict()
+        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self._in_flight = 0
-        self._pace = Pace()
-        self._minute = Minute()
+        self._rate = AdaptiveRate()
+        self._minute = MinuteWindow()
         self._until = -math.inf
-        self._paced = False
+        self._rated = False
         self._back_offs = 0
         self._fruitless = 0
 
     @property
     def rate(self) -> float | None:
-        """Calls a second that the endpoint was found to sustain; None where nothing was refused yet."""
-        return self._pace.rate
+        """The rate in calls a second that the endpoint sustains; None before the first refusal."""
+        return self._rate.rate
 
     @property
     def in_flight(self) -> int:
-        """Calls that were admitted and have not ended."""
+        """Number of admitted calls that have not ended."""
         return self._in_flight
 
     @property
     def waiting(self) -> int:
-        """Calls that wait to be admitted."""
+        """Number of calls that wait for admission."""
         return len(self._queue)
 
     def connect(
         self, config: ModelConfig, *, on_limit: Callable[[LimitChange], None] | None = None
     ) -> EndpointClient:
-        """Return a role's way in; enter it for as long as the role's settings are to count."""
+        """Return a client for a role; the role's settings count while the client is entered."""
         return EndpointClient(self, config, on_limit)
 
     def open(self, client: EndpointClient) -> None:
-        """Let the settings of a client count."""
+        """Start to apply the settings of a client."""
         self._clients.append(client)
 
     def close(self, client: EndpointClient) -> None:
-        """Let them count no longer."""
+        """Stop applying the settings of a client."""
         self._clients.remove(client)
-        self._stir()
+        self._wake_first()
 
     async def enter(self, client: EndpointClient, tokens: int) -> Slot:
-        """Wait until a call may go, and count it as in flight.
+        """Wait until a call may start, and count it as in flight.
 
         Raises:
-            Refused: The endpoint will not serve the client's role.
+            RoleRefused: The endpoint refuses the client's role.
         """
-        waiting = _Waiting(client)
+        waiting = _Waiter(client)
         self._queue[waiting] = None
         try:
             while True:
                 if client.refusal is not None:
-                    raise Refused(client.refusal)
-                seconds = self._seconds(tokens) if next(iter(self._queue)) is waiting else math.inf
+                    raise RoleRefused(client.refusal)
+                seconds = self._delay(tokens) if next(iter(self._queue)) is waiting else math.inf
                 if seconds < SOON:
                     return self._admit(tokens)
-                waiting.stirred = anyio.Event()
+                waiting.wake = anyio.Event()
                 with anyio.move_on_after(seconds):
-                    await waiting.stirred.wait()
+                    await waiting.wake.wait()
         finally:
             del self._queue[waiting]
-            self._paced = self._paced and bool(self._queue)
-            self._stir()
+            self._rated = self._rated and bool(self._queue)
+            self._wake_first()
 
     def leave(self) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         self._in_flight -= 1
-        self._stir()
+        self._wake_first()
 
     def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
-        """Take in what came of a call; see ``Slot.observe``."""
+        """Apply the result of a call; see ``Slot.observe``."""
         if tokens is not None:
-            self._minute.correct(slot.taken, tokens)
+            self._minute.correct(slot.entry, tokens)
         if status is None:
             return
         self.answered = True
-        if status in LIMITED:
+        if status in LIMIT_STATUSES:
             self._back_off(slot, status, retry_after)
         elif status < 500:
             self._fruitless = 0
-            self._pace.served(anyio.current_time(), slot.held)
-        self._stir()
+            self._rate.observe(anyio.current_time(), served=True, rate_limited=slot.rate_limited)
+        self._wake_first()
 
-    def stir(self, client: EndpointClient) -> None:
-        """Let the waiting calls of a client look again."""
+    def wake(self, client: EndpointClient) -> None:
+        """Let the waiting calls of a client check again."""
         for waiting in self._queue:
             if waiting.client is client:
-                waiting.stirred.set()
+                waiting.wake.set()
 
     # -------------------------------------------------------------------------------------- decisions
 
-    def _seconds(self, tokens: int) -> float:
-        """Return how long the first in the queue has to wait; infinite where only an event can tell."""
+    def _delay(self, tokens: int) -> float:
+        """Return the seconds that the first call in the queue has to wait; infinite if a slot must become free."""
         if self._in_flight >= min((client.config.concurrency for client in self._clients), default=0):
-            self._paced = False
+            self._rated = False
             return math.inf
         now = anyio.current_time()
-        turn = self._pace.wait(now, self._most)
+        turn = self._rate.delay(now, self._max_rate)
         if turn >= SOON:
-            self._paced = True
-        return max(self._until - now, turn, self._minute.wait(now, tokens, self._tokens_per_minute))
+            self._rated = True
+        return max(self._until - now, turn, self._minute.delay(now, tokens, self._tokens_per_minute))
 
     def _admit(self, tokens: int) -> Slot:
-        now, most, tokens_most = anyio.current_time(), self._most, self._tokens_per_minute
+        now, most, tokens_most = anyio.current_time(), self._max_rate, self._tokens_per_minute
         self._in_flight += 1
-        self._pace.take(now, most)
+        self._rate.take(now, most)
         return Slot(
             self,
-            taken=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
-            held=self._paced and (most is None or (self.rate is not None and self.rate < most)),
+            entry=self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
+            rate_limited=self._rated and (most is None or (self.rate is not None and self.rate < most)),
             back_offs=self._back_offs,
         )
 
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
         named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
-        self._pace.refused(now)
+        self._rate.observe(now, served=False)
         if slot.back_offs < self._back_offs:
             self._until = max(self._until, now + named)
             return
@@ -387,15 +385,15 @@ class Endpoint:
         self._back_offs += 1
         self._fruitless += 1
         if any(client.config.adaptive for client in self._clients):
-            self._pace.decrease(now, self._in_flight, self._until - now)
+            self._rate.decrease(now, self._in_flight, self._until - now)
         change = LimitChange(self.address, status, self._until - now, self.rate)
         for on_limit in dict.fromkeys(client.on_limit for client in self._clients):
             if on_limit is not None:
                 on_limit(change)
 
     @property
-    def _most(self) -> float | None:
-        """Calls a second that the user allows."""
+    def _max_rate(self) -> float | None:
+        """The rate in calls a second that the settings allow; None without a limit."""
         allowed = [client.config.requests_per_minute for client in self._clients]
         least = min((each for each in allowed if each is not None), default=None)
         return None if least is None else least / (MINUTE_SECONDS * MARGIN)
@@ -405,20 +403,20 @@ class Endpoint:
         allowed = [client.config.tokens_per_minute for client in self._clients]
         return min((each for each in allowed if each is not None), default=None)
 
-    def _stir(self) -> None:
+    def _wake_first(self) -> None:
         first = next(iter(self._queue), None)
         if first is not None:
-            first.stirred.set()
+            first.wake.set()
 
 
 class EndpointClient:
-    """One role's way into an endpoint. Enter it as a context manager; its settings count until it is left.
+    """One role's client of an endpoint. It is a context manager; its settings count while it is entered.
 
     Args:
-        endpoint: What it leads to.
+        endpoint: The endpoint.
         config: The role's settings.
-        on_limit: Called at each back-off of the endpoint, once if several clients have it, and at each repeat
-            of a call of the role that did not reach it; must neither block nor raise.
+        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at each retry
+            of the role after a failed connection; must neither block nor raise.
     """
 
     def __init__(
@@ -427,7 +425,7 @@ class EndpointClient:
         self.endpoint = endpoint
         self.config = config
         self.on_limit = on_limit
-        self.refusal: Said | None = None
+        self.refusal: Outcome | None = None
 
     def __enter__(self) -> Self:
         self.endpoint.open(self)
@@ -438,13 +436,13 @@ class EndpointClient:
 
     @asynccontextmanager
     async def admit(self, tokens: int) -> AsyncIterator[Slot]:
-        """Wait for slot and hold a slot for the block.
+        """Wait for a slot and occupy it while the block runs.
 
         Args:
-            tokens: What the call may take, input and output; above the limit of a minute it counts as that.
+            tokens: The most tokens of the call, input and output; at most the limit of a minute counts.
 
         Raises:
-            Refused: The endpoint will not serve this role.
+            RoleRefused: The endpoint refuses this role.
         """
         slot = await self.endpoint.enter(self, tokens)
         try:
@@ -452,46 +450,46 @@ class EndpointClient:
         finally:
             self.endpoint.leave()
 
-    def unreached(self, seconds: float) -> None:
-        """Tell that the endpoint could not be reached, and is tried again after so many seconds."""
+    def report_unreached(self, seconds: float) -> None:
+        """Report that the endpoint could not be reached and that a retry follows after ``seconds``."""
         if self.on_limit is not None:
             self.on_limit(LimitChange(self.endpoint.address, None, seconds, None))
 
-    def refuse(self, said: Said) -> None:
-        """Admit nothing more for this role, waiting calls included: all are on_limit what was said here."""
+    def refuse(self, outcome: Outcome) -> None:
+        """Admit no further calls of this role, including waiting ones; all get this outcome."""
         if self.refusal is None:
-            self.refusal = said
-            self.endpoint.stir(self)
+            self.refusal = outcome
+            self.endpoint.wake(self)
 
 
 class Slot:
-    """A call that may go."""
+    """An admitted call."""
 
-    def __init__(self, endpoint: Endpoint, *, taken: Taken, held: bool, back_offs: int) -> None:
+    def __init__(self, endpoint: Endpoint, *, entry: MinuteEntry, rate_limited: bool, back_offs: int) -> None:
         self._endpoint = endpoint
-        self.taken = taken
-        self.held = held
+        self.entry = entry
+        self.rate_limited = rate_limited
         self.back_offs = back_offs
 
     def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
-        """Tell what came of the call, once, before the slot ends.
+        """Report the result of the call once, before the slot ends.
 
         Args:
             status: The answer's status; None after a connection error or a time-out.
-            retry_after: Seconds that the answer asks to wait.
-            tokens: What it took, input and output; None where nobody knows, which leaves the estimate.
+            retry_after: Seconds of the answer's ``Retry-After``.
+            tokens: Tokens of the call, input and output; None if unknown, which keeps the estimate.
         """
         self._endpoint.observe(self, status, retry_after, tokens)
 
 
-class _Waiting:
+class _Waiter:
     def __init__(self, client: EndpointClient) -> None:
         self.client = client
-        self.stirred = anyio.Event()
+        self.wake = anyio.Event()
 
 
 def jitter(failures: int, draw: float) -> float:
-    """Return the seconds to wait after a failure that followed ``failures`` others; ``draw`` is in 0..1."""
+    """Return the seconds to wait after ``failures`` earlier failures; ``draw`` is in 0..1."""
     return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures, 10))
 
 
@@ -501,18 +499,18 @@ _ENDPOINTS: RunVar[dict[tuple[str, str, int | None, str], Endpoint]] = RunVar("r
 def endpoint_for(
     config: ModelConfig, *, on_limit: Callable[[LimitChange], None] | None = None
 ) -> EndpointClient:
-    """Return a client on the endpoint of a role's address; to be called, and entered, in the event loop.
+    """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
-    There is one endpoint for each scheme, host, port and path in an event loop, and it lives as long as the
-    loop: a trainer that starts after another one goes on at the rate that was found.
+    An event loop has one endpoint for each scheme, host, port and path. It lives as long as the loop, so a
+    later trainer starts at the rate that an earlier one found.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    place = (parts.scheme, parts.hostname or "", port, parts.path.rstrip("/"))
+    key = (parts.scheme, parts.hostname or "", port, parts.path.rstrip("/"))
     endpoints = _ENDPOINTS.get(None)
     if endpoints is None:
         endpoints = {}
         _ENDPOINTS.set(endpoints)
-    if place not in endpoints:
-        endpoints[place] = Endpoint(f"{place[0]}://{place[1]}:{port}{place[3]}")
-    return endpoints[place].connect(config, on_limit=on_limit)
+    if key not in endpoints:
+        endpoints[key] = Endpoint(f"{key[0]}://{key[1]}:{port}{key[3]}")
+    return endpoints[key].connect(config, on_limit=on_limit)

@@ -1,10 +1,10 @@
-"""Keys go out with requests, and nowhere else: what comes back, and what is logged of it, is freed of them.
+"""Redaction of API keys: keys leave with requests only, and are removed from answers and logs.
 
-Some servers send back what they were sent, in headers, in the words of an error, or in an answer. A key is
-taken out of all that where it comes in, so that nothing further up can store, record, log or show it.
+Some servers send a key back in headers, error messages or answers. This module removes it on arrival, so that
+no other code can store, record, log or show it.
 
-A key is known in every spelling that JSON has for it, also within JSON within JSON: an answer that quotes a
-key with a quotation mark in it does not hold the key letter by letter.
+The removal knows every JSON spelling of a key, including JSON within JSON, since JSON escapes quotation marks
+and backslashes.
 """
 
 from __future__ import annotations
@@ -20,32 +20,40 @@ import regex
 
 from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
-from reflact.llm.cache_keys import endpoint_of
+from reflact.llm.cache_keys import strip_to_endpoint
 
-MARK = "[key]"
-"""What stands where a key was."""
+KEY_MARK = "[key]"
+"""The replacement for a key."""
 
-HEADERS = ("authorization", "api-key")
-"""The headers that carry keys."""
+KEY_HEADERS = ("authorization", "api-key")
+"""Headers that carry keys."""
 
-SENT = {"host", "connection", "accept", "accept-encoding", "content-type", "content-length", "user-agent"}
-"""The headers that every request has."""
+STANDARD_HEADERS = {
+    "host",
+    "connection",
+    "accept",
+    "accept-encoding",
+    "content-type",
+    "content-length",
+    "user-agent",
+}
+"""Headers of every request."""
 
-LEAST = 12
-"""A key has at least so many characters, and a digit; what has not is a placeholder and may be a word."""
+MIN_KEY_CHARACTERS = 12
+"""A text with fewer characters, or without a digit, is a placeholder and no key."""
 
-LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
-"""The loggers of httpcore; at their lowest level they write down what a server sent, as it came."""
+HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
+"""Loggers of httpcore, which log raw answers at their lowest level."""
 
 
-async def key_for(config: ModelConfig, role: str) -> str | None:
-    """Return a role's key from where its settings say, None for an endpoint without keys.
+async def resolve_key(config: ModelConfig, role: str) -> str | None:
+    """Return a role's key from its configured source; None for an endpoint without keys.
 
     Raises:
-        ConfigError: There is none, or what is there is no key.
+        ConfigError: The source has no key, or a text that cannot be a key.
     """
     if config.key is not None:
-        source, key = "the function passed as `key`", await _called(config.key, role)
+        source, key = "the function passed as `key`", await _call_provider(config.key, role)
     elif config.api_key_env is not None:
         source = f"the environment variable {config.api_key_env}"
         key = os.environ.get(config.api_key_env, "")
@@ -53,18 +61,18 @@ async def key_for(config: ModelConfig, role: str) -> str | None:
         return None
     if not key:
         raise ConfigError(
-            f"models.{role}: {source} holds no key; set it, "
+            f"models.{role}: {source} has no key; set it, "
             f"name another in api_key_env, or set api_key_env to null for an endpoint without keys"
         )
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            f"models.{role}: {source} holds more than a key: a space, a line break or another "
+            f"models.{role}: {source} contains a space, a line break or another "
             f"character that no key has; remove it"
         )
     return key
 
 
-async def _called(source: KeyProvider, role: str) -> str:
+async def _call_provider(source: KeyProvider, role: str) -> str:
     try:
         return await source()
     except Exception as error:  # noqa: BLE001 - foreign code, whose words may hold the key
@@ -76,7 +84,7 @@ async def _called(source: KeyProvider, role: str) -> str:
 
 
 class RedactingTransport(httpx.AsyncBaseTransport):
-    """Takes the key that a request carries out of the answer's headers and body.
+    """Removes the key of a request from the answer's headers and body.
 
     Args:
         inner: Sends a request.
@@ -86,77 +94,77 @@ class RedactingTransport(httpx.AsyncBaseTransport):
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return its answer without the key, decoded."""
+        """Send a request and return its decoded answer without the key."""
         response = await self._inner.handle_async_request(request)
-        keys = keys_of(request)
+        keys = find_keys(request)
         if not keys:
             return response
         coded = {"content-encoding", "content-length", "transfer-encoding"}
         headers = [
-            (name, without(keys, value)) for name, value in response.headers.items() if name not in coded
+            (name, remove_keys(keys, value)) for name, value in response.headers.items() if name not in coded
         ]
         return httpx.Response(
             response.status_code,
             headers=headers,
-            stream=_Scrubbed(response, keys),
+            stream=_ScrubbedStream(response, keys),
             extensions=response.extensions,
         )
 
     async def aclose(self) -> None:
-        """Close what sends."""
+        """Close the inner transport."""
         await self._inner.aclose()
 
 
-class _Scrubbed(httpx.AsyncByteStream):
+class _ScrubbedStream(httpx.AsyncByteStream):
     def __init__(self, response: httpx.Response, keys: Sequence[str]) -> None:
         self._response = response
-        self._keys = [regex.compile(spelled(key).encode()) for key in keys]
+        self._keys = [regex.compile(build_key_pattern(key).encode()) for key in keys]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        held = b""
+        delayed = b""
         async for piece in self._response.aiter_bytes():
-            text = held + piece
+            text = delayed + piece
             for key in self._keys:
-                text = key.sub(MARK.encode(), text)
-            ready = min(_begun(key.search(text, partial=True), len(text)) for key in self._keys)
-            held = text[ready:]
+                text = key.sub(KEY_MARK.encode(), text)
+            ready = min(_partial_start(key.search(text, partial=True), len(text)) for key in self._keys)
+            delayed = text[ready:]
             if ready:
                 yield text[:ready]
-        if held:
-            yield held
+        if delayed:
+            yield delayed
 
     async def aclose(self) -> None:
         await self._response.aclose()
 
 
 class Scrubber:
-    """Takes keys out of a text that comes in pieces, and holds back what may be the beginning of one."""
+    """Removes keys from a text in pieces; delays a piece's end that may be the beginning of a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._keys = [regex.compile(spelled(key)) for key in keys]
-        self._held = ""
+        self._keys = [regex.compile(build_key_pattern(key)) for key in keys]
+        self._delayed = ""
 
     def feed(self, piece: str) -> str:
-        """Take in a piece and return what is ready."""
-        text = self._held + piece
+        """Take a piece and return the text that is free of keys so far."""
+        text = self._delayed + piece
         for key in self._keys:
-            text = key.sub(MARK, text)
-        starts = (_begun(key.search(text, partial=True), len(text)) for key in self._keys)
+            text = key.sub(KEY_MARK, text)
+        starts = (_partial_start(key.search(text, partial=True), len(text)) for key in self._keys)
         ready = min(starts, default=len(text))
-        self._held = text[ready:]
+        self._delayed = text[ready:]
         return text[:ready]
 
 
-def _begun(found: regex.Match[Any] | None, end: int) -> int:
-    """Return where the end of a text begins that may be the beginning of a key."""
+def _partial_start(found: regex.Match[Any] | None, end: int) -> int:
+    """Return the index from which the text may be the beginning of a key."""
     return end if found is None else found.start()
 
 
-def spelled(key: str) -> str:
-    """Return the pattern of a key in all its spellings: as it is, and as JSON in JSON, three deep, has it.
+def build_key_pattern(key: str) -> str:
+    """Return a pattern for a key in all spellings: plain, and in up to three levels of JSON.
 
-    JSON puts a backslash before a quotation mark, a slash and a backslash, and may write any character as its
-    number; put in JSON again, every backslash becomes two.
+    JSON escapes quotation marks, slashes and backslashes, and may write any character as its number. Each
+    further level of JSON doubles the backslashes.
     """
     parts = []
     for run in regex.findall(r"\\+|[^\\]", key):
@@ -171,54 +179,55 @@ def spelled(key: str) -> str:
     return "".join(parts)
 
 
-def keys_of(request: httpx.Request) -> tuple[str, ...]:
-    """Return the keys that a request carries."""
-    values = [request.headers[name] for name in HEADERS if name in request.headers]
+def find_keys(request: httpx.Request) -> tuple[str, ...]:
+    """Return the keys in a request's headers."""
+    values = [request.headers[name] for name in KEY_HEADERS if name in request.headers]
     return tuple(key for key in (value.removeprefix("Bearer ") for value in values) if is_key(key))
 
 
 def is_key(text: str) -> bool:
-    """Whether a text is a real key, and not a placeholder that an answer may hold as a word of its own."""
-    return len(text) >= LEAST and any(character.isdigit() for character in text)
+    """Whether a text is a real key rather than a placeholder, which answers may contain as a word."""
+    return len(text) >= MIN_KEY_CHARACTERS and any(character.isdigit() for character in text)
 
 
-def without(keys: Sequence[str], text: str) -> str:
-    """Return a text with a mark in the place of each key, however it is spelled."""
+def remove_keys(keys: Sequence[str], text: str) -> str:
+    """Return a text with ``KEY_MARK`` in place of each key, in any spelling."""
     for key in keys:
-        text = regex.sub(spelled(key), MARK, text)
+        text = regex.sub(build_key_pattern(key), KEY_MARK, text)
     return text
 
 
 def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
-    """Refuse settings that hold the key itself.
+    """Refuse settings that contain the key.
 
     Raises:
-        ConfigError: Names the settings, and where the key belongs.
+        ConfigError: Settings contain the key; names them.
     """
     if not is_key(key):
         return
     plain = {name: config.model_dump_json(include={name}) for name in type(config).model_fields}
-    held = [f"models.{role}.{name}" for name, text in plain.items() if without([key], text) != text]
-    if held:
+    leaking = [f"models.{role}.{name}" for name, text in plain.items() if remove_keys([key], text) != text]
+    if leaking:
         raise ConfigError(
-            f"the key itself stands in {', '.join(held)}, and settings are stored with the run: take it out "
-            "there; keys come from the variable that api_key_env names, or from a function"
+            f"{', '.join(leaking)} contains the key, and settings are stored with the run: remove it there; "
+            "put the key into the environment variable that api_key_env names, or pass a function"
         )
 
 
-def own_headers(config: ModelConfig, key: str | None) -> Callable[[httpx.Request], Awaitable[None]]:
-    """Return a hook that sends the configured key, and nothing that a client library found elsewhere.
+def build_header_hook(config: ModelConfig, key: str | None) -> Callable[[httpx.Request], Awaitable[None]]:
+    """Return a hook that limits a request's headers to the configured key and standard headers.
 
-    The openai client adds what it finds in variables such as AZURE_OPENAI_AD_TOKEN, which would take the
-    key's place, or OPENAI_CUSTOM_HEADERS. The key goes to the configured host alone, wherever an answer may
-    redirect a request.
+    The openai client adds values of variables such as AZURE_OPENAI_AD_TOKEN or OPENAI_CUSTOM_HEADERS. The key
+    goes to the configured host only, even if an answer redirects the request.
     """
-    home = endpoint_of(config.base_url)
+    own_endpoint = strip_to_endpoint(config.base_url)
     name, value = ("api-key", key) if config.api == "azure" else ("authorization", f"Bearer {key}")
 
     async def check(request: httpx.Request) -> None:
-        headers = {n: v for n, v in request.headers.items() if n in SENT or n.startswith("x-reflact-")}
-        if key is not None and value is not None and endpoint_of(str(request.url)) == home:
+        headers = {
+            n: v for n, v in request.headers.items() if n in STANDARD_HEADERS or n.startswith("x-reflact-")
+        }
+        if key is not None and value is not None and strip_to_endpoint(str(request.url)) == own_endpoint:
             headers[name] = value
         request.headers = httpx.Headers(headers)
 
@@ -226,19 +235,19 @@ def own_headers(config: ModelConfig, key: str | None) -> Callable[[httpx.Request
 
 
 @contextmanager
-def unlogged(key: str) -> Iterator[None]:
-    """Keep a key out of what the network's own loggers write, as long as the block lasts."""
+def redact_logs(key: str) -> Iterator[None]:
+    """Remove a key from the records of the HTTP loggers while the block runs."""
 
-    def free(record: logging.LogRecord) -> bool:
-        words = record.getMessage()
-        freed = without([key], words)
-        if freed != words:
-            record.msg, record.args = freed, ()
+    def redact(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        redacted = remove_keys([key], message)
+        if redacted != message:
+            record.msg, record.args = redacted, ()
         return True
 
     with ExitStack() as stack:
-        for name in LOGGERS if is_key(key) else ():
+        for name in HTTP_LOGGERS if is_key(key) else ():
             logger = logging.getLogger(f"httpcore.{name}")
-            logger.addFilter(free)
-            stack.callback(logger.removeFilter, free)
+            logger.addFilter(redact)
+            stack.callback(logger.removeFilter, redact)
         yield

@@ -1,4 +1,4 @@
-"""Repeats of requests that failed on the way."""
+"""Retries of failed requests."""
 
 from __future__ import annotations
 
@@ -12,40 +12,46 @@ from email.utils import parsedate_to_datetime
 import anyio
 import httpx
 
-from reflact.llm.rate_limit import LIMITED, PATIENCE_SECONDS, EndpointClient, Refused, Said, jitter
+from reflact.llm.rate_limit import (
+    LIMIT_STATUSES,
+    PATIENCE_SECONDS,
+    EndpointClient,
+    Outcome,
+    RoleRefused,
+    jitter,
+)
 
-RETRIED = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
-"""Statuses that a later attempt may mend."""
+RETRIED_STATUSES = frozenset({408, 409, 429, *range(500, 600)} - {501, 505})
+"""Statuses after which a later attempt may succeed."""
 
-PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
-"""Failures on the way that a later attempt may mend."""
+RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+"""Failures of the transfer after which a later attempt may succeed."""
 
 GARBLED = "reflact_garbled"
-"""The extension of an answer whose status says success and whose body broke on the way."""
+"""The extension of an answer with a success status and a broken body."""
 
-UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout)
-"""Failures to reach an address at all."""
+CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
+"""Failures to connect."""
 
 
 class RetryTransport(httpx.AsyncBaseTransport):
-    """Repeats requests after connection errors, time-outs, passing statuses and garbled answers.
+    """Retries requests after connection errors, time-outs, temporary statuses and garbled answers.
 
-    After 429 and 503 the endpoint as a whole backs off (``reflact.llm.rate_limit``), and a repeat waits for
-    its admission like any other call. Otherwise the wait before repeat n is drawn evenly from
-    0..min(cap, base * 2**n) seconds (full jitter: Brooker, "Exponential Backoff And Jitter", 2015), and no
-    shorter than the server asks for in ``Retry-After``. A server that asks for more than
-    ``PATIENCE_SECONDS`` is not asked again.
+    After 429 and 503 the whole endpoint backs off (``reflact.llm.rate_limit``), and a retry waits for its
+    admission like any other call. Otherwise the delay before retry n is drawn uniformly from
+    0..min(cap, base * 2**n) seconds (full jitter: Brooker, "Exponential Backoff And Jitter", 2015), and is at
+    least the server's ``Retry-After``. A ``Retry-After`` above ``PATIENCE_SECONDS`` ends the retries.
 
-    What no call of the role will be served after is asked once: a refused key, a model that is not known, a
-    certificate that is not trusted, and an address that fails all repeats before it ever answered. From then
-    on the role's calls get the same answer without being sent.
+    Some failures concern every call of the role: a refused key, an unknown model, an untrusted certificate,
+    and an address that fails all retries before it ever answered. After such a failure all calls of the role
+    get the same outcome without being sent.
 
     Args:
-        inner: Sends one attempt, once it is admitted.
-        retries: Repeats at most.
-        endpoint: The role's way into the endpoint.
+        inner: Sends one attempt.
+        retries: The most retries of a request.
+        endpoint: The role's client of the endpoint.
         sleep: Waits a number of seconds.
-        draw: Gives a number in 0..1.
+        draw: Returns a number in 0..1.
     """
 
     def __init__(
@@ -64,51 +70,51 @@ class RetryTransport(httpx.AsyncBaseTransport):
         self._draw = draw
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request until it succeeds, fails for good, or the repeats are used up."""
+        """Send a request until it succeeds, fails permanently, or has used up its retries."""
         try:
-            return await self._repeated(request)
-        except Refused as refused:
-            return again(refused.said)
+            return await self._send_with_retries(request)
+        except RoleRefused as refused:
+            return replay_outcome(refused.outcome)
 
-    async def _repeated(self, request: httpx.Request) -> httpx.Response:
+    async def _send_with_retries(self, request: httpx.Request) -> httpx.Response:
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
             try:
                 response = await self._inner.handle_async_request(request)
-            except PASSING as failure:
-                if untrusted(failure) or (last and self._unreached(failure)):
+            except RETRIED_FAILURES as failure:
+                if is_untrusted_certificate(failure) or (last and self._never_reached(failure)):
                     self._endpoint.refuse(failure)
                     raise
                 if last:
                     raise
-                asked, unreached = None, isinstance(failure, UNREACHED)
+                asked, unreached = None, isinstance(failure, CONNECT_FAILURES)
             else:
                 if 400 <= response.status_code < 500:
                     await response.aread()
-                    if of_role(response.status_code, response.text):
+                    if refuses_role(response.status_code, response.text):
                         self._endpoint.refuse(response)
-                    response = again(response)
+                    response = replay_outcome(response)
                 unreached = False
-                asked = retry_after(response.headers.get("retry-after"))
+                asked = parse_retry_after(response.headers.get("retry-after"))
                 patient = asked is None or asked <= PATIENCE_SECONDS
-                passing = response.status_code in RETRIED or GARBLED in response.extensions
+                passing = response.status_code in RETRIED_STATUSES or GARBLED in response.extensions
                 if last or not patient or not passing:
                     return response
-                if response.status_code in LIMITED:
+                if response.status_code in LIMIT_STATUSES:
                     continue
-            seconds = pause(attempt, asked, self._draw())
+            seconds = retry_delay(attempt, asked, self._draw())
             if unreached:
-                self._endpoint.unreached(seconds)
+                self._endpoint.report_unreached(seconds)
             await self._sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
 
-    def _unreached(self, failure: httpx.TransportError) -> bool:
-        """Whether there never was anybody at the address."""
-        return isinstance(failure, UNREACHED) and not self._endpoint.endpoint.answered
+    def _never_reached(self, failure: httpx.TransportError) -> bool:
+        """Whether the address has never answered."""
+        return isinstance(failure, CONNECT_FAILURES) and not self._endpoint.endpoint.answered
 
 
-class Pieces(httpx.AsyncByteStream):
-    """A body that was read whole and keeps the pieces it came in."""
+class BodyStream(httpx.AsyncByteStream):
+    """A body in memory that keeps its division into pieces."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._pieces = pieces
@@ -118,27 +124,29 @@ class Pieces(httpx.AsyncByteStream):
             yield piece
 
 
-def again(said: Said) -> httpx.Response:
-    """Return an answer that was read whole once more, or raise a failure once more."""
-    if isinstance(said, httpx.TransportError):
-        raise type(said)(str(said)) from said
-    return httpx.Response(said.status_code, headers=kept_headers(said), stream=Pieces([said.content]))
+def replay_outcome(outcome: Outcome) -> httpx.Response:
+    """Return a copy of an answer, or raise a failure again."""
+    if isinstance(outcome, httpx.TransportError):
+        raise type(outcome)(str(outcome)) from outcome
+    return httpx.Response(
+        outcome.status_code, headers=select_headers(outcome), stream=BodyStream([outcome.content])
+    )
 
 
-def kept_headers(response: httpx.Response) -> dict[str, str]:
-    """Return the headers of a response that anything above the network needs; the others end here."""
+def select_headers(response: httpx.Response) -> dict[str, str]:
+    """Return the headers that other transports and the client need."""
     names = ("retry-after", "location")
-    kept = {name: response.headers[name] for name in names if name in response.headers}
-    return {"content-type": response.headers.get("content-type", "application/json"), **kept}
+    selected = {name: response.headers[name] for name in names if name in response.headers}
+    return {"content-type": response.headers.get("content-type", "application/json"), **selected}
 
 
-def pause(attempt: int, asked: float | None, draw: float) -> float:
-    """Return the seconds to wait after failed attempt ``attempt`` (from 0)."""
+def retry_delay(attempt: int, asked: float | None, draw: float) -> float:
+    """Return the seconds to wait after failed attempt number ``attempt`` (from 0)."""
     return max(asked or 0.0, jitter(attempt, draw))
 
 
-def retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
-    """Return the seconds that a ``Retry-After`` header asks for: a number or an HTTP date; else None."""
+def parse_retry_after(value: str | None, *, now: datetime | None = None) -> float | None:
+    """Return the seconds of a ``Retry-After`` header, a number or an HTTP date; None if it is neither."""
     if value is None:
         return None
     try:
@@ -156,35 +164,35 @@ def retry_after(value: str | None, *, now: datetime | None = None) -> float | No
 REFUSED_KEY = frozenset({401, 403})
 
 UNKNOWN_MODEL = frozenset({400, 404})
-"""Statuses with which endpoints say that they do not know a model."""
+"""Statuses with which endpoints report an unknown model."""
 
 MODEL_WORDS = re.compile(
     r"model_not_found|deploymentnotfound|model:|(no such|unknown|invalid|not a valid) (model|deployment)"
     r"|\b(model|deployment)s?\b.{0,120}?(not exist|not found|not available|no access|have access)",
     re.IGNORECASE | re.DOTALL,
 )
-"""How OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others say so."""
+"""Words for an unknown model of OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others."""
 
 FORMAT_WORDS = re.compile(
     r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
 )
-"""What a refusal is about instead: the same model may accept another form of request."""
+"""Words of answers that refuse the form of a request and not the model."""
 
 
-def of_role(status: int, text: str) -> bool:
-    """Whether an answer refuses every call of a role: its key, or its model."""
-    return status in REFUSED_KEY or unknown_model(status, text)
+def refuses_role(status: int, text: str) -> bool:
+    """Whether an answer refuses every call of a role, because of its key or its model."""
+    return status in REFUSED_KEY or is_unknown_model(status, text)
 
 
-def unknown_model(status: int, text: str) -> bool:
-    """Whether an answer says that the endpoint does not know the model."""
+def is_unknown_model(status: int, text: str) -> bool:
+    """Whether an answer reports an unknown model."""
     if status not in UNKNOWN_MODEL or FORMAT_WORDS.search(text):
         return False
     return MODEL_WORDS.search(text) is not None
 
 
-def untrusted(failure: BaseException) -> bool:
-    """Whether a connection failed because the other side's certificate is not trusted."""
+def is_untrusted_certificate(failure: BaseException) -> bool:
+    """Whether a connection failed because of an untrusted certificate."""
     cause: BaseException | None = failure
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

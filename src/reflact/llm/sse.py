@@ -1,7 +1,7 @@
-"""Answers in a stream of events, the same answers in one piece, and the usage that they report.
+"""Server-sent events: reading a stream, joining it to one chat completion, and the usage that it reports.
 
-The openai client's own way to put the pieces together validates the whole message anew with each of them, at
-twenty times the cost of reading them, and lets a piece without usage overwrite the usage; so it is done here.
+The openai client validates the whole message again for each chunk, which takes twenty times as long. A chunk
+without usage also overwrites the usage there. This module reads the chunks itself.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pydantic import JsonValue
 
 from reflact.records import Usage
 
-STREAM, END = "text/event-stream", "[DONE]"
+EVENT_STREAM, END_MARK = "text/event-stream", "[DONE]"
 LINES = re.compile(r"\r\n|\n|\r")
 
-ABOUT = ("id", "created", "model", "system_fingerprint", "usage")
-"""What chunks say of the answer as a whole; the last one counts."""
+ANSWER_FIELDS = ("id", "created", "model", "system_fingerprint", "usage")
+"""Fields of a chunk that describe the whole answer; the last value counts."""
 
 
-def streams(content_type: str) -> bool:
+def is_event_stream(content_type: str) -> bool:
     """Whether an answer is a stream of events."""
-    return content_type.startswith(STREAM)
+    return content_type.startswith(EVENT_STREAM)
 
 
 class EventReader:
-    """Reads a stream of events that arrives in pieces, cut anywhere."""
+    """Reads a stream of events from pieces that may be cut anywhere."""
 
     def __init__(self) -> None:
         self._line: list[str] = []
@@ -36,13 +36,13 @@ class EventReader:
         self._returned = False
 
     def feed(self, piece: str) -> Iterator[str]:
-        """Take in a piece and yield the data of the events that end in it."""
+        """Take a piece and yield the data of the events that end in it."""
         if not piece:
             return
         text = piece.removeprefix("\n") if self._returned else piece
         self._returned = piece.endswith("\r")
-        *lines, rest = LINES.split(text)
-        for end in lines:
+        *ends, rest = LINES.split(text)
+        for end in ends:
             line = "".join([*self._line, end])
             self._line.clear()
             if line.startswith("data:"):
@@ -54,13 +54,13 @@ class EventReader:
             self._line.append(rest)
 
 
-def events_of(text: str) -> Iterator[str]:
-    """Yield the data of all events of a stream, the last one also where no line ends it."""
+def read_events(text: str) -> Iterator[str]:
+    """Yield the data of all events of a stream, including a last event without a line end."""
     return EventReader().feed(f"{text}\n\n")
 
 
-def chunk_of(data: str) -> JsonValue:
-    """Return what an event holds, None where that is no JSON."""
+def parse_chunk(data: str) -> JsonValue:
+    """Return the JSON value of an event; None if it is no JSON."""
     try:
         value: JsonValue = json.loads(data)
     except (ValueError, RecursionError):
@@ -68,32 +68,32 @@ def chunk_of(data: str) -> JsonValue:
     return value
 
 
-def said_in(chunk: Any) -> str:
-    """Return what a chunk adds to the reply: to the arguments of the first function, or to the text."""
+def read_delta(chunk: Any) -> str:
+    """Return the text that a chunk adds to the reply: arguments of the first function, or content."""
     match chunk:
-        case {"choices": [{"delta": dict(delta)}, *_]}:
-            match delta:
-                case {"tool_calls": [{"function": {"arguments": str(said)}, **call}, *_]}:
-                    return said if _index(call) == 0 else ""
-                case {"content": str(said)}:
-                    return said
+        case {
+            "choices": [{"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}}, *_]
+        }:
+            return text if _read_index(call) == 0 else ""
+        case {"choices": [{"delta": {"content": str(text)}}, *_]}:
+            return text
     return ""
 
 
-def whole_answer(text: str) -> str:
-    """Return a stream as the chat completion that it makes up, in JSON.
+def join_stream(text: str) -> str:
+    """Return a stream as one chat completion, in JSON.
 
-    An answer without a reason to finish was cut off: its reason is ``length``. If the stream holds no answer,
+    An answer without a finish reason was cut off, so its reason is ``length``. If the stream holds no answer,
     the completion has no choice.
     """
-    about: dict[str, JsonValue] = {}
+    fields: dict[str, JsonValue] = {}
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
     calls: dict[int, dict[str, str]] = {}
     finish, answered = "length", False
-    for chunk in map(chunk_of, events_of(text)):
+    for chunk in map(parse_chunk, read_events(text)):
         if not isinstance(chunk, dict):
             continue
-        about |= {name: chunk[name] for name in ABOUT if chunk.get(name) is not None}
+        fields |= {name: chunk[name] for name in ANSWER_FIELDS if chunk.get(name) is not None}
         match chunk:
             case {"choices": [{"finish_reason": str(reason)}, *_]}:
                 finish = reason
@@ -105,67 +105,55 @@ def whole_answer(text: str) -> str:
                         message[name] = (message[name] or "") + part
                 _add_calls(calls, delta.get("tool_calls"))
     if calls:
-        message["tool_calls"] = [_whole_call(calls[index]) for index in sorted(calls)]
+        message["tool_calls"] = [
+            {"id": call.pop("id"), "type": "function", "function": call} for _, call in sorted(calls.items())
+        ]
     choices = [{"index": 0, "finish_reason": finish, "message": message}] if answered else []
-    return json.dumps({"object": "chat.completion", **about, "choices": choices})
+    return json.dumps({"object": "chat.completion", **fields, "choices": choices})
 
 
 def _add_calls(calls: dict[int, dict[str, str]], parts: Any) -> None:
     for part in parts if isinstance(parts, list) else ():
         match part:
             case {"function": dict(function)}:
-                call = calls.setdefault(_index(part), {"id": "", "name": "", "arguments": ""})
-                call["id"] = call["id"] or _text(part.get("id"))
-                for name in ("name", "arguments"):
-                    call[name] += _text(function.get(name))
+                call = calls.setdefault(_read_index(part), {"id": "", "name": "", "arguments": ""})
+                for name, value in (("id", part.get("id")), *function.items()):
+                    if name in call and isinstance(value, str):
+                        call[name] = (call[name] or value) if name == "id" else call[name] + value
 
 
-def _whole_call(call: dict[str, str]) -> JsonValue:
-    function: JsonValue = {"name": call["name"], "arguments": call["arguments"]}
-    return {"id": call["id"], "type": "function", "function": function}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _index(call: Mapping[Any, Any]) -> int:
+def _read_index(call: Mapping[Any, Any]) -> int:
     index = call.get("index")
     return index if isinstance(index, int) else 0
 
 
-def usage_of(content_type: str, chunks: Sequence[str]) -> Usage:
-    """Return what one answer consumed, as the provider counted it; a silent provider gives zeros, uncounted.
+def read_usage(content_type: str, chunks: Sequence[str]) -> Usage:
+    """Return the tokens that the provider counted for one answer; uncounted zeros if it reports none.
 
     Args:
         content_type: ``application/json``, or ``text/event-stream`` for a streamed body.
         chunks: The body's pieces.
     """
     text = "".join(chunks)
-    usage: Usage | None = None
-    for document in _documents(content_type, text):
-        found = document.get("usage")
-        if isinstance(found, dict):
-            usage = _read(found)
-    return usage or Usage(calls=1, uncounted=1)
+    usage = Usage(calls=1, uncounted=1)
+    for data in read_events(text) if is_event_stream(content_type) else [text]:
+        match parse_chunk(data):
+            case {"usage": dict(counts)}:
+                usage = _read_counts(counts)
+    return usage
 
 
-def _documents(content_type: str, text: str) -> Iterator[dict[str, Any]]:
-    for data in events_of(text) if streams(content_type) else [text]:
-        value = chunk_of(data)
-        if isinstance(value, dict):
-            yield value
-
-
-def _read(usage: dict[str, Any]) -> Usage:
-    given, written = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    if given is None or written is None:
+def _read_counts(counts: dict[str, Any]) -> Usage:
+    n_input, n_output = _read_count(counts.get("prompt_tokens")), _read_count(counts.get("completion_tokens"))
+    if n_input is None or n_output is None:
         return Usage(calls=1, uncounted=1)
-    details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return Usage(calls=1, input_tokens=given, cached_tokens=min(cached or 0, given), output_tokens=written)
+    details = counts.get("prompt_tokens_details")
+    cached = _read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+    return Usage(
+        calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output
+    )
 
 
-def _count(value: Any) -> int | None:
-    """A count as it was given; None for what cannot be one: negative, no number, beyond any ledger."""
+def _read_count(value: Any) -> int | None:
+    """Return a token count; None for a value that cannot be one (negative, no integer, 2**53 or more)."""
     return value if type(value) is int and 0 <= value < 2**53 else None

@@ -1,4 +1,4 @@
-"""Asks for answers in pieces if somebody subscribed to drafts, and returns all answers in one piece."""
+"""Streamed requests for calls with draft subscribers, and their answers joined to one chat completion."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 import httpx
 
 from reflact.llm.drafts import DraftStream
-from reflact.llm.errors import body_fault
-from reflact.llm.redaction import keys_of, without
-from reflact.llm.retry import Pieces, kept_headers
-from reflact.llm.sse import streams, usage_of, whole_answer
-from reflact.llm.structured import REFUSED
+from reflact.llm.errors import classify_body
+from reflact.llm.redaction import find_keys, remove_keys
+from reflact.llm.retry import BodyStream, select_headers
+from reflact.llm.sse import is_event_stream, join_stream, read_usage
+from reflact.llm.structured import FORMAT_REFUSALS
 from reflact.records import Usage
 
 JSON = "application/json"
 DRAFTS = "reflact_drafts"
-"""The extension of a request that holds the drafts to which its answer is fed while it comes."""
+"""The extension of a request that holds its ``DraftStream``."""
 
-UNSTREAMABLE = REFUSED | {500}
-"""Statuses with which an endpoint says that it does not stream, or not with these options."""
+UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
+"""Statuses with which endpoints refuse to stream, or refuse the options of the stream."""
 
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 
 
-class FramingTransport(httpx.AsyncBaseTransport):
-    """Asks for a stream if somebody subscribed to the drafts of the call, and returns all answers whole.
+class StreamingTransport(httpx.AsyncBaseTransport):
+    """Asks for a stream if the call's drafts have subscribers, and returns every answer whole.
 
-    An endpoint that refuses to stream, or whose streams break until the repeats are used up, is asked for
-    the whole answer at once, and for no stream from then on; nor is one that does not count what it streams,
-    since such answers would be booked at their worst case.
+    This transport stops streaming if the endpoint refuses to stream or its streams break in all retries. It
+    then repeats the request without a stream. It also stops if the endpoint reports no usage for streams,
+    because such answers are charged at their worst case.
 
     Args:
-        inner: Sends requests, or knows their answers.
+        inner: Sends requests.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
@@ -44,80 +44,77 @@ class FramingTransport(httpx.AsyncBaseTransport):
         self._streams = True
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return what answers a request, in one piece."""
+        """Return the whole answer to a request."""
         context = CONTEXT.get()
         if context is None or context.drafts is None or not self._streams:
-            return await self._asked(request)
-        response = await self._asked(await _framed(request, context.drafts))
+            return await self._send(request)
+        response = await self._send(await _ask_for_stream(request, context.drafts))
         text = response.text
-        if _refuses(response.status_code, text) or streams(response.headers["content-type"]):
+        refused = response.status_code in UNSTREAMABLE_STATUSES and STREAM_WORDS.search(text) is not None
+        if refused or is_event_stream(response.headers["content-type"]):
             self._streams = False
-            return await self._asked(request)
-        if response.is_success and usage_of(JSON, [text]).uncounted:
+            return await self._send(request)
+        if response.is_success and read_usage(JSON, [text]).uncounted:
             self._streams = False
         return response
 
-    async def _asked(self, request: httpx.Request) -> httpx.Response:
-        return await in_one_piece(await self._inner.handle_async_request(request), request)
+    async def _send(self, request: httpx.Request) -> httpx.Response:
+        return await join_answer(await self._inner.handle_async_request(request), request)
 
 
 def find_drafts(request: httpx.Request, response: httpx.Response) -> Callable[[bytes], None] | None:
-    """Return what takes in the pieces of an answer, if it is a stream to whose drafts somebody subscribed."""
+    """Return a function that takes the pieces of an answer; None if it has no subscriber or is no stream."""
     drafts: DraftStream[Any] | None = request.extensions.get(DRAFTS)
-    if drafts is None or not response.is_success or not streams(_type(response)):
+    if (
+        drafts is None
+        or not response.is_success
+        or not is_event_stream(select_headers(response)["content-type"])
+    ):
         return None
-    drafts.begin(keys_of(request))
+    drafts.begin(find_keys(request))
     return drafts.feed
 
 
-async def in_one_piece(response: httpx.Response, request: httpx.Request) -> httpx.Response:
-    """Return an answer read whole; a stream that is whole as the chat completion that it makes up.
+async def join_answer(response: httpx.Response, request: httpx.Request) -> httpx.Response:
+    """Return an answer read whole; a complete stream becomes a chat completion.
 
-    A key that was taken apart by the stream is taken out of the completion.
+    The completion contains no API key, even if the stream split one over several chunks.
     """
-    body, headers, kind = await response.aread(), kept_headers(response), _type(response)
-    if response.is_success and streams(kind):
+    body, headers = await response.aread(), select_headers(response)
+    if response.is_success and is_event_stream(headers["content-type"]):
         text = body.decode("utf-8", "replace")
-        if body_fault(kind, text) is None:
+        if classify_body(headers["content-type"], text) is None:
             headers["content-type"] = JSON
-            body = without(keys_of(request), whole_answer(text)).encode("utf-8")
-    whole = httpx.Response(response.status_code, headers=headers, stream=Pieces([body]))
+            body = remove_keys(find_keys(request), join_stream(text)).encode("utf-8")
+    whole = httpx.Response(response.status_code, headers=headers, stream=BodyStream([body]))
     await whole.aread()
     return whole
 
 
-def _type(response: httpx.Response) -> str:
-    return kept_headers(response)["content-type"]
-
-
-def _refuses(status: int, text: str) -> bool:
-    return status in UNSTREAMABLE and STREAM_WORDS.search(text) is not None
-
-
-async def _framed(request: httpx.Request, drafts: DraftStream[Any]) -> httpx.Request:
+async def _ask_for_stream(request: httpx.Request, drafts: DraftStream[Any]) -> httpx.Request:
     body = json.loads(await request.aread())
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     headers = httpx.Headers(request.headers)
     headers.pop("content-length", None)
     return httpx.Request(
         request.method,
         request.url,
         headers=headers,
-        content=json.dumps(asked, ensure_ascii=False, separators=(",", ":")).encode("utf-8"),
+        content=json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8"),
         extensions={**request.extensions, DRAFTS: drafts},
     )
 
 
 class RequestContext:
-    """What the transports below the client library know of the call whose request they carry.
+    """State of a call that the transports share with the client.
 
     Attributes:
-        attempts: The call's attempts so far.
-        usage: What those that were answered consumed.
-        sent: Whether an answer came from elsewhere than the store.
+        attempts: Attempts of the call so far.
+        usage: Tokens and money of the answered attempts.
+        sent: Whether any answer came from the endpoint rather than the store.
 
     Args:
-        drafts: Takes in the answers while they come; None: nobody subscribed.
+        drafts: Takes the answers while they arrive; None if the drafts have no subscriber.
     """
 
     def __init__(self, drafts: DraftStream[Any] | None = None) -> None:
@@ -128,4 +125,4 @@ class RequestContext:
 
 
 CONTEXT: ContextVar[RequestContext | None] = ContextVar("reflact_request", default=None)
-"""The call that a task is making."""
+"""The call of the current task."""

@@ -1,9 +1,9 @@
 """Typed replies through instructor.
 
-Instructor's handlers write the schema and the format of each mode into the request, parse and validate the
-answer, and send an invalid reply back with the reason. ``AsyncInstructor.create`` does not fit around them.
-It never sends back a reply that was cut off or refused, it quotes validation errors without a bound, it logs
-each failure, and it counts the usage of all attempts as that of the last one.
+Instructor's handlers write the schema and the format of each mode into the request, validate the answer, and
+send an invalid reply back with the reason. This module calls the handlers itself, because
+``AsyncInstructor.create`` never sends back a truncated reply or a refusal, quotes validation errors without a
+limit, logs each failure, and reports the usage of the last attempt only.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from reflact.errors import ProviderError, UnknownModel
 from reflact.messages import Message, ReplyModel
 
 Body = dict[str, Any]
-"""A request body, or a part of one, as it goes on the wire."""
+"""A JSON request body, or a part of one."""
 
 Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 
-ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
-"""What ``auto`` tries; the only one that adds to the prompt comes last."""
+MODE_ORDER: tuple[Mode, ...] = ("json_schema", "tools", "json_object_with_schema", "json")
+"""The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last."""
 
 HANDLERS: dict[Mode, instructor.Mode] = {
     "json_schema": instructor.Mode.JSON_SCHEMA,
@@ -36,37 +36,38 @@ HANDLERS: dict[Mode, instructor.Mode] = {
     "json_object_with_schema": instructor.Mode.JSON_SCHEMA,
     "json": instructor.Mode.JSON,
 }
-"""Instructor's name for each mode; it has none for a schema beside ``json_object``."""
+"""Instructor's name for each mode; it has none for ``json_object`` with a schema."""
 
-LONGEST_BOUND = 256
+MAX_LENGTH_BOUND = 256
+"""The largest ``maxLength`` that a schema states."""
 
 REASON_CHARACTERS = 500
-"""Length of the reason with which a reply is sent back, on one line: it may quote the reply."""
+"""The most characters of the reason with which a reply is sent back."""
 
-REFUSED = frozenset({400, 404, 415, 422, 501})
-"""Statuses with which an endpoint says that it does not know a format."""
+FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
+"""Statuses with which endpoints refuse an unknown format."""
 
 R = TypeVar("R", bound=ReplyModel)
 
 
 class InvalidReply(Exception):
-    """An answer that holds no valid reply; the message says why, on one line."""
+    """An answer holds no valid reply; the message gives the reason on one line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(replace_surrogates(" ".join(reason.split())[:REASON_CHARACTERS]))
 
 
 class Conversation(Generic[R]):
-    """The messages of one call, and what instructor makes of them; it grows with each reply sent back.
+    """The messages of one call, which grow with each reply that is sent back.
 
     Args:
         messages: The prompt.
-        reply_type: What the reply must be.
-        mode: How it is asked for; None: in plain text.
-        check: Raises ``ValueError`` for a reply that does not fit the data at hand.
+        reply_type: Type of the reply.
+        mode: Format of the reply; None for plain text.
+        check: Raises ``ValueError`` if a reply does not fit the data.
 
     Attributes:
-        body: The fields of the next request: messages, and in which format to answer.
+        body: The fields of the next request: the messages and the format.
     """
 
     def __init__(
@@ -88,10 +89,10 @@ class Conversation(Generic[R]):
             self.body["response_format"] = {"type": "json_object", "schema": schema}
 
     def parse(self, completion: ChatCompletion) -> R:
-        """Return the valid reply that an answer holds.
+        """Return the reply of an answer, validated and checked.
 
         Raises:
-            InvalidReply: There is none.
+            InvalidReply: The answer holds no valid reply.
         """
         message = completion.choices[0].message
         try:
@@ -109,28 +110,30 @@ class Conversation(Generic[R]):
         except IncompleteOutputException:
             raise InvalidReply("it was cut off at the token limit; be shorter") from None
         except ValidationError as error:
-            raise InvalidReply(describe(error)) from None
+            raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
         return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
 
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
-        """Add an invalid reply, and why it is one."""
+        """Add an invalid reply and its reason to the conversation."""
         message = completion.choices[0].message
         message.content = replace_surrogates(message.content or "")
         for call in message.tool_calls or ():
             if call.type == "function":
                 call.function.arguments = replace_surrogates(call.function.arguments)
-        if self._handlers is not None:
-            self.body = self._handlers.reask_handler(self.body, completion, invalid)
-            return
         ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
-        said = [{"role": "assistant", "content": message.content}] if message.content else []
-        self.body["messages"] += [*said, {"role": "user", "content": ask}]
+        if self._handlers is None:
+            written = [{"role": "assistant", "content": message.content}] if message.content else []
+            self.body["messages"] += [*written, {"role": "user", "content": ask}]
+            return
+        self.body = self._handlers.reask_handler(self.body, completion, invalid)
+        # Instructor's own sentence speaks of JSON alone, and shouts.
+        self.body["messages"][-1]["content"] = ask
 
 
 class _Bound(instructor.OpenAISchema):
-    """What makes a reply type instructor's: its plain schema, and the check of the call at hand."""
+    """Adds the simplified schema and the call's check to a reply type."""
 
     wire_schema: ClassVar[Body]
 
@@ -148,8 +151,8 @@ class _Bound(instructor.OpenAISchema):
 
 @lru_cache(maxsize=256)
 def bind(reply_type: type[ReplyModel], mode: Mode) -> type[BaseModel]:
-    """Return a reply type as instructor's handlers take it; in mode ``tools`` its schema needs a title."""
-    schema = schema_of(reply_type)
+    """Return a reply type for instructor's handlers; mode ``tools`` needs a title in the schema."""
+    schema = build_schema(reply_type)
     if mode == "tools":
         schema = {"title": reply_type.__name__, **schema}
     names = {"__doc__": reply_type.__doc__, "__module__": __name__, "wire_schema": schema}
@@ -157,12 +160,12 @@ def bind(reply_type: type[ReplyModel], mode: Mode) -> type[BaseModel]:
 
 
 @lru_cache(maxsize=256)
-def schema_of(reply_type: type[ReplyModel]) -> Body:
-    """Return a reply type's JSON schema: definitions in place, no titles, every field required.
+def build_schema(reply_type: type[ReplyModel]) -> Body:
+    """Return a reply type's JSON schema with inlined definitions, no titles, and every field required.
 
-    Fields are required in the order of the class, since constrained samplers write them in that order.
-    Bounds on the length of texts beyond ``LONGEST_BOUND`` are left out and checked in the reply alone: local
-    servers turn them into one grammar rule for each character, and some of those fail on it.
+    Fields keep the order of the class, since constrained samplers write them in that order. The schema omits
+    a ``maxLength`` above ``MAX_LENGTH_BOUND``; validation still checks it. Local servers turn such a bound
+    into one grammar rule per character, and some fail.
     """
     schema = copy.deepcopy(reply_type.model_json_schema())
     definitions = schema.pop("$defs", {})
@@ -178,9 +181,12 @@ def _simplify(node: Any, definitions: Body) -> Any:
     if "$ref" in node:
         target = definitions[node["$ref"].rpartition("/")[2]]
         return _simplify({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
-    kept = {k: v for k, v in node.items() if not (k == "title" and isinstance(v, str)) and k != "properties"}
     plain = {
-        k: _simplify(v, definitions) for k, v in kept.items() if not (k == "maxLength" and v > LONGEST_BOUND)
+        k: _simplify(v, definitions)
+        for k, v in node.items()
+        if k != "properties"
+        and not (k == "title" and isinstance(v, str))
+        and not (k == "maxLength" and v > MAX_LENGTH_BOUND)
     }
     if "properties" in node:
         plain["properties"] = {k: _simplify(v, definitions) for k, v in node["properties"].items()}
@@ -190,29 +196,29 @@ def _simplify(node: Any, definitions: Body) -> Any:
 
 
 def refuses_format(error: ProviderError) -> bool:
-    """Whether an endpoint's answer says that it does not know the format.
+    """Whether an endpoint refuses the format of a request.
 
-    Some local servers fail with 500 on a field they cannot read; the answer then names the field. An unknown
-    model is unknown in every format.
+    Some local servers fail with 500 on an unknown field and name the field in the answer. An unknown model is
+    no refusal of a format.
     """
     if isinstance(error, UnknownModel):
         return False
-    if error.status is not None and error.status >= 500 and error.status not in REFUSED:
+    if error.status is not None and error.status >= 500 and error.status not in FORMAT_REFUSALS:
         return any(field in str(error) for field in ("response_format", "tool_choice"))
-    return error.status in REFUSED
+    return error.status in FORMAT_REFUSALS
 
 
-def describe(error: ValidationError) -> str:
-    """Return what is wrong with a reply, and where in it."""
+def describe_problems(error: ValidationError) -> str:
+    """Return the problems of a reply, each with its location in the reply."""
     problems = []
     for problem in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part) for part in problem["loc"])
+        location = ".".join(str(part) for part in problem["loc"])
         cause = problem.get("ctx", {}).get("error")
-        says = str(cause) if isinstance(cause, ValueError) and not where else problem["msg"]
-        problems.append(f"{where}: {says}" if where else says)
+        message = str(cause) if isinstance(cause, ValueError) and not location else problem["msg"]
+        problems.append(f"{location}: {message}" if location else message)
     return "; ".join(problems)
 
 
 def replace_surrogates(text: str) -> str:
-    """Return text with U+FFFD for halves of surrogate pairs, which JSON can name and nothing can store."""
+    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot store."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,6 +1,6 @@
-"""Cards by themselves: what a pair's two cards say, which states follow which, who sees one, which is first.
+"""Rules of memory cards: content, statuses, visibility, ranks, and the evidence that promotes them.
 
-Pure. The store and the calibration corridor share it, and with it what every test of a batch has to keep to.
+All functions are pure. The store and the calibration share them.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyT
         "archived": frozenset(),
     }
 )
-"""Which states may follow a state."""
+"""The statuses that may follow each status."""
 
 ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
-"""The states of cards that count against a store's bound."""
+"""The statuses of cards that count against the bound of a store."""
 
 PAIR_KINDS: Final[tuple[CardKind, CardKind]] = ("critic_calibration", "failure_pattern")
-"""The kinds of a pair's two cards: the right evaluation, the wrong one."""
+"""The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
 
-RELEVANCE, UTILITY, TRUST, RECENCY = 0.5, 0.3, 0.1, 0.1
-"""What each part of a rank weighs."""
+RELEVANCE_WEIGHT, UTILITY_WEIGHT, TRUST_WEIGHT, RECENCY_WEIGHT = 0.5, 0.3, 0.1, 0.1
+"""The weights of the parts of a rank."""
 
 HALF_LIFE_DAYS = 30.0
-"""After so many days without a change a card's recency is half of what it was."""
+"""A card's recency halves after so many days without a change."""
 
 TOTAL_ALPHA = 0.025
-"""One-sided error probability of all batches ever tested on one held-out trace."""
+"""The one-sided error probability that all tests on one held-out trace share."""
 
 MIN_TRACES = 20
-"""Fewer held-out traces decide nothing."""
+"""The least number of held-out traces of a test."""
 
 MAX_ACCURACY_FALL = 0.02
-"""Pairwise accuracy may fall by so much; further, and the batch is refused whatever the error says."""
+"""A batch whose pairwise accuracy falls by more is not promoted, whatever its error."""
 
 
 class ScanFinding(FrozenModel):
-    """What a scan found: the rule's name, and what becomes of the unit.
+    """The result of a scan: the rule that matched, and its verdict.
 
-    A unit that is quarantined for a finding is held until somebody releases it.
+    A unit that a finding quarantines needs review until somebody releases it.
     """
 
     rule: str
@@ -74,11 +74,11 @@ class ScanFinding(FrozenModel):
 
 
 Scanner = Callable[[Iterable[str]], ScanFinding | None]
-"""Looks at all texts of a unit and returns the gravest finding, or None."""
+"""Scans all texts of a unit and returns the most severe finding, or None."""
 
 
 class RankedUnit(NamedTuple):
-    """What a unit's rank follows from; ``relevance`` is 0 or more, in any unit of measure."""
+    """The inputs of a unit's rank; ``relevance`` is at least 0, on any scale."""
 
     id: str
     relevance: float
@@ -90,69 +90,71 @@ class RankedUnit(NamedTuple):
 def check_status_change(
     before: CardStatus, after: CardStatus, evidence: PromotionEvidence | None = None
 ) -> CardStatus:
-    """Return the state that follows, where it may.
+    """Return the new status if it may follow.
 
     Raises:
-        DataError: It must not follow, or promotion lacks evidence that says so.
+        DataError: The status must not follow, or a promotion has no evidence of a passed test.
     """
     if after not in NEXT_STATUSES[before]:
         raise DataError(
             f"a card that is {before} cannot become {after}; it can become {_join_names(NEXT_STATUSES[before])}"
         )
     if after == "promoted" and (evidence is None or not evidence.passed_test):
-        raise DataError("a card is promoted only on evidence of a test that it passed; test its batch")
+        raise DataError("a promotion needs the evidence of a passed test; test the batch")
     return after
 
 
 def compute_alpha(n_earlier_tests: int) -> float:
-    """Return the error probability of a test that ``before`` others preceded on the same traces."""
+    """Return the alpha of a test after so many earlier tests on its traces; all sum to ``TOTAL_ALPHA``."""
     return TOTAL_ALPHA * 6 / (math.pi * (n_earlier_tests + 1)) ** 2
 
 
 def compute_utility(evidence: PromotionEvidence) -> float:
-    """Return what a batch is worth, 0 to 1: 0.5, and 0.05 for each point of error that it took away."""
+    """Return the utility of a batch, from 0 to 1: 0.5, plus 0.05 for each point of error that it removed."""
     return min(1.0, max(0.0, 0.5 + evidence.effect / 20))
 
 
 def find_inconsistency(evidence: PromotionEvidence, kind: Literal["promote", "demote"]) -> str | None:
-    """Return in words what evidence cannot be, whatever was measured; None where it may be what it says.
+    """Return why no test can give this evidence, or None if one can.
 
-    Its level follows from the tests before it, its p-value from signs that are flipped in all ways; and what
-    promotes or takes back must have shown that.
+    Alpha follows from the earlier tests, and the p-value is that of a sign-flip test. Evidence that changes a
+    status must be significant.
     """
-    shown = evidence.passed_test if kind == "promote" else not evidence.passed_test
+    significant = evidence.passed_test if kind == "promote" else not evidence.passed_test
     gain = evidence.effect if kind == "promote" else -evidence.effect
     fall = 0.0 if evidence.accuracy_change is None else -evidence.accuracy_change
-    sound = {
-        f"it compares {evidence.n_traces} traces, and fewer than {MIN_TRACES} decide nothing": (
+    checks = {
+        f"it compares {evidence.n_traces} traces, and a test needs at least {MIN_TRACES}": (
             evidence.n_traces >= MIN_TRACES
         ),
         f"{evidence.n_traces} traces cannot have {evidence.n_transitions} transitions": (
             evidence.n_transitions >= evidence.n_traces
         ),
-        f"its level is {evidence.alpha:.4g}, and that after {evidence.n_earlier_tests} tests is "
+        f"its alpha is {evidence.alpha:.4g}, and after {evidence.n_earlier_tests} tests it must be "
         f"{compute_alpha(evidence.n_earlier_tests):.4g}": (
             math.isclose(evidence.alpha, compute_alpha(evidence.n_earlier_tests), rel_tol=1e-6)
         ),
-        f"a p-value of {evidence.p_value:.4g} is none that {evidence.n_traces} traces can have": (
+        f"{evidence.n_traces} traces cannot have a p-value of {evidence.p_value:.4g}": (
             0.5**evidence.n_traces <= evidence.p_value <= 1
         ),
-        f"its p-value {evidence.p_value:.4g} is above its level {evidence.alpha:.4g}": (
-            not shown or evidence.p_value <= evidence.alpha
+        f"its p-value {evidence.p_value:.4g} is above its alpha {evidence.alpha:.4g}": (
+            not significant or evidence.p_value <= evidence.alpha
         ),
         f"its effect is {evidence.effect:g}, which is no {'gain' if kind == 'promote' else 'harm'}": (
-            not shown or gain > 0
+            not significant or gain > 0
         ),
-        f"pairwise accuracy fell by {fall:g}": kind == "demote" or not shown or fall <= MAX_ACCURACY_FALL,
-        f"it ended as {evidence.outcome}": (
-            not shown or evidence.outcome in {"", "better" if kind == "promote" else "worse"}
+        f"pairwise accuracy fell by {fall:g}": kind == "demote"
+        or not significant
+        or fall <= MAX_ACCURACY_FALL,
+        f"its outcome is {evidence.outcome}": (
+            not significant or evidence.outcome in {"", "better" if kind == "promote" else "worse"}
         ),
     }
-    return next((words for words, fits in sound.items() if not fits), None)
+    return next((problem for problem, passes in checks.items() if not passes), None)
 
 
 def is_visible_to(scope: Scope, asker: Scope) -> bool:
-    """Whether whoever asks may see a card: each field of its scope is empty or names one of the asker's."""
+    """Whether an asker may see a card: each field of its scope is empty or shares a value with the asker's."""
     fields = (
         (scope.roles, asker.roles),
         (scope.tools, asker.tools),
@@ -163,19 +165,19 @@ def is_visible_to(scope: Scope, asker: Scope) -> bool:
 
 
 def rank_units(units: Sequence[RankedUnit], now: datetime | None = None) -> list[str]:
-    """Return ids, the best first; ties by id, so that equal input gives equal output.
+    """Return ids, best first; ties are in the order of ids.
 
-    A rank is 0.5 relevance (as a share of the most relevant one's), 0.3 measured utility, 0.1 trust and
-    0.1 recency, which halves every 30 days before ``now`` and does not count without it.
+    A rank is 0.5 relevance (relative to the most relevant unit), 0.3 measured utility, 0.1 trust and 0.1
+    recency. Recency halves every 30 days before ``now``; without ``now`` it does not count.
     """
-    most = max((standing.relevance for standing in units), default=0.0)
+    highest = max((unit.relevance for unit in units), default=0.0)
 
     def rank(one: RankedUnit) -> float:
-        relevance = one.relevance / most if most > 0 else 0.0
+        relevance = one.relevance / highest if highest > 0 else 0.0
         days = 0.0 if now is None else max(0.0, (now - one.changed_at).total_seconds() / 86_400)
         recency = 0.0 if now is None else 0.5 ** (days / HALF_LIFE_DAYS)
-        worth = RELEVANCE * relevance + UTILITY * one.utility + TRUST * one.trust + RECENCY * recency
-        return round(worth, 9)
+        score = RELEVANCE_WEIGHT * relevance + UTILITY_WEIGHT * one.utility
+        return round(score + TRUST_WEIGHT * one.trust + RECENCY_WEIGHT * recency, 9)
 
     return [one.id for one in sorted(units, key=lambda one: (-rank(one), one.id))]
 
@@ -191,7 +193,7 @@ def create_card(
     provenance: Provenance | None = None,
     created_by: str = "",
 ) -> MemoryCard:
-    """Return a card that stands alone, a candidate, with the id that follows from its content."""
+    """Return a candidate card without a pair; its id is a hash of its content."""
     card = MemoryCard(
         id="",
         kind=kind,
@@ -207,17 +209,17 @@ def create_card(
 
 
 def content_id(card: MemoryCard) -> str:
-    """Return the id that follows from what a card says and for whom, 64 hexadecimal digits."""
+    """Return the id of a card, 64 hexadecimal digits: a hash of its kind, texts, scope and pair."""
     names = {"kind", "content", "pattern", "strategy", "scope", "pair_id"}
     return digest_json(card.model_dump(mode="json", include=names))
 
 
 def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard, MemoryCard]:
-    """Return a pair's cards: the right evaluation, and the wrong one with why; both with the transition.
+    """Return the cards of a pair: the right evaluation, and the wrong one with its reason.
 
-    Their trust is the share of judges that found the right one, 0.5 without judges.
+    Both contain the transition. Their trust is the agreement of the judges, or 0.5 without judges.
     """
-    seen = "\n".join(
+    transition_text = "\n".join(
         (
             f"Purpose: {pair.purpose}",
             f"Before: {_format_state(pair.transition.before)}",
@@ -235,7 +237,7 @@ def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard
         bare = MemoryCard(
             id="",
             kind=kind,
-            content=f"{seen}\n{title}: {_format_evaluation(evaluation)}",
+            content=f"{transition_text}\n{title}: {_format_evaluation(evaluation)}",
             pattern=pair.mistake,
             strategy=strategy,
             scope=pair.scope,
@@ -251,22 +253,22 @@ def build_cards(pair: ContrastPair, *, created_by: str = "") -> tuple[MemoryCard
 
 
 def subject_hash(pair: ContrastPair) -> str:
-    """Return the hash of what a pair speaks of: its purpose and transition."""
+    """Return the hash of a pair's purpose and transition."""
     return pair.hashes.subject
 
 
 def compute_subject_hash(purpose: str, transition: Transition) -> str:
-    """Return the hash of a transition under a purpose, by which anchors and pairs know each other."""
+    """Return the hash of a purpose and a transition; anchors and pairs are matched by it."""
     texts = {"purpose": canonical_json(purpose), "transition": transition.canonical_json}
     return digest_text(join_canonical_json(texts))
 
 
 class AnchorExclusions(NamedTuple):
-    """What is never learned from: the traces that anchors were made of, and steps that show what they score.
+    """The steps that calibration must not learn from because of its anchors.
 
     Args:
-        traces: The traces: the steps before and after an anchor's say what it is worth.
-        states: The anchors' states after, hashed, by purpose.
+        trace_ids: The traces of anchors; their other steps show the anchors' progress.
+        state_hashes: The hashes of the anchors' states after, by purpose.
     """
 
     trace_ids: frozenset[str]
@@ -274,30 +276,30 @@ class AnchorExclusions(NamedTuple):
 
     @classmethod
     def from_anchors(cls, anchors: Iterable[ContrastPair]) -> AnchorExclusions:
-        """Return what anchors keep from being learned from."""
-        kept = tuple(anchors)
+        """Return the exclusions of anchors."""
+        anchors = tuple(anchors)
         states: dict[str, set[str]] = {}
-        for pair in kept:
+        for pair in anchors:
             states.setdefault(pair.purpose, set()).add(digest_json(pair.transition.after))
         return cls(
-            frozenset(origin.trace_id for pair in kept for origin in pair.provenance.as_origins),
+            frozenset(origin.trace_id for pair in anchors for origin in pair.provenance.as_origins),
             MappingProxyType({purpose: frozenset(after) for purpose, after in states.items()}),
         )
 
     def excludes(self, purpose: str, transition: Transition, origin: Origin) -> bool:
-        """Whether a step teaches nothing: it is of an anchor's trace, or shows its state after."""
+        """Whether a step is excluded: it comes from an anchor's trace, or shows an anchor's state after."""
         if origin.trace_id in self.trace_ids:
             return True
-        shown = self.state_hashes.get(purpose, frozenset())
-        return bool(shown) and not shown.isdisjoint(map(digest_json, (transition.before, transition.after)))
+        hashes = self.state_hashes.get(purpose, frozenset())
+        return bool(hashes) and not hashes.isdisjoint(map(digest_json, (transition.before, transition.after)))
 
 
 class TraceIdentity(NamedTuple):
-    """What a trace is to the count of tests: the same under any name, and still itself once it has grown.
+    """Identifies a trace when tests are counted, also under another name or after it has grown.
 
     Args:
-        id: Its name.
-        contents: What it holds up to each of its steps, see ``next_content``; the last one is the whole.
+        id: The name of the trace.
+        content_hashes: The hash up to each step, see ``extend_content_hash``; the last one is of all steps.
     """
 
     id: str
@@ -305,38 +307,38 @@ class TraceIdentity(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """What stands for it in a test."""
+        """The fingerprint of the complete trace."""
         return compute_fingerprint(self.content_hashes[-1])
 
     @property
     def fingerprints(self) -> frozenset[str]:
-        """What it may be known by in a test: its name, and what it holds or held before it grew."""
+        """All fingerprints that match the trace in a test: of its name, and of its content up to each step."""
         return frozenset(map(compute_fingerprint, (self.id, *self.content_hashes)))
 
 
 def hash_purpose(purpose: str) -> str:
-    """Return what stands for a trace without steps, 64 hexadecimal digits."""
+    """Return the content hash of a trace without steps, 64 hexadecimal digits."""
     return digest_json([purpose])
 
 
 def extend_content_hash(content_hash: str, transition: Transition) -> str:
-    """Return what stands for a trace with a further step: a hash of its purpose and all transitions.
+    """Return the content hash of a trace with one more step.
 
-    Neither its name nor any score is part of it, so copies of one recording are equal.
+    It covers the purpose and all transitions, but no name and no score. So copies of a trace are equal.
     """
     return digest_text(f"[{canonical_json(content_hash)},{transition.canonical_json}]")
 
 
 def compute_fingerprint(name: str) -> str:
-    """Return what stands for a held-out trace in a test, 32 hexadecimal digits: a hash of what it holds.
+    """Return the fingerprint of a trace's name or content hash in a test, 32 hexadecimal digits.
 
-    It outlasts the trace, since a test stays a test. Whoever has the recording can see that it was held out.
+    Tests keep fingerprints after a trace is forgotten. The owner of a trace can see that it was held out.
     """
     return digest_json(name)[:32]
 
 
 def iter_texts(value: JsonValue) -> Iterator[str]:
-    """Yield all texts in a JSON value, names of fields included."""
+    """Yield all texts in a JSON value, and the names of its fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

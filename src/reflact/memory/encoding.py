@@ -1,4 +1,4 @@
-"""Values as the store keeps them: ASCII JSON, which holds any text, and times that sort as texts."""
+"""Encodes values for the store: ASCII JSON, which can represent any text, and times that sort as texts."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Value = TypeVar("Value", bound=BaseModel)
 
 
 def format_time(at: datetime) -> str:
-    """Return a time as it is stored: UTC, to the microsecond, so that texts sort as times do."""
+    """Return a time as stored text: UTC with microseconds, so texts sort in the order of times."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_time(text: str) -> datetime:
-    """Return a stored time."""
+    """Return the time of a stored text."""
     return datetime.fromisoformat(text)
 
 
 def encode_value(value: BaseModel, what: str = "a value") -> str:
-    """Return a value as it is stored; lone surrogates are escaped, which SQLite and UTF-8 cannot hold.
+    """Return a value as stored text; lone surrogates are escaped, since SQLite cannot store them.
 
     Raises:
-        DataError: It holds a number of so many digits that JSON cannot be read with it; names ``what`` it is.
+        DataError: A number has more digits than Python reads from JSON; names ``what`` the value is.
     """
     try:
         if not isinstance(value, ContrastPair | ScoreEvent):
@@ -51,7 +51,7 @@ def require_pair_id(pair: ContrastPair) -> str:
     """Return a pair's id.
 
     Raises:
-        DataError: It has none, since it holds a number of so many digits that JSON cannot be read with it.
+        DataError: A number in the pair has more digits than Python reads from JSON.
     """
     try:
         return pair.id
@@ -63,15 +63,14 @@ def require_pair_id(pair: ContrastPair) -> str:
 
 
 def _build_number_error(subject: str, error: ValueError) -> DataError:
-    said = str(error).partition(";")[0]
-    return DataError(f"{subject} cannot be stored: {said}; write such a number as a text")
+    reason = str(error).partition(";")[0]
+    return DataError(f"{subject} cannot be stored: {reason}; write the number as a text")
 
 
 def to_json_object(value: BaseModel) -> dict[str, JsonValue]:
-    """Return a value as JSON.
+    """Return a value as a JSON object that shares its states.
 
-    States are as they are: pydantic would ask for each value in them of what kind it is, and replace half a
-    surrogate pair in the name of a field.
+    pydantic would visit each value of a state, and would replace lone surrogates in field names.
     """
     if isinstance(value, StoredTrace):
         return {
@@ -92,16 +91,16 @@ def decode_value(kind: type[Value], text: str, what: str) -> Value:
     """Return a stored value.
 
     Raises:
-        StoreError: It cannot be read.
+        StoreError: The text does not validate.
     """
     return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
 
 
 def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
-    """Return the value that a stored text holds.
+    """Return the value of a stored text.
 
     Raises:
-        StoreError: The text does not validate; names ``what`` it is and the first thing wrong with it.
+        StoreError: The text does not validate; names ``what`` it is and the first problem.
     """
     try:
         return validate(text)

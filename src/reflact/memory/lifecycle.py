@@ -1,27 +1,25 @@
-"""How units change, within one transaction: stored, moved from state to state, edited, retired, forgotten."""
+"""Changes of units within one transaction: submission, status changes, edits, archiving, and forgetting."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from reflact.errors import DataError
-from reflact.memory import rows as origins
-from reflact.memory.cards import ACTIVE_STATUSES, PAIR_KINDS, ScanFinding, check_status_change, subject_hash
-from reflact.memory.encoding import encode_value, format_time
-from reflact.memory.models import CardStatus, MemoryCard, Origin, PromotionEvidence
-from reflact.memory.protocols import ForgetResult, Submission
-from reflact.memory.rows import (
-    PAIR_UNIT,
-    CardText,
-    Unit,
-    UnitRow,
-    parse_scope,
-    read_cards,
-    read_units,
-    select_rows,
+from reflact.memory import rows
+from reflact.memory.cards import (
+    ACTIVE_STATUSES,
+    PAIR_KINDS,
+    ScanFinding,
+    Scanner,
+    check_status_change,
+    subject_hash,
 )
+from reflact.memory.encoding import encode_value, format_time
+from reflact.memory.models import CardStatus, Origin, PromotionEvidence
+from reflact.memory.protocols import ForgetResult, Submission
+from reflact.memory.rows import FROM_TRACE, PAIR_UNIT, CardText, Unit, UnitRow, read_units, select_rows
 from reflact.memory.search import build_index_text, build_tags
 from reflact.store.database import Tables
 
@@ -35,21 +33,25 @@ def submit_unit(
     max_active: int,
     now: datetime,
 ) -> Submission:
-    """Store a unit that was scanned, or add what it was made of to one that is there already."""
-    barred = origins.find_exclusion(tables, unit.pair, unit_origins)
-    if barred is not None:
-        return Submission(unit_id=unit.id, is_new=False, status="rejected", reason=barred)
-    known = select_rows(tables, "id = ?", (unit.id,))
-    if not known:
-        status, reason = choose_status(finding)
+    """Store a scanned unit; if it is stored already, only add its origins."""
+    exclusion = rows.find_exclusion(tables, unit.pair, unit_origins)
+    if exclusion is not None:
+        return Submission(unit_id=unit.id, is_new=False, status="rejected", reason=exclusion)
+    is_new = not select_rows(tables, "id = ?", (unit.id,))
+    if is_new:
+        status, reason = _choose_status(finding)
         _insert_unit(tables, unit, status, reason, now)
         (row,) = read_units(tables, [unit.id])
         _write_history(tables, row, (None, "candidate", None), ("candidate", status, reason), now=now)
-    origins.add_origins(tables, unit.id, unit_origins)
-    if not known:
+    rows.add_origins(tables, unit.id, unit_origins)
+    if is_new:
         archive_weakest(tables, unit.kind, max_active, now)
-    (row,) = read_units(tables, [unit.id])
-    return Submission(unit_id=unit.id, is_new=not known, status=row.status, reason=row.reason)
+    return _describe_unit(tables, unit.id, is_new=is_new)
+
+
+def _describe_unit(tables: Tables, unit_id: str, *, is_new: bool) -> Submission:
+    (row,) = read_units(tables, [unit_id])
+    return Submission(unit_id=row.id, is_new=is_new, status=row.status, reason=row.reason)
 
 
 def _insert_unit(tables: Tables, unit: Unit, status: CardStatus, reason: str | None, now: datetime) -> None:
@@ -63,13 +65,13 @@ def _insert_unit(tables: Tables, unit: Unit, status: CardStatus, reason: str | N
             "version": first.version,
             "trust": first.trust,
             "created_by": first.created_by,
-            "created": at,
-            "changed": at,
+            "created_at": at,
+            "changed_at": at,
             "subject": None if unit.pair is None else subject_hash(unit.pair),
             "scope": encode_value(first.scope),
             "provenance": encode_value(first.provenance),
             "pair": None if unit.pair is None else encode_value(unit.pair),
-            "tags": build_tags(status, unit.kinds, first.scope),
+            "tags": build_tags(status, tuple(card.kind for card in unit.cards), first.scope),
             "words": build_index_text(unit.card_texts),
         }
     )
@@ -91,15 +93,15 @@ def _write_history(
     now: datetime,
     test: int | None = None,
 ) -> None:
-    """Write lines of a unit's history: the state before, the state after, the reason."""
-    same = {"unit": row.number, "test": test, "version": row.version, "at": format_time(now)}
+    """Write status changes of a unit, each as the earlier status, the later status, and the reason."""
+    shared = {"unit": row.number, "test_number": test, "version": row.version, "at": format_time(now)}
     tables.table("memory_history").insert_all(
-        {"before": before, "after": after, "reason": reason, **same} for before, after, reason in changes
+        {"before": before, "after": after, "reason": reason, **shared} for before, after, reason in changes
     )
 
 
-def choose_status(finding: ScanFinding | None) -> tuple[CardStatus, str | None]:
-    """Return the state to which a scan's finding brings a candidate, and the reason that goes with it."""
+def _choose_status(finding: ScanFinding | None) -> tuple[CardStatus, str | None]:
+    """Return the status of a candidate after its scan, and the reason."""
     if finding is None:
         return "quarantined", None
     return ("rejected" if finding.verdict == "reject" else "quarantined"), finding.rule
@@ -115,19 +117,19 @@ def change_status(
     test: int | None = None,
     evidence: PromotionEvidence | None = None,
 ) -> None:
-    """Change a unit's state, if it may.
+    """Change the status of a unit.
 
     Raises:
-        DataError: It may not; names the unit.
+        DataError: The status cannot follow; names the unit.
     """
     try:
         check_status_change(row.status, after, evidence)
     except DataError as error:
         raise DataError(f"unit {row.id}: {error}") from None
-    write_status(tables, row, after, now=now, reason=reason, test=test)
+    _write_status(tables, row, after, now=now, reason=reason, test=test)
 
 
-def write_status(
+def _write_status(
     tables: Tables,
     row: UnitRow,
     after: CardStatus,
@@ -136,46 +138,46 @@ def write_status(
     reason: str | None = None,
     test: int | None = None,
 ) -> None:
-    """Write a state with its tags and its line of history; what a test said of the unit before is over."""
+    """Write a status, its tags and its history, and clear the mark of a failed test."""
     kinds = PAIR_KINDS if row.kind == PAIR_UNIT else (row.kind,)
-    named = build_tags(after, kinds, parse_scope(row))  # type: ignore[arg-type]
+    tags = build_tags(after, kinds, rows.parse_scope(row))  # type: ignore[arg-type]
     tables.table("memory_units").update(
         row.number,
-        {"status": after, "reason": reason, "refused": 0, "changed": format_time(now), "tags": named},
+        {"status": after, "reason": reason, "failed_test": 0, "changed_at": format_time(now), "tags": tags},
     )
     _write_history(tables, row, (row.status, after, reason), now=now, test=test)
 
 
-def edit_unit(
-    tables: Tables,
-    row: UnitRow,
-    edited_cards: Sequence[MemoryCard],
-    finding: ScanFinding | None,
-    *,
-    now: datetime,
-) -> None:
-    """Write what a unit's cards say now; it is a candidate again, one version up, with what a scan found."""
-    for card in edited_cards:
+def edit_card(
+    tables: Tables, card_id: str, texts: Mapping[str, str], scan: Scanner, *, now: datetime
+) -> Submission:
+    """Change texts of a card; see ``SQLiteCardStore.edit``."""
+    row = rows.read_unit_of_card(tables, card_id)
+    if row.status not in {"quarantined", "promoted"}:
+        raise DataError(f"card {card_id} is {row.status} and cannot be edited; submit another card")
+    cards = tuple(
+        card.model_copy(update=texts) if card.id == card_id else card for card in rows.read_cards(tables, row)
+    )
+    for card in cards:
         tables.table("memory_cards").update(card.id, {"text": encode_value(CardText.from_card(card))})
-    said = Unit(row.id, tuple(edited_cards), None).card_texts
+    unit = Unit(row.id, cards, None if row.pair is None else rows.parse_pair(row))
     edited = row._replace(version=row.version + 1)
     tables.table("memory_units").update(
-        row.number, {"version": edited.version, "words": build_index_text(said), "refused": 0}
+        row.number,
+        {"version": edited.version, "words": build_index_text(unit.card_texts), "failed_test": 0},
     )
     _write_history(tables, edited, (row.status, "candidate", "edited"), now=now)
-    status, reason = choose_status(finding)
-    write_status(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
+    status, reason = _choose_status(scan(unit.all_texts))
+    _write_status(tables, edited._replace(status="candidate"), status, now=now, reason=reason)
+    return _describe_unit(tables, row.id, is_new=False)
 
 
-def release_unit(tables: Tables, row: UnitRow, *, reason: str, now: datetime) -> None:
-    """Let a unit be tested that was held.
-
-    Raises:
-        DataError: It is not held.
-    """
+def release_unit(tables: Tables, unit_id: str, *, reason: str, now: datetime) -> None:
+    """Allow tests of a unit that needed review; see ``SQLiteCardStore.release``."""
+    (row,) = read_units(tables, [unit_id])
     if row.status != "quarantined" or row.reason is None:
-        raise DataError(f"unit {row.id} is {row.status} and not held; there is nothing to release")
-    tables.table("memory_units").update(row.number, {"reason": None, "changed": format_time(now)})
+        raise DataError(f"unit {row.id} is {row.status} and needs no review; there is nothing to release")
+    tables.table("memory_units").update(row.number, {"reason": None, "changed_at": format_time(now)})
     _write_history(tables, row, (row.status, row.status, reason), now=now)
 
 
@@ -183,11 +185,10 @@ def release_unit(tables: Tables, row: UnitRow, *, reason: str, now: datetime) ->
 
 
 def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -> None:
-    """Archive the weakest active units of a kind until the bound holds; a pair counts for both its kinds.
+    """Archive the weakest active units of a kind until the bound is met; a pair counts for both its kinds.
 
-    The weakest is one that a test refused; of several, or if there is none, the one of the least measured
-    utility; of equals one that is not promoted, then the least trusted, then the one that changed least
-    lately.
+    Units that failed a test are archived first. Then the order is: lowest measured utility, not promoted,
+    lowest trust, and the longest time without a change.
     """
     for kinds in _group_kinds(kind):
         for _ in range(_count_active(tables, kinds) - max_active):
@@ -197,28 +198,28 @@ def archive_weakest(tables: Tables, kind: str, max_active: int, now: datetime) -
 
 WEAKEST_CONDITION = (
     f"kind = ? AND status IN {ACTIVE_STATUSES} "
-    "ORDER BY refused DESC, utility, status = 'promoted', trust, changed, number LIMIT 1"
+    "ORDER BY failed_test DESC, utility, status = 'promoted', trust, changed_at, number LIMIT 1"
 )
 
 
 def _strength_key(row: UnitRow) -> tuple[bool, float, bool, float, str, int]:
-    return not row.refused, row.utility, row.status == "promoted", row.trust, row.changed, row.number
+    return not row.failed_test, row.utility, row.status == "promoted", row.trust, row.changed_at, row.number
 
 
 def count_free(tables: Tables, kind: str, max_active: int) -> int:
-    """Return how many units of a kind can be added before one is archived that no test has refused."""
+    """Return how many units of a kind can be added before one is archived that has not failed a test."""
     free = []
     for kinds in _group_kinds(kind):
-        refused = tables.table("memory_units").count_where(
-            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND refused = 1",  # noqa: S608 - constant
+        failed = tables.table("memory_units").count_where(
+            f"kind IN (SELECT value FROM json_each(?)) AND status IN {ACTIVE_STATUSES} AND failed_test = 1",  # noqa: S608 - constant
             [json.dumps(kinds)],
         )
-        free.append(max_active - _count_active(tables, kinds) + refused)
+        free.append(max_active - _count_active(tables, kinds) + failed)
     return int(max(0, min(free)))
 
 
 def _group_kinds(kind: str) -> list[tuple[str, ...]]:
-    """Return for each kind that a unit counts for the kinds that are counted with it."""
+    """Return, for each card kind that a unit counts for, the unit kinds that are counted together."""
     return [
         (one, PAIR_UNIT) if one in PAIR_KINDS else (one,)
         for one in (PAIR_KINDS if kind == PAIR_UNIT else (kind,))
@@ -241,51 +242,52 @@ SELECT json_extract(purpose, '$') AS purpose FROM traces WHERE {traces} UNION
 SELECT json_extract(pair, '$.purpose') FROM memory_units WHERE pair IS NOT NULL AND {units}
 AND json_extract(pair, '$.construction') <> 'other_purpose'
 """
-"""The purposes of traces, as far as they are stored."""
+"""The purposes of traces, from the traces themselves and from pairs that were made of them."""
 
 OTHER_TRACES_CONDITION = f"""
-NOT {origins.FROM_TRACE} AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
+NOT {FROM_TRACE} AND pair IS NOT NULL AND json_extract(pair, '$.construction') = 'other_purpose'
 AND json_extract(pair, '$.purpose') IN (
-    SELECT purpose FROM ({PURPOSES_QUERY.format(traces="id = ?1", units=origins.FROM_TRACE)})
+    SELECT purpose FROM ({PURPOSES_QUERY.format(traces="id = ?1", units=FROM_TRACE)})
     EXCEPT SELECT purpose FROM ({PURPOSES_QUERY.format(traces="id <> ?1", units=f"NOT {ONLY_FROM_TRACE}")})
 ) ORDER BY id
 """  # noqa: S608 - constants of this module
-"""Pairs of other traces that look at their step under a purpose that one trace alone has."""
+"""Pairs of other traces with a purpose that only one trace has."""
 
 CALIBRATION_RESPONSES = """
-key IN (SELECT key FROM calls WHERE substr(sample, 1, instr(sample, '/')) IN
+key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 ('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
-"""Replies of models to calibration's questions, by who asked."""
+"""Cached responses to questions of calibrations, by the role that asked."""
 
 
 def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
-    """Remove what came from a trace; see ``SQLiteCards.forget``.
+    """Remove everything that came from a trace; see ``SQLiteCardStore.forget``.
 
-    A reply does not say whose steps its question showed: worked examples and other purposes come from other
-    traces than the step that was judged. So either all replies go or none.
+    A response does not record which traces its prompt showed, because worked examples and other purposes
+    come from other traces. So either all responses are removed or none.
     """
-    found = select_rows(tables, f"{origins.FROM_TRACE} ORDER BY id", (trace_id,))
-    found += select_rows(tables, OTHER_TRACES_CONDITION, (trace_id,))
-    removed = sum(len(read_cards(tables, row)) for row in found)
-    sql = f"DELETE FROM memory_anchors WHERE {origins.FROM_TRACE} RETURNING id"  # noqa: S608 - constant
-    anchored = [anchor for (anchor,) in tables.execute(sql, (trace_id,)).fetchall()]
-    _delete_rows(tables, "memory_units", "id", [row.id for row in found])
-    _delete_rows(tables, "memory_origins", "owner", [*anchored, *(row.id for row in found)])
-    events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
-    known = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
-    if found:
+    units = select_rows(tables, f"{FROM_TRACE} ORDER BY id", (trace_id,))
+    units += select_rows(tables, OTHER_TRACES_CONDITION, (trace_id,))
+    n_cards = sum(len(rows.read_cards(tables, row)) for row in units)
+    sql = f"DELETE FROM memory_anchors WHERE {FROM_TRACE} RETURNING id"  # noqa: S608 - constant
+    anchors = [anchor for (anchor,) in tables.execute(sql, (trace_id,)).fetchall()]
+    _delete_rows(tables, "memory_units", "id", [row.id for row in units])
+    _delete_rows(tables, "memory_origins", "owner", [*anchors, *(row.id for row in units)])
+    n_events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
+    n_traces = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
+    if units:
         tables.table("memory_units").optimize()
-    replies = tables.execute(f"DELETE FROM replies WHERE {CALIBRATION_RESPONSES}").rowcount if calls else 0  # noqa: S608 - constant
+    sql = f"DELETE FROM responses WHERE {CALIBRATION_RESPONSES}"  # noqa: S608 - constant
+    n_responses = tables.execute(sql).rowcount if calls else 0
     return ForgetResult(
         trace_id=trace_id,
-        trace_removed=known > 0,
-        n_events=events,
-        unit_ids=tuple(row.id for row in found),
-        n_cards=removed,
-        n_anchors=len(anchored),
-        n_responses=replies,
-        n_responses_left=tables.table("replies").count_where(CALIBRATION_RESPONSES),
+        trace_removed=n_traces > 0,
+        n_events=n_events,
+        unit_ids=tuple(row.id for row in units),
+        n_cards=n_cards,
+        n_anchors=len(anchors),
+        n_responses=n_responses,
+        n_responses_left=tables.table("responses").count_where(CALIBRATION_RESPONSES),
     )
 
 

@@ -1,8 +1,4 @@
-"""The values of calibration: transitions, evaluations of them, contrast pairs, memory cards.
-
-They are pure and stand to the left of the ports, since the store keeps them and the calibration corridor
-works with them.
-"""
+"""The values of calibration: transitions and their evaluations, contrast pairs, and memory cards."""
 
 from __future__ import annotations
 
@@ -17,12 +13,12 @@ from reflact.jsonutil import is_same_json, iter_json_chunks
 from reflact.types import FrozenModel, ShortReprModel, canonical_json, digest_text, join_canonical_json
 
 Progress = Annotated[float, Field(ge=0, le=10)]
-"""How far a state has come towards a purpose: 0 is nothing of it, 10 all of it. NaN is refused."""
+"""The progress of a state towards a purpose, from 0 (none) to 10 (complete). NaN is rejected."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 MISTAKE_KINDS: Final = ("credit_for_intention", "inflated_score", "ignored_evidence", "scale_inconsistency")
-"""The kinds of mistakes that critics are known to make; users may add their own."""
+"""Known kinds of mistakes of critics; users may add their own."""
 
 Construction = Literal[
     "observed",
@@ -34,8 +30,8 @@ Construction = Literal[
     "asked",
     "written",
 ]
-"""How the wrong side came about: the critic's own mistake, a perturbed input, a mistake that a model
-was asked for, or one that a person or a program of the user's wrote."""
+"""The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model was asked
+to write (``asked``), one that the user wrote (``written``), or a kind of perturbed input (all others)."""
 
 LabelSource = Literal["program", "human", "agreement"]
 
@@ -43,14 +39,14 @@ LabelSource = Literal["program", "human", "agreement"]
 
 
 class Action(FrozenModel):
-    """What an agent did: a tool's name, or what stands for one, and its arguments."""
+    """An action of an agent: the name of a tool and its arguments."""
 
     name: str
     arguments: JsonValue = None
 
 
 class Transition(FrozenModel):
-    """One step of an agent; states are text or JSON values and are kept whole."""
+    """One step of an agent; states are text or JSON values and are never shortened."""
 
     before: JsonValue
     action: Action
@@ -58,33 +54,33 @@ class Transition(FrozenModel):
 
     @property
     def changes_state(self) -> bool:
-        """Whether the states differ, in any way."""
+        """Whether the states differ."""
         return not is_same_json(self.before, self.after)
 
     @property
     def payloads(self) -> tuple[JsonValue, JsonValue, JsonValue]:
-        """What may be long about it: the states before and after, and the action's arguments."""
+        """The parts that may be long: the states before and after, and the arguments of the action."""
         return self.before, self.after, self.action.arguments
 
     @property
     def json_object(self) -> dict[str, JsonValue]:
-        """Its fields as the JSON values that they are, which takes no time however large states are."""
+        """The fields as JSON values that are shared, not copied."""
         action: JsonValue = {"name": self.action.name, "arguments": self.action.arguments}
         return {"before": self.before, "action": action, "after": self.after}
 
     @property
     def canonical_json(self) -> str:
-        """Its canonical JSON."""
+        """The canonical JSON of the transition."""
         return join_canonical_json(
             {name: "".join(iter_json_chunks(value)) for name, value in self.json_object.items()}
         )
 
 
 class Evaluation(FrozenModel):
-    """How far a transition brought an agent, as somebody judged it.
+    """A judgement of a transition: the progress before and after it, from 0 to 10.
 
-    ``evidence`` quotes what the judgement rests on; ``confidence`` is the probability, by its own account,
-    that the judgement is right.
+    ``evidence`` quotes the basis of the judgement. ``confidence`` is the judge's own probability that the
+    judgement is right.
     """
 
     progress_before: Progress
@@ -98,12 +94,19 @@ class Evaluation(FrozenModel):
         """The change, in -10..10."""
         return self.progress_after - self.progress_before
 
+    @property
+    def hashed_fields(self) -> dict[str, JsonValue]:
+        """Its fields as hashes use them: ids of pairs and calls rest on these names, so they never change."""
+        fields = self.model_dump(mode="json")
+        numbers = {"phi_before": fields.pop("progress_before"), "phi_after": fields.pop("progress_after")}
+        return {**fields, **numbers}
+
 
 class Label(FrozenModel):
-    """What is right for a transition, who says so, and how far those who say so are apart (0 for one).
+    """The right evaluation of a transition, its source, and the spread of several sources (0 for one).
 
-    Without ``progress_before``, as where only the state after was looked at, a step measures and tests a critic by
-    its phi after like any other; pairs are made of it once that is known, see ``Trace.record``.
+    A label without ``progress_before`` can still measure and test a critic. Pairs need both values; see
+    ``Trace.record``.
     """
 
     progress_before: Progress | None = None
@@ -115,14 +118,14 @@ class Label(FrozenModel):
 
     @property
     def delta(self) -> float | None:
-        """The change, in -10..10; None where nothing is known of the state before."""
+        """The change, in -10..10; None without ``progress_before``."""
         return None if self.progress_before is None else self.progress_after - self.progress_before
 
 
 class ScoreEvent(FrozenModel):
-    """One step of a trace: how a critic judged it and what is right, each where it is known.
+    """One step of a trace, with the critic's evaluation and the label if they are known.
 
-    Where neither is, what a critic's samples agree on may say what is right.
+    Without both, the label may come from the agreement of the critic's samples.
     """
 
     step: int = Field(ge=0)
@@ -132,15 +135,15 @@ class ScoreEvent(FrozenModel):
 
 
 class StateScore(FrozenModel):
-    """What a critic says of a transition.
+    """The score of a transition by a critic.
 
     Args:
-        evaluation: What counts, after the guards.
-        raw: What the model said; the median sample where there were several.
-        guarded: The names of the guards that changed something, in the order in which they stand.
-        samples: Evaluations that were asked for.
-        spread: The largest difference between their phi after; 0 for one.
-        pair_ids: The pairs that the prompt showed as worked examples.
+        evaluation: The evaluation after the guards.
+        raw: The evaluation of the model; the median sample if there were several.
+        applied_guards: The names of the guards that changed the evaluation, in their order.
+        n_samples: How many evaluations were requested.
+        spread: The largest difference of their ``progress_after``; 0 for one sample.
+        pair_ids: The pairs in the prompt's worked examples.
     """
 
     evaluation: Evaluation
@@ -167,9 +170,9 @@ CardStatus = Literal["candidate", "quarantined", "promoted", "rejected", "archiv
 
 
 class Scope(FrozenModel):
-    """For whom a card is meant; an empty field means everyone.
+    """Who may see a card; an empty field means everyone.
 
-    A card with a field that is not empty is found only by those who name one of its values.
+    A query finds a card only if it names a value of each field that is not empty.
     """
 
     roles: tuple[str, ...] = ()
@@ -179,14 +182,14 @@ class Scope(FrozenModel):
 
 
 class Origin(FrozenModel):
-    """A step of a trace; without a number it may be any of them."""
+    """A step of a trace; without ``step`` it may be any step."""
 
     trace_id: str
     step: int | None = None
 
 
 class Provenance(FrozenModel):
-    """Where a card comes from; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
+    """The source of a card; ``prompt`` is a prompt's name and version, such as ``contrast@1``."""
 
     trace_id: str | None = None
     step: int | None = None
@@ -195,12 +198,12 @@ class Provenance(FrozenModel):
 
     @property
     def as_origins(self) -> tuple[Origin, ...]:
-        """The step that it names, or nothing."""
+        """The step as an origin; empty without a trace."""
         return () if self.trace_id is None else (Origin(trace_id=self.trace_id, step=self.step),)
 
 
 class PairHashes(NamedTuple):
-    """Of all that makes a pair, and of its subject: purpose and transition."""
+    """The hash of a pair, and the hash of its subject: purpose and transition."""
 
     pair: str
     subject: str
@@ -213,18 +216,18 @@ class ContrastPair(FrozenModel):
     """A right and a wrong evaluation of one transition, and why the wrong one is wrong.
 
     Args:
-        purpose: What the agent was to achieve.
-        transition: What both evaluations speak of.
-        right: The correct one: gold, or what independent samples agree on.
-        wrong: One that is wrong by construction, a mistake the critic made, or one that was asked for.
-        why: What makes it wrong, in words.
-        mistake: One of ``MISTAKES``, or a user's own.
-        construction: How the wrong one came about.
-        label: Where the right one comes from.
-        judges: How many blind comparisons were made; 0: none.
-        agreement: The share of them that found the right one; None without judges.
-        scope: For whom the pair's cards are meant.
-        provenance: Where it comes from.
+        purpose: The purpose of the agent.
+        transition: The transition that both evaluations judge.
+        right: The right evaluation: a label, or the agreement of independent samples.
+        wrong: The wrong evaluation.
+        reason: Why it is wrong.
+        mistake: One of ``MISTAKE_KINDS``, or a user's own.
+        construction: The origin of the wrong evaluation.
+        label_source: The source of the right evaluation.
+        n_judgements: The number of blind comparisons.
+        agreement: The share of comparisons that found the right one; None without comparisons.
+        scope: Who may see the pair's cards.
+        provenance: The source of the pair.
     """
 
     purpose: str
@@ -242,20 +245,21 @@ class ContrastPair(FrozenModel):
 
     @property
     def id(self) -> str:
-        """Content hash, 64 hexadecimal digits: equal pairs are one, whoever made them and when."""
+        """A content hash of 64 hexadecimal digits; equal pairs have equal ids, whatever their provenance."""
         return self.hashes.pair
 
     @cached_property
     def hashes(self) -> PairHashes:
-        """Its hashes; they take time in proportion to the states, once for each object and its copies."""
+        """The hashes, computed once per object and its copies, in time proportional to the states."""
         said = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
+        said |= {"right": self.right.hashed_fields, "wrong": self.wrong.hashed_fields}
         texts = {name: canonical_json(value) for name, value in said.items()}
         texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}
         return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; its hashes are its own where what they follow from is another."""
+        """Return a copy, with new hashes if a hashed field changes."""
         copied = super().model_copy(update=update, deep=deep)
         if not {"transition", *_IDENTITY_FIELDS}.isdisjoint(update or ()):
             copied.__dict__.pop("hashes", None)
@@ -263,15 +267,15 @@ class ContrastPair(FrozenModel):
 
     @property
     def difficulty(self) -> float | None:
-        """1 - agreement: 0 where every judge tells right from wrong."""
+        """1 - agreement, or None; 0 if every comparison found the right evaluation."""
         return None if self.agreement is None else 1 - self.agreement
 
 
 class MemoryCard(FrozenModel):
-    """One thing that was learned.
+    """A unit of learned knowledge for prompts.
 
-    The two cards of a contrast pair carry its id as ``pair_id`` and are stored, scanned, promoted and
-    retired together. ``utility`` is measured; 0.5 until something measured it.
+    The two cards of a contrast pair have its id as ``pair_id``. They are stored, scanned, promoted and
+    archived together. ``utility`` is measured by tests; it is 0.5 before the first.
     """
 
     id: str
@@ -293,25 +297,25 @@ class MemoryCard(FrozenModel):
 
 
 class PromotionEvidence(ShortReprModel):
-    """The evidence on which a batch of pairs was promoted, or was not.
+    """The result of a replay test of a batch.
 
     Args:
         pair_ids: The batch.
-        promoted: Whether it passed.
-        traces: Traces that the replay test compared, the unit of the test.
-        transitions: Transitions in them.
-        unscored: Those of them that had no valid score without the batch or with it.
-        batches_before: Batches tested before it, which share the error probability with it.
-        effect: Mean absolute error without the batch minus with it, so that above 0 is better.
-        low, high: The effect's interval, resampled by trace.
-        p_value: Of the test that decided.
-        alpha: What it was compared with.
+        passed_test: Whether the batch is promoted, or may stay promoted in a ``demote`` test.
+        n_traces: The number of compared traces, which are the unit of the test.
+        n_transitions: The number of their transitions.
+        n_earlier_tests: Earlier tests on these traces, which share the error probability.
+        effect: Mean absolute error without the batch minus with it; above 0 is better.
+        low, high: The 95% interval of the effect, resampled by trace.
+        p_value: The p-value of the test.
+        alpha: The significance level of the test.
         critic: The critic's identity: model and settings.
-        prompt: Its prompt's name and version.
-        accuracy_change: Pairwise accuracy with the batch minus without: the lower of the mean over traces and
-            the difference over all comparisons. None where nothing can be ordered.
-        outcome: What decided, in a word: ``better``, ``not_shown``, ``accuracy_fell``, or of a later
-            measurement ``worse`` or ``no_harm_shown``.
+        prompt: The name and version of its prompt.
+        accuracy_change: Pairwise accuracy with the batch minus without it: the lower of the mean over traces
+            and the difference over all comparisons. None if nothing can be ordered.
+        outcome: ``better``, ``not_shown`` or ``accuracy_fell``; of a ``demote`` test ``worse`` or
+            ``no_harm_shown``.
+        n_unscored: Transitions without a valid score in one of the arms.
     """
 
     pair_ids: tuple[str, ...]

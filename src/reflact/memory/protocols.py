@@ -1,9 +1,9 @@
-"""What calibration needs from storage: cards and pairs with their states, tests that promote them, traces.
+"""The storage that calibration needs: protocols of card, trace and calibration stores, and their values.
 
-A *unit* is what is stored, scanned, promoted and retired as one: a contrast pair with its two cards, named by
-the pair's id, or a card that stands alone, named by its own. All methods raise StoreError where the file
-cannot be read or written, and DataError where an id names nothing. ``store.cards.SQLiteCards`` and
-``store.traces.SQLiteTraces`` say what each method does.
+A *unit* is stored, scanned, promoted and archived as one: a contrast pair with its two cards, named by the
+pair's id, or a card without a pair, named by its own id. All methods raise ``StoreError`` if the file cannot
+be read or written, and ``DataError`` for an unknown id. ``SQLiteCardStore`` and ``SQLiteTraceStore`` document
+the methods.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from reflact.types import FrozenModel
 
 
 class Submission(FrozenModel):
-    """What became of a unit that was handed in.
+    """The result of a submission.
 
     Args:
-        unit_id: The pair's id, or the card's.
-        new: False where the store had it already; it is then as it was.
-        status: Where it stands now: quarantined, rejected, or whatever it was.
-        reason: The rule that held or rejected it, ``anchor`` where its transition is one that is never
-            learned from, ``anchor_trace`` where it was made of a trace that an anchor was made of; None where
-            nothing was found.
+        unit_id: The id of the pair or the card.
+        is_new: False if the unit was stored already; it then stays as it is.
+        status: The status of the unit now.
+        reason: The rule that quarantined or rejected it, or None. ``anchor``: an anchor has the same
+            transition. ``anchor_trace``: an anchor came from the same trace.
     """
 
     unit_id: str
@@ -47,9 +46,9 @@ class Submission(FrozenModel):
 
 
 class StoredPair(FrozenModel):
-    """A pair as the store has it; ``held`` ones are quarantined for a reason and are not to be tested.
+    """A pair in the store, with its status and measurements.
 
-    ``origins`` are all steps that it was made of, sorted; the pair's own provenance is that of the first one.
+    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first submitted.
     """
 
     pair: ContrastPair
@@ -65,23 +64,21 @@ class StoredPair(FrozenModel):
 
     @property
     def needs_review(self) -> bool:
-        """Whether somebody has to look at it before it counts; see ``CardStore.release``."""
+        """Whether it is quarantined for a reason and cannot be tested; see ``SQLiteCardStore.release``."""
         return self.status == "quarantined" and self.reason is not None
 
 
 class CardQuery(FrozenModel):
-    """What is looked for.
+    """A query for cards.
 
     Args:
-        text: Words that count for relevance; any text is valid, and one without words finds everything by
-            worth.
+        text: Words that count for relevance; any text is valid. Without words, all cards match.
         kinds: Kinds of cards; empty for all.
-        statuses: Their states, empty for all; only promoted cards count anywhere but in a list.
-        scope: Who asks: a card with a field that is not empty is found only where this names one
-            of its values.
-        all_scopes: Look past scopes: for lists that a person reads, never for a prompt.
-        now: The time against which recency is counted; without it recency does not count.
-        limit: At most so many.
+        statuses: Statuses of cards; empty for all.
+        scope: Who asks. A card is found only if this shares a value with each of its fields that is not empty.
+        all_scopes: Ignore scopes: for lists that people read, never for a prompt.
+        now: The time from which recency is counted; without it recency does not count.
+        limit: The largest number of results, 1 to 1000.
     """
 
     text: str = ""
@@ -94,7 +91,7 @@ class CardQuery(FrozenModel):
 
 
 class StatusChange(FrozenModel):
-    """One entry of a unit's history; ``promotion`` is the number of the evidence it rests on."""
+    """One entry of a unit's history; ``test_number`` names the test that caused it."""
 
     before: CardStatus | None
     after: CardStatus
@@ -105,17 +102,17 @@ class StatusChange(FrozenModel):
 
 
 class BatchTest(FrozenModel):
-    """A batch that was tested, or is being tested while it has no evidence yet.
+    """A test of a batch.
 
     Args:
-        number: Counts all batches of the store, from 1.
-        held_out: What the held-out traces are called; nothing is counted by it but whose turn a slice is.
-        before: Batches opened before it on any of its traces.
+        number: The number of the test in its store, from 1.
+        holdout_id: The name of the held-out set.
+        n_earlier_tests: Tests that were opened before it on any of its traces.
         unit_ids: The batch.
-        evidence: How it ended.
-        use: Whether it was tested to promote, or measured again.
-        traces: What stands for what each of the traces held on which it was tested, sorted; see ``mark_of``.
-        names: What stands for the names of these traces, sorted.
+        evidence: The result; None while the test runs.
+        kind: Whether the test promotes the batch, or measures promoted units again.
+        content_fingerprints: The fingerprints of the traces' contents, sorted; see ``compute_fingerprint``.
+        name_fingerprints: The fingerprints of the traces' names, sorted.
     """
 
     number: int
@@ -130,22 +127,22 @@ class BatchTest(FrozenModel):
 
     @property
     def fingerprints(self) -> frozenset[str]:
-        """By what its traces are known: what each held, and what it was called."""
+        """All fingerprints of the traces."""
         return frozenset((*self.content_fingerprints, *self.name_fingerprints))
 
 
 def count_tests(tests: Iterable[BatchTest], traces: Iterable[TraceIdentity]) -> int:
-    """Return how many tests were made on any of these traces."""
-    marks = frozenset[str]().union(*(trace.fingerprints for trace in traces))
-    return sum(not marks.isdisjoint(test.fingerprints) for test in tests)
+    """Return how many tests used any of these traces."""
+    fingerprints = frozenset[str]().union(*(trace.fingerprints for trace in traces))
+    return sum(not fingerprints.isdisjoint(test.fingerprints) for test in tests)
 
 
 class ForgetResult(FrozenModel):
-    """What ``forget`` removed; the ids of units are hashes and hold nothing of their content.
+    """What ``forget`` removed; the ids of units are hashes and reveal no content.
 
-    ``replies`` are those of models to calibration's questions that were removed, ``replies_left`` those that
-    stay in the file and may quote the trace. ``logged`` says that the log beside the file could not be
-    emptied, since another process was reading: what was removed stays in there until the log is.
+    ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left`` counts
+    those that stay in the file and may quote the trace. ``remains_in_wal`` says that another process was
+    reading, so that the write-ahead log still contains the removed data.
     """
 
     trace_id: str
@@ -160,7 +157,7 @@ class ForgetResult(FrozenModel):
 
 
 class StoredTrace(FrozenModel):
-    """A trace as far as it was appended."""
+    """A stored trace with its events."""
 
     id: str
     purpose: str
@@ -168,14 +165,14 @@ class StoredTrace(FrozenModel):
 
 
 class TestableTrace(NamedTuple):
-    """A stored trace by which something could be tested, without its steps.
+    """A stored trace with labelled steps, without the steps themselves.
 
     Args:
-        number: Its place in the order in which traces came.
-        id: The trace.
-        purpose: What the agent was to achieve.
-        content: What it holds, see ``Recording``.
-        taught: Whether a stored pair was made of it, or of a trace that holds the same.
+        number: Its position in the order of insertion.
+        id: The id of the trace.
+        purpose: The purpose of the agent.
+        content_hash: The hash of its content; see ``TraceIdentity``.
+        has_pairs: Whether a stored pair came from this trace or from one with equal content.
     """
 
     number: int
@@ -186,15 +183,15 @@ class TestableTrace(NamedTuple):
 
 
 class TraceSummary(FrozenModel):
-    """What a stored trace holds, in numbers.
+    """Counts of a stored trace.
 
     Args:
-        id: The trace.
-        purpose: What the agent was to achieve.
-        events: Its steps.
-        scored: Those that a critic scored as they happened.
-        gold: Those of which a program or a person said what is right; what samples agree on is none.
-        pairs: Stored contrast pairs that were made of it; a trace that has any tests no batch.
+        id: The id of the trace.
+        purpose: The purpose of the agent.
+        n_events: Its steps.
+        n_scored: Steps with an evaluation of a critic.
+        n_labelled: Steps with a label of a program or a person; agreement does not count.
+        n_pairs: Stored pairs that came from it; a trace with pairs tests no batch.
     """
 
     id: str
@@ -206,14 +203,14 @@ class TraceSummary(FrozenModel):
 
 
 class CardStore(Protocol):
-    """What calibration does with pairs and cards."""
+    """The store of pairs and cards that calibration needs."""
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Store a pair with its two cards, scanned."""
+        """Scan a pair and store it with its two cards."""
         ...
 
     async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
-        """Return all promoted pairs that a scope may see; the same objects as before."""
+        """Return all promoted pairs that a scope may see; a known pair is the same object as before."""
         ...
 
     async def pairs(
@@ -223,7 +220,7 @@ class CardStore(Protocol):
         ...
 
     async def remaining_capacity(self) -> int:
-        """Return how many pairs can be added before the bound archives one that no test refused."""
+        """Return how many pairs can be added before the bound archives one that has not failed a test."""
         ...
 
     async def open_test(
@@ -234,11 +231,11 @@ class CardStore(Protocol):
         traces: Collection[TraceIdentity],
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
-        """Record a test before its level is chosen."""
+        """Record a test before its alpha is chosen."""
         ...
 
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
-        """Store how a test ended and do what follows."""
+        """Store the result of a test and change the units."""
         ...
 
     async def tests(self) -> tuple[BatchTest, ...]:
@@ -251,14 +248,14 @@ class CardStore(Protocol):
 
 
 class TraceStore(Protocol):
-    """What calibration does with traces."""
+    """The store of traces that calibration needs."""
 
     async def open_trace(self, trace_id: str, purpose: str) -> None:
-        """Make a trace, or go on with it."""
+        """Add a trace, unless it is stored with the same purpose."""
         ...
 
     async def append(self, trace_id: str, event: ScoreEvent) -> bool:
-        """Append an event, whole; False if it is there already."""
+        """Append an event; return False if it is stored already."""
         ...
 
     async def trace(self, trace_id: str) -> StoredTrace | None:
@@ -266,21 +263,21 @@ class TraceStore(Protocol):
         ...
 
     async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
-        """Return traces with steps of which a program or a person said what is right."""
+        """Return traces with steps that a program or a person labelled, newest first."""
         ...
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
-        """Return the different purposes of all traces."""
+        """Return the distinct purposes of all traces."""
         ...
 
 
 class StoredCalibration(FrozenModel):
-    """A calibration that was begun.
+    """A calibration that has started.
 
     Args:
-        number: Counts all calibrations of the store, from 1.
-        baseline: What stood in the memory when it began, as JSON.
-        result: What came of it, as JSON; None while it is not over.
+        number: The number of the calibration in its store, from 1.
+        baseline: The memory's state at the start, as JSON.
+        result: The result as JSON; None before the end.
     """
 
     number: int
@@ -289,10 +286,10 @@ class StoredCalibration(FrozenModel):
 
 
 class CalibrationStore(Protocol):
-    """Calibrations that were begun, so that one which was stopped goes on from what it began with."""
+    """Stores the start and the result of calibrations, so that a stopped one resumes from its start."""
 
     async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
-        """Book a calibration, on disk when this returns; ``identity`` is equal for equal ones."""
+        """Store the start of a calibration; ``identity`` is equal for equal calibrations."""
         ...
 
     async def find_calibration(self, identity: str) -> StoredCalibration | None:
@@ -300,5 +297,5 @@ class CalibrationStore(Protocol):
         ...
 
     async def finish_calibration(self, number: int, result: str) -> None:
-        """Store what came of a calibration; of one that is over the first result stays."""
+        """Store the result of a calibration; a result that is stored already stays."""
         ...

@@ -1,6 +1,6 @@
-"""Units as they are stored, and how they are read. A unit is a pair with its two cards, or one card.
+"""Rows of units, their cards, origins and anchors. A unit is a pair with its two cards, or a single card.
 
-State, scope and provenance stand once for each unit, so that the cards of a pair cannot drift apart.
+Status, scope and provenance are stored once per unit, so the cards of a pair always agree.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ from reflact.store.database import Tables
 from reflact.types import FrozenModel
 
 FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
-
-
-"""Units or anchors that were made of a trace."""
+"""Units or anchors that came from a trace."""
 
 
 def add_origins(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
-    """Write origins that are not there yet."""
+    """Write origins that are not stored yet."""
     records = ({"owner": owner, "trace_id": origin.trace_id, "step": origin.step} for origin in origins)
     tables.table("memory_origins").insert_all(records, ignore=True)
 
 
 def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Origin, ...]]:
-    """Return the origins of each, sorted by trace and step."""
+    """Return the origins of each unit or anchor, sorted by trace and step."""
     found: dict[str, list[Origin]] = {owner: [] for owner in owners}
     for owner, trace_id, step in tables.execute(
         "SELECT owner, trace_id, step FROM memory_origins "
@@ -54,9 +52,9 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
 
 
 def find_exclusion(tables: Tables, pair: ContrastPair | None, unit_origins: Iterable[Origin]) -> str | None:
-    """Return why a unit is never learned from, None if it may be.
+    """Return why calibration must not learn from a unit, or None if it may.
 
-    ``anchor``: it speaks of an anchor's transition. ``anchor_trace``: it was made of an anchor's trace, whose
+    ``anchor``: an anchor has the same transition. ``anchor_trace``: an anchor came from the same trace, whose
     steps show each other's states.
     """
     if pair is None:
@@ -69,29 +67,29 @@ def find_exclusion(tables: Tables, pair: ContrastPair | None, unit_origins: Iter
 
 
 def add_anchor(tables: Tables, pair: ContrastPair, unit_origins: Sequence[Origin]) -> bool:
-    """Keep an anchor that was made of these steps; returns whether it is new."""
-    kept = tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
-    if kept and set(unit_origins) <= set(read_origins(tables, [pair.id])[pair.id]):
+    """Store an anchor that came from these steps, and return whether it is new."""
+    is_new = not tables.execute("SELECT 1 FROM memory_anchors WHERE id = ?", (pair.id,)).fetchone()
+    if not is_new and set(unit_origins) <= set(read_origins(tables, [pair.id])[pair.id]):
         return False
-    spoken_of = subject_hash(pair)
-    taken = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (spoken_of,)).fetchone()
-    if taken:
+    subject = subject_hash(pair)
+    learned = tables.execute("SELECT id FROM memory_units WHERE subject = ?", (subject,)).fetchone()
+    if learned:
         raise DataError(
-            f"anchor {pair.id} speaks of the transition of stored pair {taken[0]}; anchors are never learned "
-            "from, so take another one"
+            f"anchor {pair.id} has the transition of stored pair {learned[0]}; calibration never learns from "
+            "anchors, so choose another one"
         )
     sql = f"SELECT id FROM memory_units WHERE pair IS NOT NULL AND {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
     for origin in unit_origins:
-        taught = tables.execute(sql, (origin.trace_id,)).fetchone()
-        if taught:
+        learned = tables.execute(sql, (origin.trace_id,)).fetchone()
+        if learned:
             raise DataError(
-                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair {taught[0]}; "
-                "what anchors are made of is never learned from, so take another trace"
+                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair {learned[0]}; "
+                "calibration never learns from traces of anchors, so choose another trace"
             )
-    record = {"id": pair.id, "subject": spoken_of, "pair": encode_value(pair)}
+    record = {"id": pair.id, "subject": subject, "pair": encode_value(pair)}
     tables.table("memory_anchors").insert(record, ignore=True)
     add_origins(tables, pair.id, unit_origins)
-    return not kept
+    return is_new
 
 
 def read_anchors(tables: Tables) -> list[ContrastPair]:
@@ -101,13 +99,11 @@ def read_anchors(tables: Tables) -> list[ContrastPair]:
 
 
 PAIR_UNIT = "pair"
-
-
-"""What stands for the kind of a pair, whose cards are of two kinds."""
+"""The kind of a unit that is a pair; its cards have two kinds."""
 
 
 RANK_QUERY = """
-SELECT number, id, trust, utility, changed FROM memory_units
+SELECT number, id, trust, utility, changed_at FROM memory_units
 WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
 """
 
@@ -117,13 +113,11 @@ PAIR_FIELD_NAMES = frozenset(
     for model in (ContrastPair, Transition, Action, Evaluation, Scope, Provenance)
     for name in model.model_fields
 )
-
-
-"""The names of a pair's own fields, which are no text of anybody's."""
+"""The field names of a pair, which are not scanned."""
 
 
 class CardText(FrozenModel):
-    """What a card says."""
+    """The texts of a card."""
 
     content: str
     pattern: str = ""
@@ -131,32 +125,32 @@ class CardText(FrozenModel):
 
     @classmethod
     def from_card(cls, card: MemoryCard) -> CardText:
-        """Return the text of a card."""
+        """Return the texts of a card."""
         return cls(content=card.content, pattern=card.pattern, strategy=card.strategy)
 
 
 class UnitRow(NamedTuple):
-    """A stored unit."""
+    """A stored unit; the fields are columns of ``memory_units``."""
 
     number: int
     id: str
     kind: str
     status: CardStatus
     reason: str | None
-    refused: int
+    failed_test: int
     version: int
     trust: float
     utility: float
     created_by: str
-    created: str
-    changed: str
+    created_at: str
+    changed_at: str
     scope: str
     provenance: str
     pair: str | None
 
 
 class Unit(NamedTuple):
-    """A unit to be stored: a pair with its two cards, or a card with no pair."""
+    """A unit before it is stored: a pair with its two cards, or a card without a pair."""
 
     id: str
     cards: tuple[MemoryCard, ...]
@@ -169,13 +163,8 @@ class Unit(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind under which it counts against the bound."""
+        """The kind by which the bound counts it."""
         return self.cards[0].kind if self.pair is None else PAIR_UNIT
-
-    @property
-    def kinds(self) -> tuple[CardKind, ...]:
-        """The kinds of its cards."""
-        return tuple(card.kind for card in self.cards)
 
     @property
     def card_texts(self) -> tuple[str, ...]:
@@ -186,7 +175,7 @@ class Unit(NamedTuple):
 
     @property
     def all_texts(self) -> tuple[str, ...]:
-        """All texts in it, each once: what its pair holds, and what its cards say beyond that."""
+        """All texts to scan, each once: those of its pair, and edited texts of its cards."""
         if self.pair is None:
             return (*self.card_texts, *iter_texts(self.cards[0].scope.model_dump(mode="json")))
         derived = Unit.from_pair(self.pair, "").card_texts
@@ -195,14 +184,14 @@ class Unit(NamedTuple):
 
 
 def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
-    """Return all texts of a pair, each once: those that its cards are made of."""
-    held = iter_texts(to_json_object(pair))
-    return tuple(text for text in dict.fromkeys(held) if text not in PAIR_FIELD_NAMES)
+    """Return all texts of a pair, each once."""
+    texts = dict.fromkeys(iter_texts(to_json_object(pair)))
+    return tuple(text for text in texts if text not in PAIR_FIELD_NAMES)
 
 
 def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[UnitRow]:
-    """Return units by a condition that this package wrote."""
-    sql = f"SELECT {', '.join(UnitRow._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - see above
+    """Return the units that meet an SQL condition; it must be a constant of this package."""
+    sql = f"SELECT {', '.join(UnitRow._fields)} FROM memory_units WHERE {where}"  # noqa: S608 - constant
     return [UnitRow(*row) for row in tables.execute(sql, parameters).fetchall()]
 
 
@@ -210,45 +199,43 @@ def read_units(tables: Tables, ids: Iterable[str]) -> list[UnitRow]:
     """Return units by their ids.
 
     Raises:
-        DataError: One is not stored.
+        DataError: A unit is not stored.
     """
-    found = []
+    rows = []
     for unit_id in ids:
         row = select_rows(tables, "id = ?", (unit_id,))
         if not row:
-            raise DataError(
-                f"the memory holds no unit {unit_id}; list what it holds with `reflact memory list`"
-            )
-        found.extend(row)
-    return found
+            raise DataError(f"the memory has no unit {unit_id}; list its cards with `reflact memory list`")
+        rows.extend(row)
+    return rows
 
 
 def read_unit_of_card(tables: Tables, card_id: str) -> UnitRow:
-    """Return the unit that a card belongs to.
+    """Return the unit of a card.
 
     Raises:
         DataError: There is no such card.
     """
     found = select_rows(tables, "number = (SELECT unit FROM memory_cards WHERE id = ?)", (card_id,))
     if not found:
-        raise DataError(f"the memory holds no card {card_id}; list what it holds with `reflact memory list`")
+        raise DataError(f"the memory has no card {card_id}; list its cards with `reflact memory list`")
     return found[0]
 
 
 def parse_pair(row: UnitRow) -> ContrastPair:
-    """Return the pair that a unit is."""
+    """Return the pair of a unit."""
     return decode_value(ContrastPair, row.pair or "null", f"pair {row.id}")
 
 
 def build_stored_pairs(tables: Tables, rows: Sequence[UnitRow]) -> list[StoredPair]:
-    """Return units as the pairs that they are."""
+    """Return the pairs of units, with their statuses and origins."""
     found = read_origins(tables, [row.id for row in rows])
     return [_build_stored_pair(row, found[row.id]) for row in rows]
 
 
 def _build_stored_pair(row: UnitRow, unit_origins: tuple[Origin, ...]) -> StoredPair:
     pair = parse_pair(row)
-    _ = pair.id  # hashed here, on a reader's thread, and not where it is asked for
+    _ = pair.id  # computes the hash on the reader's thread
     return StoredPair(
         pair=pair,
         status=row.status,
@@ -257,8 +244,8 @@ def _build_stored_pair(row: UnitRow, unit_origins: tuple[Origin, ...]) -> Stored
         trust=row.trust,
         utility=row.utility,
         created_by=row.created_by,
-        created_at=parse_time(row.created),
-        changed_at=parse_time(row.changed),
+        created_at=parse_time(row.created_at),
+        changed_at=parse_time(row.changed_at),
         origins=unit_origins,
     )
 
@@ -283,8 +270,8 @@ def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> 
             provenance=provenance,
             created_by=row.created_by,
             reason=row.reason,
-            created_at=parse_time(row.created),
-            changed_at=parse_time(row.changed),
+            created_at=parse_time(row.created_at),
+            changed_at=parse_time(row.changed_at),
         )
         for card_id, kind, text in found
         if not kinds or kind in kinds
@@ -292,24 +279,25 @@ def read_cards(tables: Tables, row: UnitRow, kinds: Sequence[CardKind] = ()) -> 
 
 
 def find_units(tables: Tables, query: CardQuery, *, pairs: bool = False) -> list[UnitRow]:
-    """Return the units that a query finds, or only the pairs among them, the best first."""
+    """Return the units that match a query, or only the pairs among them, best first."""
     relevance = dict(compute_relevances(tables, query))
-    standings = [
+    ranked = [
         RankedUnit(unit_id, relevance[number], trust, utility, parse_time(changed))
         for number, unit_id, trust, utility, changed in tables.execute(
             RANK_QUERY, (json.dumps(list(relevance)), PAIR_UNIT if pairs else None)
         )
     ]
-    best = rank_units(standings, query.now)[: query.limit]
+    best = rank_units(ranked, query.now)[: query.limit]
     return [row for unit_id in best for row in select_rows(tables, "id = ?", (unit_id,))]
 
 
-def read_history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
-    """Return a unit's history, the first change first."""
+def read_history(tables: Tables, unit_id: str) -> tuple[StatusChange, ...]:
+    """Return the status changes of a unit in their order."""
+    (row,) = read_units(tables, [unit_id])
     changes = tables.execute(
-        "SELECT before, after, reason, test, version, at FROM memory_history WHERE unit = ? "
+        "SELECT before, after, reason, test_number, version, at FROM memory_history WHERE unit = ? "
         "ORDER BY sequence",
-        (number,),
+        (row.number,),
     ).fetchall()
     return tuple(
         StatusChange(
@@ -320,5 +308,5 @@ def read_history(tables: Tables, number: int) -> tuple[StatusChange, ...]:
 
 
 def parse_scope(row: UnitRow) -> Scope:
-    """Return for whom a unit is meant."""
+    """Return the scope of a unit."""
     return decode_value(Scope, row.scope, f"scope of unit {row.id}")

@@ -1,13 +1,12 @@
-"""Rules for what must not become a lesson unseen: instructions hidden in data, secrets, personal data. Pure.
+"""Scans texts for hidden instructions, secrets and personal data before they are stored. Pure functions.
 
-Texts are folded before they are looked at: compatibility forms, accents, characters that are not seen,
-look-alike letters of other scripts, digits for letters, letters spaced apart. The rules know common wordings
-in a few languages and nothing of meaning: a paraphrase passes. What keeps a card from being obeyed is that
-prompts fence it as data; what keeps a useless one out is that it is tested.
+Texts are normalized first: compatibility forms, accents, invisible characters, look-alike letters of other
+scripts, digits for letters, and spaced letters. The rules match common wordings in a few languages and do not
+understand meaning, so a paraphrase passes. Prompts also fence cards as data, and tests keep useless cards out.
 
-A repetition is bounded wherever its pattern could begin again within it, so that looking takes time in
-proportion to a text whatever it holds. A pattern at work holds up the event loop from any thread, so long
-texts are looked at in parts that overlap by more than any rule takes in.
+Repetitions in patterns are bounded, so that a scan takes time proportional to the text. A running pattern
+blocks the event loop from any thread. So long texts are scanned in parts that overlap by more than any rule
+matches.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ _SPACES = re.compile(r"\s+")
 _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me", "Co", "Cs", "Cn"}
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
 _TAG_LETTERS = {code: code - 0xE0000 for code in range(0xE0020, 0xE007F)}
-"""Unseen copies of ASCII, which models read."""
+"""Invisible copies of ASCII characters, which models read."""
 
 PART_CHARS = 16_384
-"""Characters of a text that a pattern looks at in one go, at most."""
+"""The largest number of characters that a pattern scans at once."""
 
 OVERLAP_CHARS = 2_048
-"""Characters that two parts of a text share, at least; no rule looks at more."""
+"""The least number of characters that two parts share; no rule matches more."""
 
 _PART_EDGE = "xx"
-"""Stands where a text was cut, so that nothing seems to begin or end there."""
+"""Added where a text is cut, so that no word seems to start or end there."""
 
 _LONG_GAP = re.compile(r"(\s{64})\s+")
 
 
 def split_overlapping(text: str) -> Iterator[str]:
-    """Cut a text into parts that overlap, after white space where there is any; a short one is one part.
+    """Yield overlapping parts of a text, cut after white space if there is any; a short text is one part.
 
-    Long runs of white space are shortened, so that an overlap holds words.
+    Long runs of white space are shortened, so that overlaps contain words.
     """
     if len(text) <= PART_CHARS:
         yield text
@@ -68,13 +67,13 @@ def split_overlapping(text: str) -> Iterator[str]:
 
 
 def _find_gap(text: str, start: int, end: int) -> int:
-    """Return where in a range the last white space stands; the last place where there is none."""
+    """Return the index of the last white space in a range, or its last index without white space."""
     last = max(text.rfind(sign, start, end) for sign in " \n\t")
     return end - 1 if last < 0 else last
 
 
 def _list_readings(plain: str) -> tuple[str, ...]:
-    """Return the ways in which a text may be read, without repetitions."""
+    """Return the distinct readings of a text."""
     latin = plain.translate(_LOOKALIKES)
     joined = _SPACED_LETTERS.sub(lambda run: _SEPARATOR.sub("", run[0]), latin)
     mixed = _MIXED.search(joined) is not None
@@ -98,7 +97,7 @@ def _normalize_text(text: str) -> str:
 
 
 class ScanRule(NamedTuple):
-    """What a hit means, and the patterns that are looked for in every view of a text."""
+    """The verdict of a match, and the patterns that are searched in every reading of a text."""
 
     name: str
     verdict: Literal["quarantine", "reject"]
@@ -210,7 +209,7 @@ _SECRET_HINTS = (
     *("sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "akia", "aiza", "xox"),
     *("-----begin", "eyj", "password", "passwd", "key", "secret", "bearer"),
 )
-"""One of these every secret has, in small letters; most texts have none, and are done with."""
+"""Every secret contains one of these in lower case. Most texts contain none, so no pattern is tried."""
 
 _SECRETS = re.compile(
     r"\bsk-[A-Za-z0-9_-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
@@ -231,7 +230,7 @@ _ACCOUNT_NUMBER = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9
 
 
 def scan_texts(texts: Iterable[str]) -> ScanFinding | None:
-    """Return the gravest finding in a unit's texts, the first of equally grave ones, or None."""
+    """Return the most severe finding in a unit's texts, the first of equal ones, or None."""
     found: ScanFinding | None = None
     for text in dict.fromkeys(texts):
         for finding in _list_findings(text):
@@ -242,13 +241,13 @@ def scan_texts(texts: Iterable[str]) -> ScanFinding | None:
 
 
 class CachingScanner:
-    """Scans each text once: steps that follow each other hold the same ones.
+    """Scans each text once, since consecutive steps share texts.
 
-    Texts in which nothing was found are remembered by their hashes.
+    It remembers the hashes of texts without findings.
 
     Args:
-        look: Looks at each text by itself.
-        size: How many are remembered; beyond it all are forgotten.
+        scan: Scans the texts; its findings must not depend on combinations of texts.
+        size: The largest number of hashes; beyond it the cache is cleared.
     """
 
     def __init__(self, scan: Scanner = scan_texts, size: int = 32_768) -> None:
@@ -257,7 +256,7 @@ class CachingScanner:
         self._clean_hashes: set[bytes] = set()
 
     def __call__(self, texts: Iterable[str]) -> ScanFinding | None:
-        """Return the gravest finding in a unit's texts, the first of equally grave ones, or None."""
+        """Return the most severe finding in a unit's texts, the first of equal ones, or None."""
         hashed = {_hash_text(text): text for text in texts}
         found = self._scan([text for key, text in hashed.items() if key not in self._clean_hashes])
         if found is None:
@@ -272,19 +271,19 @@ def _hash_text(text: str) -> bytes:
 
 
 def _list_findings(text: str) -> Iterator[ScanFinding]:
-    seen = [view for part in split_overlapping(_normalize_text(text)) for view in _list_readings(part)]
+    readings = [view for part in split_overlapping(_normalize_text(text)) for view in _list_readings(part)]
     for rule in RULES:
-        if any(_matches(pattern, view) for pattern in rule.patterns for view in seen):
+        if any(_matches(pattern, view) for pattern in rule.patterns for view in readings):
             yield ScanFinding(rule=rule.name, verdict=rule.verdict)
-    shown = [*split_overlapping(_remove_invisible(text))]
-    if any(_has_secret_hint(part) and _matches(_SECRETS, part) for part in shown):
+    parts = [*split_overlapping(_remove_invisible(text))]
+    if any(_has_secret_hint(part) and _matches(_SECRETS, part) for part in parts):
         yield ScanFinding(rule="secret", verdict="reject")
-    if any(looks(part) for looks in _PERSONAL_DATA_CHECKS for part in shown):
+    if any(check(part) for check in _PERSONAL_DATA_CHECKS for part in parts):
         yield ScanFinding(rule="personal_data", verdict="quarantine")
 
 
 def _remove_invisible(text: str) -> str:
-    """Return a text without what is not seen, in its own letters."""
+    """Return a text without invisible characters; letters keep their case and script."""
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFKC", text)
@@ -292,7 +291,7 @@ def _remove_invisible(text: str) -> str:
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether a pattern is found; after a long text other threads are let in, which wait longer else."""
+    """Whether a pattern matches; after a long text it lets other threads run."""
     found = pattern.search(text) is not None
     if len(text) > PART_CHARS // 2:
         time.sleep(0)
@@ -329,13 +328,13 @@ _PERSONAL_DATA_CHECKS: tuple[Callable[[str], bool], ...] = (
 
 
 def _passes_card_checksum(digits: str) -> bool:
-    """Whether a number carries the check digit of payment cards (ISO/IEC 7812-1), and is not all zeros."""
+    """Whether a number has the check digit of payment cards (ISO/IEC 7812-1), and is not all zeros."""
     doubled = [int(d) * 2 for d in digits[-2::-2]]
     total = sum(map(int, digits[-1::-2])) + sum(d - 9 if d > 9 else d for d in doubled)
     return total > 0 and total % 10 == 0
 
 
 def _passes_account_checksum(text: str) -> bool:
-    """Whether a text carries the check digits of an international account number (ISO 13616)."""
+    """Whether a text has the check digits of an international account number (ISO 13616)."""
     moved = text[4:] + text[:4]
     return int("".join(str(int(c, 36)) for c in moved)) % 97 == 1

@@ -1,9 +1,8 @@
-"""What the full-text index holds of a unit, and how a question becomes an expression over it.
+"""Full-text search: the indexed words and tags of a unit, and the match expression of a query.
 
-Words are cut here and not by SQLite, so that scripts without spaces are found too: their runs are indexed as
-overlapping pairs of characters. What can be filtered by is indexed as tags beside the words, so that a
-filter costs nothing where few of many match. No character of a question reaches SQLite but letters, digits
-and underscores, in quotes.
+This module splits texts into words instead of SQLite, so that scripts without spaces can be searched: their
+runs are indexed as overlapping pairs of characters. Filters are indexed as tags beside the words, so a filter
+stays fast if few of many units match. Of a query, only quoted letters, digits and underscores reach SQLite.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from reflact.skills.document import UNSPACED_SCRIPTS
 from reflact.store.database import Tables
 
 MAX_INDEXED_CHARS = 20_000
-"""Characters of a card that can be found; what stands after them is kept, but not searched."""
+"""Characters of each text that are indexed; the rest is stored but not searched."""
 
 MAX_QUERY_WORDS = 32
-"""Distinct words of a question that count, the first ones."""
+"""Distinct words of a query that count, the first ones."""
 
 MAX_COMMON_WORDS = 3
-"""Words that count where all are in more units than can be ranked."""
+"""Words that count if every word matches more units than can be ranked."""
 
 MAX_RANKED_UNITS = 1_024
-"""Units that are ranked for a question: the newest of those that match."""
+"""Units that are ranked for a query: the newest that match."""
 
 NEWEST_QUERY = (
     "SELECT rowid, 0 FROM memory_units_fts WHERE memory_units_fts MATCH ? ORDER BY rowid DESC LIMIT ?"
@@ -49,36 +48,42 @@ _UNSPACED = regex.compile(rf"[{UNSPACED_SCRIPTS}]")
 
 
 def split_words(text: str) -> list[str]:
-    """Return a text's words as they are indexed, in order: folded, with runs of unspaced scripts in pairs.
+    """Return the words of a text in order: case-folded, with runs of unspaced scripts as character pairs.
 
-    Other threads are not let in at each word, as ``regex`` would: two that take turns so fast leave none to
-    an event loop that waits for its own.
+    ``concurrent=False`` keeps ``regex`` from releasing the interpreter's lock at each word. Two threads that
+    alternate so fast would starve the event loop.
     """
-    found: list[str] = []
-    for run in _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold(), concurrent=False):
-        if _UNSPACED.search(run, concurrent=False):
-            found.extend(run[at : at + 2] for at in range(len(run)))
-        else:
-            found.append(run)
-    return found
+    return [
+        word
+        for run in _find_runs(text)
+        for word in ([run[at : at + 2] for at in range(len(run))] if _is_unspaced(run) else [run])
+    ]
+
+
+def _find_runs(text: str) -> list[str]:
+    return _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold(), concurrent=False)
+
+
+def _is_unspaced(run: str) -> bool:
+    return _UNSPACED.search(run, concurrent=False) is not None
 
 
 def build_index_text(texts: Iterable[str]) -> str:
-    """Return what the index holds of a unit's texts; a line that stands in several of them counts once."""
+    """Return the indexed words of a unit's texts; a line that several texts share counts once."""
     lines = dict.fromkeys(line for text in texts for line in text[:MAX_INDEXED_CHARS].splitlines())
     return " ".join(" ".join(split_words(line)) for line in lines)
 
 
 def build_tags(status: CardStatus, kinds: Iterable[CardKind], scope: Scope) -> str:
-    """Return the tags of a unit: what it may be filtered by."""
-    named = [f"status_{status}", *(f"kind_{kind}" for kind in kinds)]
+    """Return the tags of a unit: its status, its kinds and its scope."""
+    tags = [f"status_{status}", *(f"kind_{kind}" for kind in kinds)]
     for name, values in _list_scope_fields(scope):
-        named.extend(_build_tag(name, value) for value in values) if values else named.append(f"{name}_any")
-    return " ".join(named)
+        tags.extend([_build_tag(name, value) for value in values] or [f"{name}_any"])
+    return " ".join(tags)
 
 
 def build_filter(query: CardQuery) -> str:
-    """Return the expression that all units match which a query may find, whatever its words."""
+    """Return the match expression for the filters of a query, without its words."""
     groups: list[Sequence[str]] = [
         [f"status_{status}" for status in query.statuses or NEXT_STATUSES],
         [f"kind_{kind}" for kind in query.kinds],
@@ -92,36 +97,37 @@ def build_filter(query: CardQuery) -> str:
 
 
 def compute_relevances(tables: Tables, query: CardQuery) -> list[tuple[int, float]]:
-    """Return the numbers of the units that match a query, with how relevant they are.
+    """Return the numbers of the units that match a query, with their relevance.
 
-    Relevance is BM25 over the rarest words, as many as together stand in few enough units to be ranked;
-    where every word is in more, it is how many of the first of them a unit has. Without words it is 0.
+    The relevance is BM25 over the rarest words that together match few enough units to be ranked. If every
+    word matches more, the relevance is the number of the first words that a unit contains. Without words it
+    is 0.
     """
-    filters, asked = build_filter(query), list(dict.fromkeys(_split_query(query.text)))[:MAX_QUERY_WORDS]
-    if not asked:
+    filters, words = build_filter(query), list(dict.fromkeys(_split_query(query.text)))[:MAX_QUERY_WORDS]
+    if not words:
         return tables.execute(NEWEST_QUERY, (filters, MAX_RANKED_UNITS)).fetchall()
-    rare = _select_rare_words(tables, asked)
+    rare = _select_rare_words(tables, words)
     if rare:
-        told = _match_any("words", rare)
-        return tables.execute(BEST_QUERY, (told, f"{filters} AND {told}")).fetchall()
-    held: Counter[int] = Counter()
-    for word in asked[:MAX_COMMON_WORDS]:
+        match_rare = _match_any("words", rare)
+        return tables.execute(BEST_QUERY, (match_rare, f"{filters} AND {match_rare}")).fetchall()
+    counts: Counter[int] = Counter()
+    for word in words[:MAX_COMMON_WORDS]:
         match = f"{filters} AND {_match_any('words', [word])}"
-        held.update(number for number, _ in tables.execute(NEWEST_QUERY, (match, MAX_RANKED_UNITS)))
-    return list(held.items())
+        counts.update(number for number, _ in tables.execute(NEWEST_QUERY, (match, MAX_RANKED_UNITS)))
+    return list(counts.items())
 
 
-def _select_rare_words(tables: Tables, asked: Sequence[str]) -> list[str]:
-    """Return the rarest words that together stand in at most as many units as are ranked."""
-    counts = sorted((_count_units_with(tables, word), place, word) for place, word in enumerate(asked))
+def _select_rare_words(tables: Tables, words: Sequence[str]) -> list[str]:
+    """Return the rarest words that together match at most ``MAX_RANKED_UNITS`` units."""
+    counts = sorted((_count_units_with(tables, word), index, word) for index, word in enumerate(words))
     sums = accumulate(count for count, _, _ in counts)
     return [word for (_, _, word), units in zip(counts, sums, strict=True) if units <= MAX_RANKED_UNITS]
 
 
 def _split_query(text: str) -> Iterator[str]:
-    """Yield a question's words; a single character of an unspaced script finds the pairs it begins."""
-    for run in _WORD_RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
-        if not _UNSPACED.search(run):
+    """Yield the words of a query; a single character of an unspaced script matches as a prefix."""
+    for run in _find_runs(text):
+        if not _is_unspaced(run):
             yield run
         elif len(run) == 1:
             yield f"{run}*"
@@ -130,7 +136,7 @@ def _split_query(text: str) -> Iterator[str]:
 
 
 def _count_units_with(tables: Tables, word: str) -> int:
-    """Return in how many units a word stands, LOOKED_AT + 1 for any number above."""
+    """Return how many units contain a word; at most ``MAX_RANKED_UNITS + 1``."""
     (count,) = tables.execute(
         "SELECT count(*) FROM (SELECT 1 FROM memory_units_fts WHERE memory_units_fts MATCH ? LIMIT ?)",
         (_match_any("words", [word]), MAX_RANKED_UNITS + 1),
@@ -145,12 +151,7 @@ def _match_any(column: str, names: Sequence[str]) -> str:
 
 def _list_scope_fields(scope: Scope) -> tuple[tuple[str, Sequence[str]], ...]:
     user = () if scope.user is None else (scope.user,)
-    return (
-        ("role", scope.roles),
-        ("tool", scope.tools),
-        ("task", scope.task_categories),
-        ("user", user),
-    )
+    return ("role", scope.roles), ("tool", scope.tools), ("task", scope.task_categories), ("user", user)
 
 
 def _build_tag(name: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""The memory that calibration keeps, as users open it: cards, pairs, tests and traces in one file."""
+"""The memory of a critic: one SQLite file of cards, pairs, tests and traces, with export and import."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import anyio.to_thread
 from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
-from reflact.memory import lifecycle as changing
-from reflact.memory import rows as origins
-from reflact.memory import rows as units
+from reflact.memory import lifecycle, rows
 from reflact.memory import trace_store as traces
 from reflact.memory.card_store import MAX_ACTIVE_CARDS, SQLiteCardStore, TimeSource, utc_now
 from reflact.memory.cards import ACTIVE_STATUSES, ScanFinding, Scanner, build_cards, content_id
@@ -31,17 +29,15 @@ from reflact.store.schema import SCHEMA
 from reflact.types import FrozenModel, canonical_json
 
 PAGE_SIZE = 200
-
-
-"""Units that are read at once."""
+"""Units that an export reads at a time."""
 
 
 class ImportResult(FrozenModel):
-    """What an import brought; what was there already is not counted and stays as it was.
+    """The result of an import; entries that were stored already are not counted.
 
     Args:
-        n_traces, n_events, n_anchors, n_units: How many were new.
-        n_blocked: New units that a scan held or rejected.
+        n_traces, n_events, n_anchors, n_units: The numbers of new entries.
+        n_blocked: New units that need review or were rejected.
     """
 
     n_traces: int = 0
@@ -52,7 +48,7 @@ class ImportResult(FrozenModel):
 
 
 class HeaderLine(FrozenModel):
-    """The first line."""
+    """The first line of an export."""
 
     type: Literal["reflact_memory"] = "reflact_memory"
     version: Literal[1] = 1
@@ -66,7 +62,7 @@ class TraceLine(FrozenModel):
 
 
 class AnchorLine(FrozenModel):
-    """A gold pair that is never learned from."""
+    """An anchor."""
 
     type: Literal["anchor"] = "anchor"
     pair: ContrastPair
@@ -74,7 +70,7 @@ class AnchorLine(FrozenModel):
 
 
 class UnitLine(FrozenModel):
-    """A unit: its cards as they stand where it was exported, and the pair if it is one."""
+    """A unit: its cards, and its pair if it has one."""
 
     type: Literal["unit"] = "unit"
     cards: tuple[MemoryCard, ...] = Field(min_length=1, max_length=2)
@@ -83,26 +79,25 @@ class UnitLine(FrozenModel):
 
     @property
     def unit(self) -> Unit:
-        """The unit as it is handed in here: nothing of what was measured elsewhere comes with it."""
+        """The unit to submit, without statuses and measurements of the exporting store."""
         unmeasured = {"status": "candidate", "reason": None, "trust": 0.5, "utility": 0.5}
         cards = tuple(card.model_copy(update=unmeasured) for card in self.cards)
         return Unit(cards[0].id if self.pair is None else self.pair.id, cards, self.pair)
 
     @property
     def is_consistent(self) -> bool:
-        """Whether its cards are those of its pair, or the one card's id follows from what it says."""
+        """Whether the cards belong to the pair, or the id of the single card matches its content."""
         first = self.cards[0]
         if self.pair is None:
-            alone = len(self.cards) == 1 and first.pair_id is None
-            return alone and (first.version > 1 or first.id == content_id(first))
+            is_single = len(self.cards) == 1 and first.pair_id is None
+            return is_single and (first.version > 1 or first.id == content_id(first))
         fixed = {"id", "kind", "scope", "pair_id", "provenance"}
-        found = [card.model_dump(include=fixed) for card in self.cards]
-        wanted = [card.model_dump(include=fixed) for card in build_cards(self.pair)]
-        return found == wanted and len({card.version for card in self.cards}) == 1
+        actual = [card.model_dump(include=fixed) for card in self.cards]
+        expected = [card.model_dump(include=fixed) for card in build_cards(self.pair)]
+        return actual == expected and len({card.version for card in self.cards}) == 1
 
 
 ExportLine = HeaderLine | TraceLine | AnchorLine | UnitLine
-
 
 LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(Annotated[ExportLine, Field(discriminator="type")])
 
@@ -111,10 +106,10 @@ class SQLiteExportStore(SQLiteCardStore):
     """Export and import of a memory."""
 
     async def export_lines(self) -> AsyncIterator[str]:
-        """Yield the memory as lines of ASCII JSON, without line breaks; the same memory gives the same lines.
+        """Yield the memory as lines of ASCII JSON without line breaks; equal memories give equal lines.
 
-        Tests, histories, and what was rejected or archived stay behind. What is written while this runs may
-        be missing or come along.
+        Tests, histories, and rejected or archived units are not exported. Concurrent writes may be missing
+        or included.
         """
         yield _encode_line(HeaderLine())
         for (trace_id,) in await self._database.fetch_rows("SELECT id FROM traces ORDER BY id"):
@@ -132,42 +127,40 @@ class SQLiteExportStore(SQLiteCardStore):
                 yield _encode_line(line)
 
     async def import_lines(self, lines: Iterable[str]) -> ImportResult:
-        """Bring in what ``export_lines`` gave, all or nothing; importing twice changes nothing.
+        """Import the lines of ``export_lines``, all or none; a second import changes nothing.
 
-        Each new unit is scanned and quarantined, whatever it was where it came from. What is stored already
-        stays as it is, but for steps that it was made of as well. A pair of a transition that is an anchor
-        here, or of a step that an anchor was made of, is left out, as it is when handed in.
+        Each new unit is scanned and quarantined, whatever its status was. Units that are stored already only
+        get the new origins. Pairs that share a transition or a trace with an anchor are left out.
 
         Raises:
-            DataError: A line is not one of an export, or an id does not follow from its content; names the
-                line.
+            DataError: A line is not part of an export, or an id does not match its content; names the line.
         """
 
-        def look() -> list[tuple[ExportLine, ScanFinding | None]]:
+        def parse_and_scan() -> list[tuple[ExportLine, ScanFinding | None]]:
             return [
                 (line, self._scan(line.unit.all_texts) if isinstance(line, UnitLine) else None)
                 for line in _parse_lines(lines)
             ]
 
-        looked_at = await anyio.to_thread.run_sync(look)
-        return await self._database.write(lambda tables: self._import_parsed(tables, looked_at))
+        parsed = await anyio.to_thread.run_sync(parse_and_scan)
+        return await self._database.write(lambda tables: self._import_parsed(tables, parsed))
 
     def _import_parsed(
         self, tables: Tables, lines: list[tuple[ExportLine, ScanFinding | None]]
     ) -> ImportResult:
-        done: dict[str, int] = dict.fromkeys(ImportResult.model_fields, 0)
+        counts: dict[str, int] = dict.fromkeys(ImportResult.model_fields, 0)
         for line, finding in lines:
             match line:
                 case TraceLine():
-                    done["n_traces"] += traces.find_trace(tables, line.trace.id) is None
+                    counts["n_traces"] += traces.find_trace(tables, line.trace.id) is None
                     traces.open_trace(tables, line.trace.id, line.trace.purpose)
-                    done["n_events"] += sum(
+                    counts["n_events"] += sum(
                         traces.append_event(tables, line.trace.id, event) for event in line.trace.events
                     )
                 case AnchorLine():
-                    done["n_anchors"] += origins.add_anchor(tables, line.pair, line.origins)
+                    counts["n_anchors"] += rows.add_anchor(tables, line.pair, line.origins)
                 case UnitLine():
-                    found = changing.submit_unit(
+                    submission = lifecycle.submit_unit(
                         tables,
                         line.unit,
                         finding,
@@ -175,40 +168,40 @@ class SQLiteExportStore(SQLiteCardStore):
                         max_active=self._max_active_cards,
                         now=self._clock(),
                     )
-                    done["n_units"] += found.is_new
-                    done["n_blocked"] += found.is_new and finding is not None
+                    counts["n_units"] += submission.is_new
+                    counts["n_blocked"] += submission.is_new and finding is not None
                 case HeaderLine():
                     pass
-        return ImportResult(**done)
+        return ImportResult(**counts)
 
 
 def _read_unit_lines(tables: Tables, ids: list[str]) -> list[UnitLine]:
-    made_of = origins.read_origins(tables, ids)
+    origins = rows.read_origins(tables, ids)
     return [
         UnitLine(
-            cards=tuple(units.read_cards(tables, row)),
-            pair=None if row.pair is None else units.parse_pair(row),
-            origins=made_of[row.id],
+            cards=tuple(rows.read_cards(tables, row)),
+            pair=None if row.pair is None else rows.parse_pair(row),
+            origins=origins[row.id],
         )
         for unit_id in ids
-        for row in units.select_rows(tables, "id = ?", (unit_id,))
+        for row in rows.select_rows(tables, "id = ?", (unit_id,))
     ]
 
 
 def _read_anchor_lines(tables: Tables) -> list[AnchorLine]:
-    pairs = origins.read_anchors(tables)
-    made_of = origins.read_origins(tables, [pair.id for pair in pairs])
-    return [AnchorLine(pair=pair, origins=made_of[pair.id]) for pair in pairs]
+    pairs = rows.read_anchors(tables)
+    origins = rows.read_origins(tables, [pair.id for pair in pairs])
+    return [AnchorLine(pair=pair, origins=origins[pair.id]) for pair in pairs]
 
 
 def _encode_line(line: ExportLine) -> str:
-    """Return a line as it is written, with its states as they are; see ``encoding.plain``."""
-    shown = line.model_dump(mode="json", exclude={"pair", "trace"})
+    """Return a line as text, with unchanged states; see ``to_json_object``."""
+    fields = line.model_dump(mode="json", exclude={"pair", "trace"})
     if isinstance(line, TraceLine):
-        shown["trace"] = to_json_object(line.trace)
+        fields["trace"] = to_json_object(line.trace)
     if isinstance(line, AnchorLine | UnitLine):
-        shown["pair"] = None if line.pair is None else to_json_object(line.pair)
-    return canonical_json(shown)
+        fields["pair"] = None if line.pair is None else to_json_object(line.pair)
+    return canonical_json(fields)
 
 
 def _parse_lines(lines: Iterable[str]) -> list[ExportLine]:
@@ -220,56 +213,58 @@ def _parse_lines(lines: Iterable[str]) -> list[ExportLine]:
             line = LINE_ADAPTER.validate_python(json.loads(text))
         except ValidationError as error:
             raise DataError(
-                f"line {number} is not one of an exported memory: {_describe_line_error(error)}"
+                f"line {number} is not part of an exported memory: {_describe_line_error(error)}"
             ) from None
         except (ValueError, RecursionError):
-            reason = "it is no whole JSON; if the file was cut off, export it again"
-            raise DataError(f"line {number} is not one of an exported memory: {reason}") from None
+            reason = "it is not complete JSON; if the file was cut off, export it again"
+            raise DataError(f"line {number} is not part of an exported memory: {reason}") from None
         if isinstance(line, HeaderLine) != (not parsed):
-            raise DataError(f"line {number}: the first line, and no other, says what the file is")
+            raise DataError(f"line {number}: the first line, and no other, must be the header")
         if isinstance(line, UnitLine) and not line.is_consistent:
             raise DataError(
-                f"line {number}: the cards of unit {line.unit.id} do not fit its id, its pair or each other; "
+                f"line {number}: the cards of unit {line.unit.id} do not match its id, its pair or each other; "
                 "export it again"
             )
         parsed.append(line)
     if not parsed:
-        raise DataError("there is no exported memory: no line says anything")
+        raise DataError("this is no exported memory: all lines are empty")
     return parsed
 
 
 def _describe_line_error(error: ValidationError) -> str:
-    """Return what is wrong first with a line, and what to do about it."""
+    """Return the first problem of a line, and what to do about it."""
     first = error.errors()[0]
-    place = first["loc"]
-    if place == ("reflact_memory", "version"):
+    location = first["loc"]
+    if location == ("reflact_memory", "version"):
         return f"its version is {first['input']!r}, which this reflact does not know; upgrade reflact"
-    if not place:
+    if not location:
         return (
-            "it does not say with a known `type` what it is; `reflact memory export` writes such files, and "
-            "a calibration's `traces` names files of traces"
+            "its `type` is missing or unknown; `reflact memory export` writes files that can be imported, and "
+            "files of traces belong to a calibration's `traces`"
         )
-    return f"`{'.'.join(map(str, place[1:]))}`: {first['msg'][:1].lower()}{first['msg'][1:]}; export it again"
+    return (
+        f"`{'.'.join(map(str, location[1:]))}`: {first['msg'][:1].lower()}{first['msg'][1:]}; export it again"
+    )
 
 
 class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
     """Memory cards and traces in a SQLite file, opened and closed by ``async with``, once.
 
-    The file may be a run's own and may be shared by several processes: what one promotes, the next read of
-    another finds.
+    The file may be that of a run, and several processes may share it. The next read of each process sees what
+    another has promoted.
 
     Args:
-        path: The file; it and its folder are made where missing.
-        active_cards: At most so many candidate, quarantined and promoted cards of each kind; beyond it the
+        path: The file. It and its folder are created if they are missing.
+        max_active_cards: The bound on candidate, quarantined and promoted cards of each kind. Beyond it the
             weakest are archived.
-        scan: Looks at every text before it is stored; None: the rules that stand on the page on memory.
-        clock: Gives the time of changes, with its time zone.
-        patience: Seconds to wait for another process's lock.
-        read_only: Write nothing to the file, which has to be there. If its folder cannot be written to, a
-            copy is read. Methods that write raise.
+        scan: Scans every text before it is stored; None: the rules of docs/memory.md.
+        clock: Returns the time of a change, with its time zone.
+        lock_timeout: Seconds to wait for another process's lock.
+        read_only: Write nothing to the file, which must exist. If its folder is not writable, a copy is read.
+            Methods that write raise.
 
     Raises:
-        StoreError: On opening and from every method; says what is wrong with which file.
+        StoreError: On opening and from every method; names the file and the problem.
     """
 
     def __init__(
@@ -283,8 +278,8 @@ class MemoryStore(SQLiteExportStore, SQLiteTraceStore, SQLiteCalibrationStore):
         read_only: bool = False,
     ) -> None:
         database = Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only)
-        looks = CachingScanner() if scan is None else scan
-        super().__init__(database, scan=looks, max_active_cards=max_active_cards, clock=clock)
+        scanner = CachingScanner() if scan is None else scan
+        super().__init__(database, scan=scanner, max_active_cards=max_active_cards, clock=clock)
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()

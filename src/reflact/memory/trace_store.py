@@ -1,4 +1,4 @@
-"""A store of traces: each event is one row, there whole or not at all."""
+"""The stores of traces and of calibrations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from reflact.store.database import Database, Tables
 from reflact.types import canonical_json, digest_json
 
 MAX_MATCHES = 10
-
-
-"""Ids that are returned at most where the beginning of one was asked for."""
+"""The largest number of ids that ``find_trace_ids`` returns."""
 
 
 SUMMARIES_QUERY = """
@@ -27,23 +25,21 @@ SELECT traces.id, purpose,
     ),
     count(step),
     coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0),
-    coalesce(sum(json_extract(event, '$.gold.source') <> 'agreement'), 0)
+    coalesce(sum(json_extract(event, '$.label.source') <> 'agreement'), 0)
 FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY traces.id ORDER BY traces.id
 """
 
 
 TESTABLE_QUERY = """
-SELECT rowid, id, purpose, content, EXISTS (
+SELECT rowid, id, purpose, content_hash, EXISTS (
     SELECT 1 FROM traces AS copy
     JOIN memory_origins ON memory_origins.trace_id = copy.id
     JOIN memory_units ON memory_units.id = owner
-    WHERE copy.content = traces.content AND pair IS NOT NULL
+    WHERE copy.content_hash = traces.content_hash AND pair IS NOT NULL
 )
-FROM traces WHERE known > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+FROM traces WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
 """
-
-
-"""Traces with known steps; ``content`` is null where it has yet to be found out."""
+"""Traces with labelled steps; ``content_hash`` is null until it is computed."""
 
 
 MATCHING_IDS_QUERY = """
@@ -55,23 +51,23 @@ SELECT id FROM (
 
 
 class SQLiteTraceStore:
-    """Traces, appended step by step, in a database that several processes may share."""
+    """Stores traces step by step in a database that several processes may share."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def open_trace(self, trace_id: str, purpose: str) -> None:
-        """Make a trace, or go on with it.
+        """Add a trace, unless it is stored with the same purpose.
 
         Raises:
-            DataError: It is known with another purpose.
+            DataError: It is stored with another purpose.
         """
         await self._database.write(lambda tables: open_trace(tables, trace_id, purpose))
 
     async def append(self, trace_id: str, event: ScoreEvent) -> bool:
-        """Append an event, whole; on disk when this returns. False where it is there already.
+        """Append an event and return whether it is new; it is on disk when this returns.
 
-        Of one that is there without gold, the gold is added; gold that is there stays.
+        If the stored event has no label, the label of this one is added. A stored label stays.
 
         Raises:
             DataError: The trace is unknown, or another event has the same step.
@@ -79,16 +75,17 @@ class SQLiteTraceStore:
         return await self._database.write(lambda tables: append_event(tables, trace_id, event))
 
     async def label(self, trace_id: str, step: int, label: Label, *, replace: bool = True) -> None:
-        """Say what is right for a step that was appended without it, or otherwise.
+        """Label a stored step.
 
         Args:
             trace_id: The trace.
-            step: Its step.
-            label: What is right.
-            replace: Whether what a person or a program said before is replaced; what samples agreed on is.
+            step: The number of the step.
+            label: The label.
+            replace: Whether to replace a label of a person or a program. A label by agreement is always
+                replaced.
 
         Raises:
-            DataError: The trace has no such step, or it has gold already that is not to be replaced.
+            DataError: The trace has no such step, or the step has a label that must not be replaced.
         """
 
         def change(tables: Tables) -> None:
@@ -96,13 +93,13 @@ class SQLiteTraceStore:
                 "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, step)
             ).fetchone()
             if stored is None:
-                raise DataError(f"trace {trace_id} has no step {step} that could be labelled")
+                raise DataError(f"trace {trace_id} has no step {step} to label")
             event = decode_value(ScoreEvent, stored[0], f"step {step} of trace {trace_id}")
             known = event.label
             if known is not None and known.source != "agreement" and not replace:
                 raise DataError(
-                    f"step {step} of trace {trace_id} has gold from a {known.source} already, phi after "
-                    f"{known.progress_after:g}; it stays as it is unless it is replaced"
+                    f"step {step} of trace {trace_id} already has a label from a {known.source} with progress after "
+                    f"{known.progress_after:g}; replace it explicitly if it is wrong"
                 )
             _replace_event(tables, trace_id, event, event.model_copy(update={"label": label}))
 
@@ -119,31 +116,31 @@ class SQLiteTraceStore:
         )
 
     async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
-        """Return traces with steps of which a program or a person said what is right, the newest first.
+        """Return traces with steps that a program or a person labelled, newest first.
 
         Args:
-            before: Only those that came before the trace of this number; None: from the newest on.
-            limit: At most so many.
+            before: Only traces with a smaller number; None: from the newest on.
+            limit: The largest number of traces.
         """
         rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
-        unknown = [trace for _, trace, _, content, _ in rows if content is None]
-        if unknown:
-            for trace in unknown:
+        unhashed = [trace for _, trace, _, content, _ in rows if content is None]
+        if unhashed:
+            for trace in unhashed:
                 await self._database.write(partial(store_content_hash, trace_id=trace))
             rows = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
         return tuple(
-            TestableTrace(number, trace, json.loads(purpose), content, bool(taught))
-            for number, trace, purpose, content, taught in rows
+            TestableTrace(number, trace, json.loads(purpose), content, bool(has_pairs))
+            for number, trace, purpose, content, has_pairs in rows
             if content is not None
         )
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
-        """Return the different purposes of all traces, at most so many."""
+        """Return the distinct purposes of all traces, at most ``limit``."""
         found = await self._database.fetch_rows("SELECT DISTINCT purpose FROM traces LIMIT ?", (limit,))
         return frozenset(json.loads(purpose) for (purpose,) in found)
 
     async def summaries(self) -> tuple[TraceSummary, ...]:
-        """Return what each trace holds, in numbers, in the order of their ids."""
+        """Return the counts of each trace, in the order of their ids."""
         return tuple(
             TraceSummary(
                 id=trace,
@@ -151,36 +148,36 @@ class SQLiteTraceStore:
                 n_pairs=pairs,
                 n_events=events,
                 n_scored=scored,
-                n_labelled=gold,
+                n_labelled=labelled,
             )
-            for trace, purpose, pairs, events, scored, gold in await self._database.fetch_rows(
+            for trace, purpose, pairs, events, scored, labelled in await self._database.fetch_rows(
                 SUMMARIES_QUERY
             )
         )
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids that begin so, of traces or of what came from them; an equal one first."""
+        """Return up to ten ids of traces, stored or named by units, that start with a text; an equal one first."""
         return tuple(
             trace for (trace,) in await self._database.fetch_rows(MATCHING_IDS_QUERY, (name, MAX_MATCHES))
         )
 
 
 def open_trace(tables: Tables, trace_id: str, purpose: str) -> None:
-    """Make a trace; see ``SQLiteTraces.open_trace``."""
+    """Add a trace; see ``SQLiteTraceStore.open_trace``."""
     known = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if known is None:
         tables.table("traces").insert(
-            {"id": trace_id, "purpose": canonical_json(purpose), "content": hash_purpose(purpose)}
+            {"id": trace_id, "purpose": canonical_json(purpose), "content_hash": hash_purpose(purpose)}
         )
     elif known[0] != canonical_json(purpose):
-        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace an id of its own")
+        raise DataError(f"trace {trace_id} is stored with another purpose; give each trace a unique id")
 
 
 def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
-    """Append an event; see ``SQLiteTraces.append``."""
-    trace = tables.execute("SELECT content FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    """Append an event; see ``SQLiteTraceStore.append``."""
+    trace = tables.execute("SELECT content_hash FROM traces WHERE id = ?", (trace_id,)).fetchone()
     if trace is None:
-        raise DataError(f"trace {trace_id} is not stored; open it before its events are appended")
+        raise DataError(f"trace {trace_id} is not stored; open it before you append events")
     stored = tables.execute(
         "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?", (trace_id, event.step)
     ).fetchone()
@@ -190,53 +187,53 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         last = not tables.execute(later, (trace_id, event.step)).fetchone()
         content = extend_content_hash(trace[0], event.transition) if trace[0] is not None and last else None
         tables.execute(
-            "UPDATE traces SET content = ?, known = known + ? WHERE id = ?",
+            "UPDATE traces SET content_hash = ?, n_labelled = n_labelled + ? WHERE id = ?",
             (content, _is_labelled(event), trace_id),
         )
         tables.table("trace_events").insert({"trace_id": trace_id, "step": event.step, "event": text})
         return True
     known = decode_value(ScoreEvent, stored[0], f"step {event.step} of trace {trace_id}")
     if _hash_without_label(known) != _hash_without_label(event):
-        raise DataError(f"trace {trace_id} has another event as step {event.step}; each step is one event")
+        raise DataError(f"trace {trace_id} already has another event as step {event.step}")
     if known.label is None and event.label is not None:
         _replace_event(tables, trace_id, known, event)
     return False
 
 
 def _is_labelled(event: ScoreEvent) -> bool:
-    """Whether a program or a person said what is right."""
+    """Whether a program or a person labelled the event."""
     return event.label is not None and event.label.source != "agreement"
 
 
 def _replace_event(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
     tables.execute(
-        "UPDATE traces SET known = known + ? WHERE id = ?",
+        "UPDATE traces SET n_labelled = n_labelled + ? WHERE id = ?",
         (_is_labelled(event) - _is_labelled(old), trace_id),
     )
     tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
 
 
 def store_content_hash(tables: Tables, trace_id: str) -> None:
-    """Write what a trace holds, which is not known after steps that came out of order."""
+    """Write the content hash of a trace whose steps were appended out of order."""
     stored = find_trace(tables, trace_id)
     if stored is not None:
         content = hash_purpose(stored.purpose)
         for event in stored.events:
             content = extend_content_hash(content, event.transition)
-        tables.table("traces").update(trace_id, {"content": content})
+        tables.table("traces").update(trace_id, {"content_hash": content})
 
 
 def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
-    """Return a trace; see ``SQLiteTraces.trace``."""
-    from_disk = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
-    if from_disk is None:
+    """Return a trace with its events in the order of their steps, or None."""
+    stored = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    if stored is None:
         return None
     events = tables.execute(
         "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step", (trace_id,)
     ).fetchall()
     return StoredTrace(
         id=trace_id,
-        purpose=json.loads(from_disk[0]),
+        purpose=json.loads(stored[0]),
         events=tuple(
             decode_value(ScoreEvent, event, f"step {step} of trace {trace_id}") for step, event in events
         ),
@@ -244,25 +241,25 @@ def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
 
 
 def _hash_without_label(event: ScoreEvent) -> str:
-    """Return what makes an event the same: all but who said afterwards what is right."""
+    """Return a hash of an event without its label."""
     return digest_json({name: value for name, value in to_json_object(event).items() if name != "label"})
 
 
 class SQLiteCalibrationStore:
-    """Implements ``calibration_ports.CalibrationStore`` on a database that several processes may share."""
+    """Stores calibrations in a database that several processes may share; see ``CalibrationStore``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
-        """Book a calibration, on disk when this returns; ``identity`` is equal for equal ones."""
+        """Store the start of a calibration; it is on disk when this returns."""
 
-        def book(tables: Tables) -> StoredCalibration:
+        def insert(tables: Tables) -> StoredCalibration:
             sql = "INSERT INTO calibrations (identity, baseline) VALUES (?, ?)"
             number = tables.execute(sql, (identity, baseline)).lastrowid
             return StoredCalibration(number=int(number or 0), baseline=baseline)
 
-        return await self._database.write(book)
+        return await self._database.write(insert)
 
     async def find_calibration(self, identity: str) -> StoredCalibration | None:
         """Return the latest calibration of an identity, or None."""
@@ -270,20 +267,11 @@ class SQLiteCalibrationStore:
             "SELECT number, baseline, result FROM calibrations WHERE identity = ? "
             "ORDER BY number DESC LIMIT 1"
         )
-        found = await self._database.fetch_rows(sql, (identity,))
-        return next(
-            (
-                StoredCalibration(number=number, baseline=baseline, result=result)
-                for number, baseline, result in found
-            ),
-            None,
-        )
+        for number, baseline, result in await self._database.fetch_rows(sql, (identity,)):
+            return StoredCalibration(number=number, baseline=baseline, result=result)
+        return None
 
     async def finish_calibration(self, number: int, result: str) -> None:
-        """Store what came of a calibration; of one that is over the first result stays."""
+        """Store the result of a calibration; a result that is stored already stays."""
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
-
-        def end(tables: Tables) -> None:
-            tables.execute(sql, (result, number))
-
-        await self._database.write(end)
+        await self._database.execute(sql, (result, number))

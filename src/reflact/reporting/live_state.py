@@ -137,8 +137,10 @@ def update_state(state: LiveState, event: events.Event, at: float) -> LiveState:
         case events.SkillVersionCreated(version=version) if state.current is None:
             state = replace(state, current=version, best=version)
         case events.TrialRequested():
-            same = [look for look in state.trials if (look.step, look.part) == (event.step, event.part)]
-            state = replace(state, trials=(*same, event))
+            earlier = [
+                trial for trial in state.trials if (trial.step, trial.part) == (event.step, event.part)
+            ]
+            state = replace(state, trials=(*earlier, event))
         case events.StageStarted() | events.StageFinished() | events.StageProgressed():
             state = _update_stage(state, event, at)
         case events.DraftUpdated() | events.DraftDiscarded() | events.ModelCallFinished():

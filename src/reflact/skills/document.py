@@ -1,15 +1,15 @@
 """The skill document: its protected regions, and edits with exact anchors.
 
-A document is Markdown text. Three kinds of region in it are protected, and no edit changes a byte of them:
+A document is Markdown text. No edit changes a byte of its three kinds of protected region:
 
 * YAML front matter: from a first line ``---`` to the next line ``---``;
 * slow guidance, from ``<!-- SLOW_UPDATE_START -->`` to ``<!-- SLOW_UPDATE_END -->``;
 * the appendix of execution notes, from ``<!-- APPENDIX_START -->`` to ``<!-- APPENDIX_END -->``.
 
-The last two usually stand at the end, in either order; together they are the *protected tail*.
+The last two usually are at the end, in either order; together they are the *protected tail*.
 
-``check_document`` refuses a document whose fences or markers do not pair. Edits are still defined on one:
-everything from the first fence or marker that does not fit is then protected, up to the end.
+``check_document`` refuses a document with unpaired fences or markers. Edits are still defined on such a
+document: everything from the first unpaired fence or marker to the end is then protected.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORD = re.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
 
 
 class Region(FrozenModel):
-    """A protected stretch of a document: characters ``start`` up to, not including, ``end``."""
+    """A protected region of a document: characters ``start`` up to, not including, ``end``."""
 
     name: RegionName
     start: int
@@ -63,10 +63,10 @@ class _Splice(NamedTuple):
 
 
 def check_document(text: str) -> None:
-    """Refuse a text whose protected regions are malformed.
+    """Check that a document's protected regions are well-formed.
 
     Raises:
-        SkillError: Front matter or a region is unclosed, unopened, nested or there twice; names the line.
+        SkillError: Front matter or a region is unclosed, unopened, nested or repeated; names the line.
     """
     problem = _layout(text).problem
     if problem is not None:
@@ -79,33 +79,32 @@ def find_regions(text: str) -> tuple[Region, ...]:
 
 
 def editable_text(text: str) -> str:
-    """Return what edits may change: the document without its protected regions."""
+    """Return the text that edits may change: the document without its protected regions."""
     return "".join(text[start:end] for start, end in _open_spans(text, find_regions(text)))
 
 
-def is_same_body(text: str, words: str) -> bool:
-    """Return whether words are what edits may change of a document: white space around it and the kind of
-    line break apart.
-    """
-    return _adapt_newlines(words, text).strip() == editable_text(text).strip()
+def is_same_body(document: str, body: str) -> bool:
+    """Return whether a body equals a document's editable text, except for outer white space and line breaks."""
+    return _adapt_newlines(body, document).strip() == editable_text(document).strip()
 
 
 def apply_edits(skill: Skill, edits: Sequence[Edit]) -> Candidate:
-    """Apply edits in order; one that is rejected leaves the document as it is and the next one is tried.
+    """Apply edits in order; a rejected edit leaves the document as it is, and the next one is tried.
 
-    The anchor (``target``) must occur exactly once in the unprotected text, overlapping occurrences
-    counted, and must neither begin nor end inside a word. ``replace`` and ``delete`` change exactly the
-    anchor. ``insert_after`` puts the content on lines of its own after the line that holds the anchor's
-    last character. ``append`` puts it at the end, before the protected tail, as a paragraph of its own:
-    after at least one blank line, unless nothing stands before it, and with one after it where a tail
-    follows. Both leave out line breaks around the content and end it with one. ``rewrite`` puts the
-    content in place of all unprotected text: front matter, content and the other regions, in their order,
-    follow one another with a blank line between. ``suggest`` is never applied. ``append`` and ``rewrite``
-    do not look at the target, nor ``delete`` at the content. Where all line breaks of the document are of
-    one kind, those of the edits are read as that kind. An edit that would change nothing, run two words
-    together, or touch a protected region in any way is rejected.
+    The anchor (``target``) must occur exactly once in the unprotected text, overlapping occurrences included,
+    and must neither begin nor end inside a word.
 
-    Any edits on any text give a candidate with one result for each edit.
+    * ``replace`` and ``delete`` change exactly the anchor.
+    * ``insert_after`` adds the content on new lines after the line with the anchor's last character.
+    * ``append`` adds it at the end, before the protected tail, as a paragraph of its own.
+    * ``rewrite`` replaces all unprotected text. Front matter, content and the other regions follow one
+      another in their order, with a blank line between.
+    * ``suggest`` is never applied.
+
+    ``append`` and ``rewrite`` ignore the target, ``delete`` ignores the content. ``insert_after`` and
+    ``append`` strip line breaks around the content and end it with one. If all line breaks of the document
+    are of one kind, those of the edits are converted to it. An edit is rejected if it would change nothing,
+    join two words, or touch a protected region. Any edits on any text give one result for each edit.
     """
     text = skill.text
     results = []
@@ -116,32 +115,31 @@ def apply_edits(skill: Skill, edits: Sequence[Edit]) -> Candidate:
     return Candidate(skill=Skill(text=text), results=tuple(results))
 
 
-def format_paragraph(text: str, place: int, content: str) -> str:
-    """Return a content with the line breaks that make it a paragraph of its own at a place of a text.
+def format_paragraph(text: str, position: int, content: str) -> str:
+    """Return a content with the line breaks that make it a separate paragraph at a position of a text.
 
-    There is at least one blank line before it, unless nothing stands before the place, and one after it,
-    unless nothing follows.
+    At least one blank line precedes it, unless it starts the text. One follows it, unless it ends the text.
     """
     line_break = detect_newline(text)
-    head = text[:place]
+    head = text[:position]
     trailing = head[len(head.rstrip("\r\n")) :].count("\n")
     before = line_break * max(0, 2 - trailing) if head else ""
-    after = line_break if place == len(text) else line_break * 2
+    after = line_break if position == len(text) else line_break * 2
     return before + content.strip("\r\n") + after
 
 
 def detect_newline(text: str) -> str:
-    """Return the line break that a text uses: CR LF where it has any, else LF."""
+    """Return the line break of a text: CR LF if it has any, else LF."""
     return "\r\n" if "\r\n" in text else "\n"
 
 
 def check_edit(skill: Skill, edit: Edit) -> str | None:
-    """Return why ``apply`` would reject an edit of this document, or None."""
+    """Return the reason for which ``apply_edits`` would reject an edit; None if it would not."""
     return _try_edit(skill.text, edit)[1]
 
 
 def diff_texts(old: str, new: str) -> str:
-    """Return the unified diff of two texts; empty where they are equal."""
+    """Return the unified diff of two texts; empty if they are equal."""
     lines = difflib.unified_diff(_lines(old), _lines(new), "before", "after")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
@@ -152,7 +150,7 @@ def diff_texts(old: str, new: str) -> str:
 
 
 def _layout(text: str) -> _Layout:
-    found: list[Region] = []
+    regions: list[Region] = []
     position = 0
     opening = _FENCE.match(text)
     if opening is not None:
@@ -162,42 +160,42 @@ def _layout(text: str) -> _Layout:
             reason = "line 1 opens front matter that no second line --- closes (a rule can be written ***)"
             return _Layout((everything,), reason)
         position = closing.end()
-        found.append(Region(name="front_matter", start=0, end=position))
+        regions.append(Region(name="front_matter", start=0, end=position))
     start: re.Match[str] | None = None
     for marker in MARKER.finditer(text, position):
-        problem = _explain_misplaced_marker(marker, start, found)
+        problem = _explain_misplaced_marker(marker, start, regions)
         if problem is not None:
             first = marker if start is None else start
-            return _truncate_layout(text, found, first, f"line {_line_number(text, marker)}: {problem}")
+            return _truncate_layout(text, regions, first, f"line {_line_number(text, marker)}: {problem}")
         if start is None:
             start = marker
         else:
-            found.append(Region(name=_REGION_NAMES[marker[1]], start=start.start(), end=marker.end()))
+            regions.append(Region(name=_REGION_NAMES[marker[1]], start=start.start(), end=marker.end()))
             start = None
     if start is not None:
         return _truncate_layout(
-            text, found, start, f"line {_line_number(text, start)}: {start[0]} is never closed"
+            text, regions, start, f"line {_line_number(text, start)}: {start[0]} is never closed"
         )
-    return _Layout(tuple(found), None)
+    return _Layout(tuple(regions), None)
 
 
 def _explain_misplaced_marker(
-    marker: re.Match[str], start: re.Match[str] | None, found: Sequence[Region]
+    marker: re.Match[str], start: re.Match[str] | None, regions: Sequence[Region]
 ) -> str | None:
     if marker[2] == "END":
         if start is None:
             return f"{marker[0]} closes a region that was not opened"
-        return None if marker[1] == start[1] else f"{marker[0]} stands where {start[0]} is still open"
+        return None if marker[1] == start[1] else f"{marker[0]} is inside {start[0]}, which is still open"
     if start is not None:
         return f"{marker[0]} opens a region inside another one"
-    if any(region.name == _REGION_NAMES[marker[1]] for region in found):
+    if any(region.name == _REGION_NAMES[marker[1]] for region in regions):
         return f"{marker[0]} opens this region a second time"
     return None
 
 
-def _truncate_layout(text: str, found: Sequence[Region], first: re.Match[str], problem: str) -> _Layout:
+def _truncate_layout(text: str, regions: Sequence[Region], first: re.Match[str], problem: str) -> _Layout:
     rest = Region(name=_REGION_NAMES[first[1]], start=first.start(), end=len(text))
-    return _Layout((*found, rest), problem)
+    return _Layout((*regions, rest), problem)
 
 
 def _line_number(text: str, marker: re.Match[str]) -> int:
@@ -237,12 +235,12 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
 def _splice(text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]) -> _Splice | str:
     if op == "append":
         return _splice_append(text, content, protected)
-    place = _locate(text, target, protected)
-    if isinstance(place, str):
-        return place
+    start = _locate(text, target, protected)
+    if isinstance(start, str):
+        return start
     if op == "insert_after":
-        return _splice_insert(text, content, place + len(target), protected)
-    return _Splice(place, place + len(target), content)
+        return _splice_insert(text, content, start + len(target), protected)
+    return _Splice(start, start + len(target), content)
 
 
 def _check_content(op: EditKind, target: str, content: str) -> str | None:
@@ -252,8 +250,8 @@ def _check_content(op: EditKind, target: str, content: str) -> str | None:
         return "the target is empty"
     if op != "delete" and not content.strip():
         return "the content is empty"
-    for name, words in (("target", target), ("content", content)):
-        if MARKER.search(words):
+    for name, value in (("target", target), ("content", content)):
+        if MARKER.search(value):
             return f"the {name} holds the marker of a protected region"
     if op == "rewrite" and _FENCE.match(content.strip("\r\n")):
         return "the content opens front matter; leave it out (a rule can be written ***)"
@@ -261,30 +259,30 @@ def _check_content(op: EditKind, target: str, content: str) -> str | None:
 
 
 def _locate(text: str, target: str, protected: Sequence[Region]) -> int | str:
-    places: list[int] = []
+    matches: list[int] = []
     for start, end in _open_spans(text, protected):
-        place = text.find(target, start, end)
-        while place >= 0 and len(places) < 2:
-            places.append(place)
-            place = text.find(target, place + 1, end)
-    if len(places) > 1:
+        match = text.find(target, start, end)
+        while match >= 0 and len(matches) < 2:
+            matches.append(match)
+            match = text.find(target, match + 1, end)
+    if len(matches) > 1:
         return "the target occurs more than once in the document; quote more of the text around it"
-    if not places and target in text:
+    if not matches and target in text:
         return "the target lies in a protected region or crosses into one"
-    if not places:
+    if not matches:
         return "the target does not occur in the document"
-    if _inside_word(text, places[0]) or _inside_word(text, places[0] + len(target)):
+    if _inside_word(text, matches[0]) or _inside_word(text, matches[0] + len(target)):
         return "the target begins or ends in the middle of a word; quote whole words"
-    return places[0]
+    return matches[0]
 
 
 def _splice_append(text: str, content: str, protected: Sequence[Region]) -> _Splice:
-    place = len(text)
+    end = len(text)
     for region in reversed(protected):
-        if region.name == "front_matter" or text[region.end : place].strip():
+        if region.name == "front_matter" or text[region.end : end].strip():
             break
-        place = region.start
-    return _Splice(place, place, format_paragraph(text, place, content))
+        end = region.start
+    return _Splice(end, end, format_paragraph(text, end, content))
 
 
 def _splice_insert(text: str, content: str, anchor_end: int, protected: Sequence[Region]) -> _Splice:
@@ -311,8 +309,8 @@ def _rewrite_body(text: str, content: str, protected: Sequence[Region]) -> str:
 def _find_damage(text: str, edited: str, layout: _Layout) -> str | None:
     if edited == text:
         return "the edit changes nothing"
-    kept = [text[region.start : region.end] for region in layout.regions]
-    if [edited[region.start : region.end] for region in find_regions(edited)] != kept:
+    protected = [text[region.start : region.end] for region in layout.regions]
+    if [edited[region.start : region.end] for region in find_regions(edited)] != protected:
         return "the edit would open, close or change a protected region"
     return None
 
@@ -323,22 +321,21 @@ def _find_joined_words(edited: str, splice: _Splice) -> str | None:
     return None
 
 
-def _inside_word(text: str, place: int) -> bool:
-    for word in _WORD.finditer(text, text.rfind("\n", 0, place) + 1):
-        if word.end() > place:
-            return word.start() < place
+def _inside_word(text: str, position: int) -> bool:
+    for word in _WORD.finditer(text, text.rfind("\n", 0, position) + 1):
+        if word.end() > position:
+            return word.start() < position
     return False
 
 
 # ---------------------------------------------------------------------------------------------- lines
 
 
-def _adapt_newlines(words: str, text: str) -> str:
-    """Give words the document's line breaks, where the document has but one kind."""
-    crlf, all_breaks = text.count("\r\n"), text.count("\n")
-    if 0 < crlf < all_breaks:
-        return words
-    return re.sub(r"\r*\n", detect_newline(text), words)
+def _adapt_newlines(text: str, document: str) -> str:
+    """Return a text with the document's line breaks, if the document has only one kind."""
+    if 0 < document.count("\r\n") < document.count("\n"):
+        return text
+    return re.sub(r"\r*\n", detect_newline(document), text)
 
 
 def _lines(text: str) -> list[str]:

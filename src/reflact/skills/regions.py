@@ -1,9 +1,8 @@
-"""The protected tail of a skill document: slow guidance, and the appendix of execution notes. Pure.
+"""The protected tail of a skill document: slow guidance, and the appendix of execution notes. Pure functions.
 
-Both are read from and written into their marked regions (see ``skill``). Writing changes nothing outside
-the region: where there is none yet, it is added as a paragraph of its own. Line breaks are read as LF and
-written as the document's own kind. A region that says already what is to be written stays as it is, so
-that a document with another spelling of it keeps its hash.
+Both are in marked regions (see ``reflact.skills.document``). Writing changes nothing outside the region; a
+missing region is added as a separate paragraph. Line breaks are read as LF and written as the document's own
+kind. A region with the same content stays as it is, so that the document keeps its hash.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ _Name = Literal["slow_update", "appendix"]
 
 
 def read_guidance(text: str) -> str:
-    """Return the slow guidance of a document; empty where its region is empty or missing."""
+    """Return the slow guidance of a document; empty if its region is empty or missing."""
     region = _find_region(text, "slow_update")
     return "" if region is None else _read_region(text, region)
 
 
 def replace_guidance(skill: Skill, new: str) -> Skill:
-    """Return the document with new guidance in place of its own; empty guidance leaves an empty region.
+    """Return the document with its guidance replaced; empty guidance leaves an empty region.
 
-    A new region stands at the end of the document, or before the appendix where that ends it. White space
-    around the guidance is left out.
+    A new region is added at the end of the document, or before an appendix at the end. White space around the
+    guidance is stripped.
 
     Raises:
-        SkillError: The document is malformed, or the guidance holds a marker.
+        SkillError: The document is malformed, or the guidance contains a marker.
     """
     check_document(skill.text)
     _refuse_markers(new)
-    wanted = _normalize_newlines(new)
+    guidance = _normalize_newlines(new)
     region = _find_region(skill.text, "slow_update")
-    if region is not None and read_guidance(skill.text) == wanted:
+    if region is not None and read_guidance(skill.text) == guidance:
         return skill
-    return _write_region(skill.text, "slow_update", wanted)
+    return _write_region(skill.text, "slow_update", guidance)
 
 
 def reserve_guidance_region(skill: Skill) -> Skill:
-    """Return the document with a region for slow guidance; one that is there stays as it is.
+    """Return the document with a region for slow guidance; an existing one stays as it is.
 
     Raises:
         SkillError: The document is malformed.
@@ -65,59 +64,58 @@ def reserve_guidance_region(skill: Skill) -> Skill:
 def read_notes(text: str) -> tuple[str, ...]:
     """Return the execution notes of a document, in order, each on one line.
 
-    A line ``- ...`` begins a note and other lines continue it; the heading is no note.
+    A line ``- ...`` begins a note and other lines continue it; the heading is not a note.
     """
     region = _find_region(text, "appendix")
-    found: list[str] = []
+    notes: list[str] = []
     for line in [] if region is None else _read_region(text, region).splitlines():
-        words = _flatten(line)
-        if words == "-" or words.startswith("- "):
-            found.append(words[2:])
-        elif found:
-            found[-1] = _flatten(f"{found[-1]} {words}")
-        elif words != NOTES_HEADING:
-            found.append(words)
-    return tuple(note for note in found if note)
+        flat = _flatten(line)
+        if flat == "-" or flat.startswith("- "):
+            notes.append(flat[2:])
+        elif notes:
+            notes[-1] = _flatten(f"{notes[-1]} {flat}")
+        elif flat != NOTES_HEADING:
+            notes.append(flat)
+    return tuple(note for note in notes if note)
 
 
 def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
-    """Return the document with new execution notes in place of its own.
+    """Return the document with its execution notes replaced.
 
-    The region holds a heading and one ``- `` bullet a note; a note of several lines is written on one,
-    an empty one not at all. A new region stands at the end of the document. Without any notes a document
-    gets no region, and one that is there is emptied: removing it would change the text around it.
+    The region has a heading and one ``- `` bullet for each note. Each note is written on one line; empty notes
+    are left out. A new region is added at the end of the document. Without notes, no region is added and an
+    existing one is emptied, because its removal would change the text around it.
 
     Raises:
-        SkillError: The document is malformed, or a note holds a marker.
+        SkillError: The document is malformed, or a note contains a marker.
     """
     check_document(skill.text)
-    wanted = tuple(flat for note in new if (flat := _flatten(note)))
-    for note in wanted:
+    notes = tuple(flat for note in new if (flat := _flatten(note)))
+    for note in notes:
         _refuse_markers(note)
-    if wanted == read_notes(skill.text):
+    if notes == read_notes(skill.text):
         return skill
-    bullets = "\n".join(f"- {note}" for note in wanted)
-    return _write_region(skill.text, "appendix", f"{NOTES_HEADING}\n\n{bullets}" if wanted else "")
+    bullets = "\n".join(f"- {note}" for note in notes)
+    return _write_region(skill.text, "appendix", f"{NOTES_HEADING}\n\n{bullets}" if notes else "")
 
 
 def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ...]:
-    """Return the notes with the reminders after them, in order, each once and on one line.
+    """Return the notes and then the reminders, in order, without duplicates and each on one line.
 
-    Two are the same if they differ in case and white space at most; the earlier one stays.
+    Notes that differ only in case or white space are duplicates; the first one stays.
     """
     first: dict[str, str] = {}
     for note in (*notes, *reminders):
-        words = _flatten(note)
-        if words:
-            first.setdefault(words.casefold(), words)
+        if flat := _flatten(note):
+            first.setdefault(flat.casefold(), flat)
     return tuple(first.values())
 
 
 def check_region_text(text: str) -> None:
-    """Refuse guidance or a note that cannot be written into the tail.
+    """Check that guidance or a note can be written into the tail.
 
     Raises:
-        ValueError: It holds the marker of a protected region, or would once it is put on one line.
+        ValueError: It contains the marker of a protected region, or would if written on one line.
     """
     marker = MARKER.search(_flatten(text))
     if marker is not None:
@@ -140,14 +138,14 @@ def _read_region(text: str, region: Region) -> str:
 
 
 def _write_region(text: str, name: _Name, inside: str) -> Skill:
-    words = f"\n{inside}\n" if inside else "\n"
-    block = f"<!-- {name.upper()}_START -->{words}<!-- {name.upper()}_END -->".replace(
+    body = f"\n{inside}\n" if inside else "\n"
+    block = f"<!-- {name.upper()}_START -->{body}<!-- {name.upper()}_END -->".replace(
         "\n", detect_newline(text)
     )
     region = _find_region(text, name)
     if region is None:
-        place = _find_insertion_point(text, name)
-        edited = text[:place] + format_paragraph(text, place, block) + text[place:]
+        position = _find_insertion_point(text, name)
+        edited = text[:position] + format_paragraph(text, position, block) + text[position:]
     else:
         edited = text[: region.start] + block + text[region.end :]
     check_document(edited)

@@ -1,4 +1,4 @@
-"""Rejected-edit memory: what was tried and did not help, and which of it bears on the cases at hand. Pure."""
+"""Rejected-edit memory: collects rejected edits and selects those relevant to given cases. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reflact.skills.document import UNSPACED_SCRIPTS
 from reflact.types import EditKind, EditResult, FrozenModel
 
 MIN_RELEVANCE = 0.25
-"""The share of a card's weight that the text at hand must hold."""
+"""Minimum share of an edit's weight that its words in the text must have."""
 
 _RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+|[^\W{UNSPACED_SCRIPTS}]+")
 _UNSPACED_RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+")
@@ -31,9 +31,9 @@ _FUNCTION_WORDS = frozenset(
 
 
 class RejectedEdit(FrozenModel):
-    """A card: an edit that was part of a rejected candidate.
+    """An edit that was part of a rejected candidate.
 
-    The scores are those of the whole candidate, in the gate's metric. ``origin`` says where it was tried:
+    The scores are those of the whole candidate, in the gate's metric. ``origin`` is its step, such as
     ``step 3``, or the id of another run.
     """
 
@@ -46,79 +46,78 @@ class RejectedEdit(FrozenModel):
 
     @property
     def text(self) -> str:
-        """What its relevance is judged by."""
+        """The text that its relevance is computed from."""
         return f"{self.target}\n{self.content}"
 
 
 def collect_rejected_edits(
     records: Sequence[StepRecord], *, run_id: str | None = None
 ) -> tuple[RejectedEdit, ...]:
-    """Return the cards of committed steps, oldest first, each edit once (see ``distinct``).
+    """Return the rejected edits of committed steps, oldest first, without duplicates.
 
-    An edit counts if it was applied to a candidate that the gate rejected or the approver vetoed. One that
-    a later step accepted is no card any more. Of a document that was rewritten by suggestions these count,
-    not the whole text.
+    An edit counts if it was applied to a candidate that the gate rejected or the approver vetoed, and no later
+    step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
 
     Args:
         records: Steps in their order.
-        run_id: The origin to name, where the cards are for other runs.
+        run_id: The origin of the edits, if they are for other runs; None names the step.
     """
-    cards: list[RejectedEdit] = []
+    edits: list[RejectedEdit] = []
     for record in records:
         tried = [_build_rejected_edit(result, record, run_id) for result in _list_tried_edits(record.edits)]
         if record.verdict.action == "reject":
-            cards.extend(tried)
+            edits.extend(tried)
         elif record.verdict.accepted:
-            taken = {_key(card) for card in tried}
-            cards = [card for card in cards if _key(card) not in taken]
-    return deduplicate_edits(cards)
+            accepted = {_key(edit) for edit in tried}
+            edits = [edit for edit in edits if _key(edit) not in accepted]
+    return deduplicate_edits(edits)
 
 
-def deduplicate_edits(cards: Iterable[RejectedEdit]) -> tuple[RejectedEdit, ...]:
-    """Return each edit once, compared without regard to white space: the last card of it, in order."""
+def deduplicate_edits(edits: Iterable[RejectedEdit]) -> tuple[RejectedEdit, ...]:
+    """Return the last occurrence of each edit, in order; white space makes no difference."""
     last: dict[tuple[str, str, str], RejectedEdit] = {}
-    for card in cards:
-        last.pop(_key(card), None)
-        last[_key(card)] = card
+    for edit in edits:
+        last.pop(_key(edit), None)
+        last[_key(edit)] = edit
     return tuple(last.values())
 
 
 def select_relevant_edits(
-    cards: Sequence[RejectedEdit], text: str, *, most: int = 5
+    edits: Sequence[RejectedEdit], text: str, *, limit: int = 5
 ) -> tuple[RejectedEdit, ...]:
-    """Return the cards that share content words with a text, at most ``most``, the most relevant first.
+    """Return at most ``limit`` edits that share content words with a text, the most relevant first.
 
-    A card's relevance is the share of its words' weight that falls on words of the text. A word weighs
-    ``ln(1 + (N - n + 0.5) / (n + 0.5))`` where n of the N cards hold it: the inverse document frequency of
-    BM25 (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework"), kept positive by the added
-    one. Cards below ``FLOOR``, or with fewer than two words in common with the text, are left out; of equal
-    ones the later comes first. Content words are all but English function words, numbers and single
-    letters; scripts without spaces are compared by pairs of neighbouring characters.
+    An edit's relevance is the share of its words' weight that belongs to words of the text. If n of N edits
+    contain a word, its weight is ``ln(1 + (N - n + 0.5) / (n + 0.5))``: the inverse document frequency of BM25
+    (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework"); the added one keeps it positive.
+    Edits below ``MIN_RELEVANCE``, or with fewer than two words of the text, are left out. Among equals the
+    later one comes first. Content words exclude English function words, numbers and single letters; scripts
+    without spaces are compared by pairs of neighbouring characters.
     """
-    terms = [content_words(card.text) for card in cards]
-    held = Counter(term for each in terms for term in each)
-    weights = {t: math.log1p((len(cards) - n + 0.5) / (n + 0.5)) for t, n in held.items()}
-    at_hand = content_words(text)
+    terms = [content_words(edit.text) for edit in edits]
+    frequencies = Counter(term for each in terms for term in each)
+    weights = {t: math.log1p((len(edits) - n + 0.5) / (n + 0.5)) for t, n in frequencies.items()}
+    text_words = content_words(text)
     ranked: list[tuple[float, int]] = []
-    for place, each in enumerate(terms):
-        shared = each & at_hand
+    for index, each in enumerate(terms):
+        shared = each & text_words
         if len(shared) < 2:
             continue
         relevance = math.fsum(weights[t] for t in shared) / math.fsum(weights[t] for t in each)
         if relevance >= MIN_RELEVANCE:
-            ranked.append((relevance, place))
-    return tuple(cards[place] for _, place in sorted(ranked, reverse=True)[:most])
+            ranked.append((relevance, index))
+    return tuple(edits[index] for _, index in sorted(ranked, reverse=True)[:limit])
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Return the words of a text that say what it is about; see ``relevant``."""
-    found: set[str] = set()
+    """Return the content words of a text; see ``select_relevant_edits``."""
+    words: set[str] = set()
     for run in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
         if _UNSPACED_RUN.fullmatch(run):
-            found.update(run[i : i + 2] for i in range(max(1, len(run) - 1)))
+            words.update(run[i : i + 2] for i in range(max(1, len(run) - 1)))
         elif len(run) > 1 and not run.isnumeric() and run not in _FUNCTION_WORDS:
-            found.add(run)
-    return frozenset(found)
+            words.add(run)
+    return frozenset(words)
 
 
 def _list_tried_edits(results: Sequence[EditResult]) -> list[EditResult]:
@@ -138,5 +137,5 @@ def _build_rejected_edit(result: EditResult, record: StepRecord, run_id: str | N
     )
 
 
-def _key(card: RejectedEdit) -> tuple[str, str, str]:
-    return card.op, " ".join(card.target.split()), " ".join(card.content.split())
+def _key(edit: RejectedEdit) -> tuple[str, str, str]:
+    return edit.op, " ".join(edit.target.split()), " ".join(edit.content.split())

@@ -1,8 +1,9 @@
-"""Stage 3: many patches become one, by a tree of merges."""
+"""Stage 3: merges the patches of all reports into one, by a tree of merge calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from reflact.concurrency import fan_out
 from reflact.config.training import AggregateConfig
@@ -12,7 +13,6 @@ from reflact.protocols import LLM, DecisionLog
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     DraftMergeReply,
-    Merge,
     NoReply,
     ask_or_fallback,
     check_whole_document,
@@ -50,12 +50,12 @@ async def aggregate(
     decision_log: DecisionLog,
     step: int,
 ) -> AggregateResult:
-    """Merge the patches of all reports: failures and successes apart, then both, failures first.
+    """Merge the patches of all reports: failures and successes separately, then both, failures first.
 
-    Groups of ``merge_batch_size`` are merged level by level, those of one level at once. Groups follow
-    the order of the reports, never that of completion. A patch that is alone passes unchanged. Where a
-    merge cannot be had, the group's edits are put together without repetition, and the outcome says so.
-    Whole drafts are combined into one; where that cannot be had, the first of them stands for all.
+    Groups of ``merge_batch_size`` patches are merged level by level; the groups of a level run concurrently.
+    Groups follow the order of the reports, never the order of completion. A single patch passes unchanged.
+    If a merge call gives no valid reply, the group's edits are concatenated without duplicates, and the
+    result records the fallback. If a merge of whole drafts gives none, the first draft is taken.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -64,7 +64,7 @@ async def aggregate(
         skill=skill,
         llm=llm,
         prompts=prompts,
-        size=config.merge_batch_size,
+        group_size=config.merge_batch_size,
         operations=operations,
         notes=notes,
         decision_log=decision_log,
@@ -78,28 +78,28 @@ async def aggregate(
     if len(nodes) < 2:
         patch = nodes[0].patch if nodes else Patch()
     else:
-        last = await merger.merge_group(("merge_final", "final", nodes))
-        patch, fallbacks = last.patch, fallbacks + last.fallbacks
+        merged = await merger.merge_group(("merge_final", "final", nodes))
+        patch, fallbacks = merged.patch, fallbacks + merged.fallbacks
     return AggregateResult(patch=patch, fallbacks=fallbacks)
 
 
 def join_edits(edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Return the edits without repetition, in order; equal ones add their support."""
-    kept: dict[tuple[str, str, str], Edit] = {}
+    """Return the edits without duplicates, in order; equal edits add their support."""
+    unique: dict[tuple[str, str, str], Edit] = {}
     for edit in edits:
         key = (edit.op, edit.target, edit.content.strip())
-        first = kept.get(key)
+        first = unique.get(key)
         if first is None:
-            kept[key] = edit
+            unique[key] = edit
         else:
             same = first.source_type == edit.source_type
-            kept[key] = first.model_copy(
+            unique[key] = first.model_copy(
                 update={
                     "support_count": first.support_count + edit.support_count,
                     "source_type": first.source_type if same else None,
                 }
             )
-    return tuple(kept.values())
+    return tuple(unique.values())
 
 
 def _collect_patches(reports: Sequence[AnalystReport], source: str) -> tuple[Patch, ...]:
@@ -107,27 +107,16 @@ def _collect_patches(reports: Sequence[AnalystReport], source: str) -> tuple[Pat
     return tuple(r.patch for r in ordered if r.patch.edits)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Merger:
-    def __init__(
-        self,
-        *,
-        skill: Skill,
-        llm: LLM,
-        prompts: PromptBook,
-        size: int,
-        operations: tuple[EditKind, ...],
-        notes: str,
-        decision_log: DecisionLog,
-        step: int,
-    ) -> None:
-        self._skill = skill
-        self._llm = llm
-        self._prompts = prompts
-        self._size = size
-        self._operations = operations
-        self._notes = notes
-        self._decision_log = decision_log
-        self._step = step
+    skill: Skill
+    llm: LLM
+    prompts: PromptBook
+    group_size: int
+    operations: tuple[EditKind, ...]
+    notes: str
+    decision_log: DecisionLog
+    step: int
 
     async def merge_tree(self, side: tuple[RolloutSource, Sequence[Patch]]) -> _Node:
         source, patches = side
@@ -136,7 +125,7 @@ class _Merger:
         level = 0
         while len(nodes) > 1:
             level += 1
-            groups = [nodes[i : i + self._size] for i in range(0, len(nodes), self._size)]
+            groups = [nodes[i : i + self.group_size] for i in range(0, len(nodes), self.group_size)]
             jobs = [("merge", f"{source}/{level}/{n}", group) for n, group in enumerate(groups)]
             nodes = list(await fan_out(self.merge_group, jobs))
             fallbacks += tuple(f for node in nodes for f in node.fallbacks)
@@ -152,52 +141,47 @@ class _Merger:
             return _Node(patch=Patch(reasoning=reasoning, edits=edits))
         if edits[0].op == "rewrite":
             return await self._merge_drafts(name, part, reasoning, edits)
-        prompt = self._prompts.render(name, self._variables(edits))
-        call_id = CallId(role="optimizer", purpose=name, step=self._step, part=part)
-        wanted = merge_reply_type(
-            list_allowed_operations(self._skill, self._operations), proposals=len(edits)
-        )
-        check = make_merge_check(self._skill, proposals=len(edits))
+        prompt = self.prompts.render(name, self._variables(edits))
+        call_id = CallId(role="optimizer", purpose=name, step=self.step, part=part)
         reply = await ask_or_fallback(
-            self._llm, prompt, wanted, call_id=call_id, check=check, decision_log=self._decision_log
+            self.llm,
+            prompt,
+            merge_reply_type(list_allowed_operations(self.skill, self.operations), proposals=len(edits)),
+            call_id=call_id,
+            check=make_merge_check(self.skill, proposals=len(edits)),
+            decision_log=self.decision_log,
         )
         if isinstance(reply, NoReply):
             fallback = Fallback(
-                label=f"{name}/{part}", reason=reply.reason, replacement="proposals joined, equal ones once"
+                label=f"{name}/{part}",
+                reason=reply.reason,
+                replacement="the proposals, concatenated without duplicates",
             )
             return _Node(patch=Patch(reasoning=reasoning, edits=edits), fallbacks=(fallback,))
-        merged = tuple(_build_merged_edit(e, edits) for e in reply.value.edits)
+        merged = tuple(
+            _credit_sources(e.edit(), [edits[n - 1] for n in sorted(set(e.sources))]) for e in reply.edits
+        )
         return _Node(patch=Patch(reasoning=reasoning, edits=merged))
 
     async def _merge_drafts(self, name: str, part: str, reasoning: str, drafts: Sequence[Edit]) -> _Node:
         purpose = f"draft_{name}"
-        prompt = self._prompts.render(purpose, self._variables(drafts))
-        call_id = CallId(role="optimizer", purpose=purpose, step=self._step, part=part)
+        prompt = self.prompts.render(purpose, self._variables(drafts))
+        call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
 
         def check(reply: DraftMergeReply) -> None:
-            check_whole_document(self._skill, reply.document)
+            check_whole_document(self.skill, reply.document)
 
         reply = await ask_or_fallback(
-            self._llm, prompt, DraftMergeReply, call_id=call_id, check=check, decision_log=self._decision_log
+            self.llm, prompt, DraftMergeReply, call_id=call_id, check=check, decision_log=self.decision_log
         )
         if isinstance(reply, NoReply):
-            fallback = Fallback(
-                label=f"{purpose}/{part}", reason=reply.reason, replacement="the first of the drafts"
-            )
+            fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement="the first draft")
             return _Node(patch=Patch(reasoning=reasoning, edits=tuple(drafts[:1])), fallbacks=(fallback,))
-        one = _credit_sources(Edit(op="rewrite", content=reply.value.document), drafts)
-        return _Node(patch=Patch(reasoning=reasoning, edits=(one,)))
+        merged = _credit_sources(Edit(op="rewrite", content=reply.document), drafts)
+        return _Node(patch=Patch(reasoning=reasoning, edits=(merged,)))
 
     def _variables(self, edits: Sequence[Edit]) -> dict[str, str]:
-        return {
-            "document": show_skill(self._skill),
-            "notes": self._notes,
-            "proposals": show_edits(edits),
-        }
-
-
-def _build_merged_edit(reply: Merge, proposals: Sequence[Edit]) -> Edit:
-    return _credit_sources(reply.edit(), [proposals[n - 1] for n in sorted(set(reply.sources))])
+        return {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)}
 
 
 def _credit_sources(edit: Edit, sources: Sequence[Edit]) -> Edit:

@@ -1,16 +1,17 @@
-"""Skill-aware reflection, first half: lapses are told from defects before edits are proposed.
+"""Skill-aware reflection: separates lapses from defects, and keeps reminders in the appendix.
 
-A *defect* is a rule that the document lacks or has wrong; edits mend it. A *lapse* is a rule that stands
-in the document and was not followed; a short reminder is all that helps.
+A *defect* is a rule that the document lacks or states wrongly; edits correct it. A *lapse* is a rule of the
+document that was not followed; it gets a short reminder in the appendix of execution notes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import PromptBook, fence
@@ -19,10 +20,12 @@ from reflact.skills.document import editable_text
 from reflact.skills.regions import check_region_text, merge_notes, read_guidance, read_notes, replace_notes
 from reflact.stages.prompt_sections import show_cases, show_skill
 from reflact.stages.reflect import Minibatch
-from reflact.stages.reply_models import NoReply, ask_or_fallback, check_numbers
+from reflact.stages.reply_models import NoReply, ask_or_fallback, check_numbers, narrow_reply_type
 from reflact.types import AnalystReport, AppendixResult, Fallback, Skill
 
-MOST_REMINDERS = 3
+MAX_REMINDERS = 3
+
+Note = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class Lapse(ReplyModel):
@@ -46,8 +49,8 @@ class ReminderReply(ReplyModel):
     """What to be reminded of, seen from cases that went well."""
 
     version: ClassVar[int] = 1
-    reminders: list[Annotated[str, Field(min_length=1, max_length=300)]] = Field(
-        max_length=MOST_REMINDERS,
+    reminders: list[Note] = Field(
+        max_length=MAX_REMINDERS,
         description="Rules of the document that these answers kept and that are easy to overlook; may be "
         "empty.",
     )
@@ -55,79 +58,63 @@ class ReminderReply(ReplyModel):
 
 @lru_cache(maxsize=64)
 def lapse_reply_type(*, cases: int) -> type[LapseReply]:
-    """Return the reply type for ``cases`` failures; the bound stands in the schema."""
-    about = LapseReply.model_fields["lapses"].description
-    return create_model(
-        "LapseReply",
-        __base__=LapseReply,
-        __doc__=LapseReply.__doc__,
-        lapses=(list[Lapse], Field(max_length=cases, description=about)),
-    )
+    """Return the reply type for ``cases`` failures."""
+    return narrow_reply_type(LapseReply, lapses=(list[Lapse], {"max_length": cases}))
 
 
+@dataclass(frozen=True)
 class LapseTriage:
-    """Takes lapses out of a minibatch and leaves the rest to an analyst.
+    """Takes lapses out of a minibatch and leaves the other cases to an analyst.
 
     Args:
         skill: The document whose rules may not have been followed.
-        analyse: Proposes edits for what is left.
+        analyse: Proposes edits for the other cases.
         successes: Whether minibatches of successes may give reminders too.
         llm: The optimizer.
         prompts: The run's prompts.
-        journal: Where refusals are noted.
+        decision_log: Where missing replies are logged.
         step: The step.
-        tokens: Estimated tokens of trajectories in one prompt at most.
+        tokens: Maximum of estimated tokens of trajectories in one prompt.
     """
 
-    def __init__(
-        self,
-        skill: Skill,
-        analyse: Callable[[Minibatch], Awaitable[AnalystReport]],
-        *,
-        successes: bool,
-        llm: LLM,
-        prompts: PromptBook,
-        decision_log: DecisionLog,
-        step: int,
-        tokens: int,
-    ) -> None:
-        self._skill = skill
-        self._analyse = analyse
-        self._successes = successes
-        self._llm = llm
-        self._prompts = prompts
-        self._decision_log = decision_log
-        self._step = step
-        self._tokens = tokens
+    skill: Skill
+    analyse: Callable[[Minibatch], Awaitable[AnalystReport]]
+    _: KW_ONLY
+    successes: bool
+    llm: LLM
+    prompts: PromptBook
+    decision_log: DecisionLog
+    step: int
+    tokens: int
 
     async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch, with reminders for its lapses.
 
-        A document without rules knows no lapse. Where no valid answer can be had, all cases are left to
-        the analyst, and the report says why.
+        A document without rules has no lapses. If the optimizer gives no valid reply, the analyst gets all
+        cases, and the report states the reason.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached.
         """
-        if not _rules_text(self._skill).strip() or (batch.source == "success" and not self._successes):
-            return await self._analyse(batch)
+        if not _rules_text(self.skill).strip() or (batch.source == "success" and not self.successes):
+            return await self.analyse(batch)
         if batch.source == "success":
             return await self._remind(batch)
         reply = await self._ask_or_fallback(
-            batch, "lapse_failure", lapse_reply_type(cases=len(batch.items)), self._lapse_check(batch)
+            batch, "lapse_failure", lapse_reply_type(cases=len(batch.items)), self._make_lapse_check(batch)
         )
         if isinstance(reply, NoReply):
-            report = await self._analyse(batch)
+            report = await self.analyse(batch)
             return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         lapsed = {lapse.case - 1 for lapse in reply.lapses}
-        rest = [n for n in range(len(batch.items)) if n not in lapsed]
-        left = batch.model_copy(
+        others = [n for n in range(len(batch.items)) if n not in lapsed]
+        remaining = batch.model_copy(
             update={
-                "items": tuple(batch.items[n] for n in rest),
-                "rollouts": tuple(batch.rollouts[n] for n in rest),
+                "items": tuple(batch.items[n] for n in others),
+                "rollouts": tuple(batch.rollouts[n] for n in others),
             }
         )
-        report = await self._analyse(left) if rest else left.empty_report
+        report = await self.analyse(remaining) if others else remaining.empty_report
         return report.model_copy(
             update={
                 "item_ids": batch.empty_report.item_ids,
@@ -137,32 +124,33 @@ class LapseTriage:
         )
 
     async def _remind(self, batch: Minibatch) -> AnalystReport:
-        reply = await self._ask_or_fallback(batch, "lapse_success", ReminderReply, _check_writable_reminders)
-        report = await self._analyse(batch)
+        reply = await self._ask_or_fallback(
+            batch, "lapse_success", ReminderReply, lambda reply: _check_notes(reply.reminders)
+        )
+        report = await self.analyse(batch)
         if isinstance(reply, NoReply):
             return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         return report.model_copy(update={"reminders": tuple(reply.reminders)})
 
     async def _ask_or_fallback(
-        self, batch: Minibatch, name: str, wanted: type[R], check: Callable[[R], None]
+        self, batch: Minibatch, name: str, reply_type: type[R], check: Callable[[R], None]
     ) -> R | NoReply:
         def prompt(tokens: int) -> RenderedPrompt:
             cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            return self._prompts.render(name, {"document": show_rules(self._skill), "cases": cases})
+            return self.prompts.render(name, {"document": show_rules(self.skill), "cases": cases})
 
-        reply = await ask_or_fallback(
-            self._llm,
-            prompt(self._tokens),
-            wanted,
-            call_id=CallId(role="optimizer", purpose=name, step=self._step, part=batch.part),
+        return await ask_or_fallback(
+            self.llm,
+            prompt(self.tokens),
+            reply_type,
+            call_id=CallId(role="optimizer", purpose=name, step=self.step, part=batch.part),
             check=check,
-            decision_log=self._decision_log,
-            shorten=lambda: prompt(self._tokens // 2),
+            decision_log=self.decision_log,
+            shorten=lambda: prompt(self.tokens // 2),
         )
-        return reply if isinstance(reply, NoReply) else reply.value
 
-    def _lapse_check(self, batch: Minibatch) -> Callable[[LapseReply], None]:
-        rules = _flatten(_rules_text(self._skill))
+    def _make_lapse_check(self, batch: Minibatch) -> Callable[[LapseReply], None]:
+        rules = _flatten(_rules_text(self.skill))
 
         def check(reply: LapseReply) -> None:
             numbers = [lapse.case for lapse in reply.lapses]
@@ -178,7 +166,7 @@ class LapseTriage:
 
 
 def show_rules(skill: Skill) -> str:
-    """Return what the assistant was told: the document's text and its guidance, fenced."""
+    """Return the document's text and its guidance, fenced."""
     return fence("document", _rules_text(skill).strip())
 
 
@@ -190,17 +178,6 @@ def _flatten(text: str) -> str:
     return " ".join(text.split())
 
 
-def _check_writable_reminders(reply: ReminderReply) -> None:
-    for reminder in reply.reminders:
-        check_region_text(reminder)
-
-
-NOTE_LENGTH = 300
-
-
-Note = Annotated[str, Field(min_length=1, max_length=NOTE_LENGTH)]
-
-
 class CompactReply(ReplyModel):
     """Fewer notes that say the same."""
 
@@ -210,14 +187,8 @@ class CompactReply(ReplyModel):
 
 @lru_cache(maxsize=16)
 def compact_reply_type(*, most: int) -> type[CompactReply]:
-    """Return the reply type for at most so many notes; the bound stands in the schema."""
-    about = CompactReply.model_fields["notes"].description
-    return create_model(
-        "CompactReply",
-        __base__=CompactReply,
-        __doc__=CompactReply.__doc__,
-        notes=(list[Note], Field(min_length=1, max_length=most, description=about)),
-    )
+    """Return the reply type for at most ``most`` notes."""
+    return narrow_reply_type(CompactReply, notes=(list[Note], {"min_length": 1, "max_length": most}))
 
 
 async def update_appendix(
@@ -230,10 +201,11 @@ async def update_appendix(
     decision_log: DecisionLog,
     step: int,
 ) -> AppendixResult:
-    """Return the document with the reports' reminders added to its appendix, each said once.
+    """Return the document with the reports' reminders added to its appendix, without duplicates.
 
-    Above ``threshold`` notes one call compacts them to at most that many; where it gives nothing valid
-    they stay as they are, and the outcome says so. Nothing outside the appendix changes.
+    If there are more than ``threshold`` notes, one call compacts them to at most that many. If it gives no
+    valid reply, the notes stay as they are, and the result records the fallback. The text outside the
+    appendix does not change.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -245,9 +217,9 @@ async def update_appendix(
         return AppendixResult(skill=skill)
     fallbacks: tuple[Fallback, ...] = ()
     if threshold is not None and len(after) > threshold:
-        shown = fence("notes", "\n".join(f"- {note}" for note in after))
+        notes = fence("notes", "\n".join(f"- {note}" for note in after))
         prompt = prompts.render(
-            "consolidate", {"document": show_skill(skill), "notes": shown, "most": str(threshold)}
+            "consolidate", {"document": show_skill(skill), "notes": notes, "most": str(threshold)}
         )
         call_id = CallId(role="optimizer", purpose="consolidate", step=step)
         reply = await ask_or_fallback(
@@ -255,17 +227,17 @@ async def update_appendix(
             prompt,
             compact_reply_type(most=threshold),
             call_id=call_id,
-            check=_check_writable,
+            check=lambda reply: _check_notes(reply.notes),
             decision_log=decision_log,
         )
         if isinstance(reply, NoReply):
-            instead = f"the {len(after)} notes stay as they are"
-            fallbacks = (Fallback(label="consolidate", reason=reply.reason, replacement=instead),)
+            replacement = f"the {len(after)} notes stay as they are"
+            fallbacks = (Fallback(label="consolidate", reason=reply.reason, replacement=replacement),)
         else:
-            after = merge_notes((), reply.value.notes)
+            after = merge_notes((), reply.notes)
     return AppendixResult(skill=replace_notes(skill, after), notes=after, fallbacks=fallbacks)
 
 
-def _check_writable(reply: CompactReply) -> None:
-    for note in reply.notes:
+def _check_notes(notes: Sequence[str]) -> None:
+    for note in notes:
         check_region_text(note)

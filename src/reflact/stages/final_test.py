@@ -1,4 +1,4 @@
-"""The end of a run: documents measured side by side, and the placebo among them."""
+"""Statistics of the final test: scores of documents, improvements over the baseline, and the placebo."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from reflact.types import FrozenModel, Item, Rollout, Skill, Split
 
 
 class NamedSkill(FrozenModel):
-    """A document under the name it is reported by."""
+    """A document and its name in the report."""
 
     name: str
     skill: Skill
 
 
-def make_placebo(text: str, like: Skill) -> Skill:
-    """Return a document about something else, cut or repeated to the length of ``like`` in characters."""
-    size = len(like.text)
+def make_placebo(text: str, template: Skill) -> Skill:
+    """Return a document about something else, cut or repeated to the length of ``template`` in characters."""
+    size = len(template.text)
     repeats = size // max(len(text), 1) + 1
     return Skill(text=(text * repeats)[:size])
 
@@ -28,9 +28,9 @@ def make_placebo(text: str, like: Skill) -> Skill:
 def score_skill(
     contender: NamedSkill, split: Split, rollouts: Sequence[Rollout], items: Sequence[Item]
 ) -> SkillScore:
-    """Return the mean, count, 95% interval and task types of one contender's rollouts, in any order.
+    """Return the mean, count, 95% interval and task types of one skill's rollouts, in any order.
 
-    Several trials of an item count as one value in the interval, since they are not independent items.
+    Several trials of an item count as one value in the interval, because they are not independent.
     """
     measured = build_measurement(contender.skill.hash, split, rollouts)
     means = _mean_by_item(rollouts)
@@ -54,7 +54,7 @@ def score_skill(
 def measure_improvement(
     name: str, split: Split, baseline: Sequence[Rollout], rollouts: Sequence[Rollout]
 ) -> Improvement | None:
-    """Return what a contender gained over the baseline, item by item; None without a common item."""
+    """Return a skill's improvement over the baseline, paired by item; None without a common item."""
     before, after = _mean_by_item(baseline), _mean_by_item(rollouts)
     common = [item_id for item_id in before if item_id in after]
     if not common:

@@ -1,4 +1,4 @@
-"""The end of an epoch: the optimizer's own memory of which kinds of edits help here."""
+"""The optimizer's memory of which kinds of edits help, updated at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ async def update_meta_skill(
     step: int,
     epoch: int,
 ) -> MemoryReply | NoReply:
-    """Return the optimizer's memory from the comparison of two epochs' skills, or why there is none.
+    """Return the optimizer's memory after the comparison of two epochs' skills.
 
-    The arguments are those of ``slow_update``; ``attempts`` tells what became of the epoch's steps, and
-    ``memory`` is what was remembered so far.
+    The arguments are those of ``slow_update``, and ``attempts`` (the outcomes of the epoch's steps, as text)
+    and ``memory`` (the memory so far).
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -58,5 +58,4 @@ async def update_meta_skill(
         },
     )
     call_id = CallId(role="optimizer", purpose="meta_skill", step=step, part=f"epoch-{epoch}")
-    reply = await ask_or_fallback(llm, prompt, MemoryReply, call_id=call_id, decision_log=decision_log)
-    return reply if isinstance(reply, NoReply) else reply.value
+    return await ask_or_fallback(llm, prompt, MemoryReply, call_id=call_id, decision_log=decision_log)

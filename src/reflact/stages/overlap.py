@@ -1,8 +1,8 @@
-"""Stages 1 and 2 together: a batch is rolled out, and analysts start as soon as their cases are there.
+"""Stages 1 and 2 together: rolls out a batch and starts analysts as soon as their cases have finished.
 
-Which cases an analyst reads depends on the outcomes along a batch's seeded order alone. So a minibatch is
-settled once the finished prefix of that order holds its members, whatever happens beyond it: the reports
-are the same, byte for byte, as if all rollouts had been waited for.
+The cases of an analyst depend only on the outcomes along the batch's seeded order. So a minibatch is final
+when the finished prefix of that order holds its members. The reports are byte-identical to those of a run
+that waits for all rollouts first.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ async def roll_out_and_reflect(
     phase: str | None = None,
     on_rollout: Callable[[Rollout], Awaitable[None]] | None = None,
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-    """Roll out a step's batches with feedback and have them analysed.
+    """Roll out a step's batches with feedback and analyse them.
 
-    The absence of unmeasured rollouts is used by the first analyst that gives a report on cases after them
-    in their batch's order, and journalled before its report is returned; all are with the last one of the
-    step. An analyst that an outage keeps from reporting has used nothing, so that a restart tries what the
-    same outage cut off again.
+    An unmeasured rollout is logged before the first report on later cases of its batch's order is returned;
+    all are logged with the last report of the step. If an outage stops an analyst, nothing is logged for it,
+    so a resumed run rolls out the lost items again.
 
     Args:
         batches: The step's accumulated batches. An item that occurs in several has a trial for each.
         skill: The current document.
         target: The frozen agent.
         environment: Runs and grades items.
-        store: Where finished rollouts are.
-        decision_log: Where unmeasured items are noted.
+        store: Stores finished rollouts.
+        decision_log: Where unmeasured rollouts are logged.
         step: The step.
         seed: Root of the batches' orders.
-        config: Size of minibatches, analysts at once, and whether they may start before all rollouts
-            have finished.
-        threshold: Hard score below which a rollout failed; None: only 0 fails.
-        limit: Rollouts in flight at most, over all batches.
+        config: Size of minibatches, concurrency, and whether analysts may start before all rollouts have
+            finished.
+        threshold: A rollout with a lower hard score failed; None: only 0 fails.
+        limit: Maximum of rollouts in flight, over all batches.
         analyse: Returns the report on a minibatch.
         phase: See ``rollout``.
         on_rollout: Called with each rollout as it finishes, in any order.
@@ -64,8 +63,8 @@ async def roll_out_and_reflect(
         batch by batch, failures before successes.
 
     Raises:
-        RunFailed: Not a single rollout could be measured; nothing is journalled.
-        ModelError: An endpoint will not serve any request of this kind, or an analyst's cannot be reached.
+        RunFailed: No rollout could be measured; nothing is logged.
+        ModelError: An endpoint serves no request of this kind, or an analyst's cannot be reached.
     """
     runner = RolloutRunner(
         target=target,
@@ -81,10 +80,10 @@ async def roll_out_and_reflect(
     jobs = [[runner.make_job(item, skill, next(trials)) for item in batch] for batch in batches]
     await runner.find_stored([job for row in jobs for job in row])
     orders = [batch_order(len(row), seed=seed, step=step, batch=n) for n, row in enumerate(jobs)]
-    lanes = [[row[i] for i in order] for row, order in zip(jobs, orders, strict=True)]
+    ordered_jobs = [[row[i] for i in order] for row, order in zip(jobs, orders, strict=True)]
 
     def ready(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
-        order = [job.item for job in lanes[batch]]
+        order = [job.item for job in ordered_jobs[batch]]
         filled = (
             find_completed_minibatches(order, prefix, config, batch=batch, threshold=threshold)
             if config.overlap
@@ -92,25 +91,30 @@ async def roll_out_and_reflect(
         )
         return [_ReadyMinibatch(minibatch, tuple(prefix)) for minibatch in filled]
 
-    async def study(case: _ReadyMinibatch) -> AnalystReport:
+    async def analyse_and_log(case: _ReadyMinibatch) -> AnalystReport:
         report = await analyse(case.minibatch)
         await log_unmeasured(case.known, decision_log=decision_log, step=step)
         return report
 
     rows, early = await fan_out_then(
-        runner.run, lanes, ready=ready, then=study, limit=limit, then_limit=config.concurrency
+        runner.run,
+        ordered_jobs,
+        ready=ready,
+        then=analyse_and_log,
+        limit=limit,
+        then_limit=config.concurrency,
     )
     rollouts = [_restore_order(row, order) for row, order in zip(rows, orders, strict=True)]
     flat = tuple(r for row in rollouts for r in row)
     require_coverage(flat, 0.0)
-    reports = [report for lane in early for report in lane]
+    reports = [report for batch_reports in early for report in batch_reports]
     if not config.overlap:
         dealt = [
             deal_minibatches(items, row, config, seed=seed, step=step, batch=n, threshold=threshold)
             for n, (items, row) in enumerate(zip(batches, rollouts, strict=True))
         ]
         cases = [_ReadyMinibatch(minibatch, flat) for row in dealt for minibatch in row]
-        reports += await fan_out(study, cases, limit=config.concurrency)
+        reports += await fan_out(analyse_and_log, cases, limit=config.concurrency)
     await log_unmeasured(flat, decision_log=decision_log, step=step)
     return flat, tuple(sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index)))
 
@@ -125,17 +129,17 @@ def find_completed_minibatches(
 ) -> tuple[Minibatch, ...]:
     """Return the minibatches that the last rollout of a finished prefix completes.
 
-    ``order`` is the whole batch in its seeded order. One that is full is complete with its last member,
-    one that stays smaller with the end of the batch. Over all prefixes these are ``minibatches``.
+    ``order`` is the whole batch in its seeded order. A full minibatch is complete with its last member, a
+    smaller one with the end of the batch. Over all prefixes the result equals ``deal_minibatches``.
     """
     dealt = []
     for source in SOURCES[:1] if config.failure_only else SOURCES:
-        mine = [i for i, rollout in enumerate(prefix) if classify_rollout(rollout, threshold) == source]
-        full, rest = divmod(len(mine), config.minibatch_size)
-        if rest == 0 and mine[-1:] == [len(prefix) - 1]:
-            index, members = full - 1, mine[-config.minibatch_size :]
+        matching = [i for i, rollout in enumerate(prefix) if classify_rollout(rollout, threshold) == source]
+        full, rest = divmod(len(matching), config.minibatch_size)
+        if rest == 0 and matching[-1:] == [len(prefix) - 1]:
+            index, members = full - 1, matching[-config.minibatch_size :]
         elif rest > 0 and len(prefix) == len(order):
-            index, members = full, mine[-rest:]
+            index, members = full, matching[-rest:]
         else:
             continue
         dealt.append(
@@ -151,8 +155,8 @@ def find_completed_minibatches(
 
 
 def _restore_order(ordered: Sequence[Rollout], order: Sequence[int]) -> tuple[Rollout, ...]:
-    places = dict(zip(order, ordered, strict=True))
-    return tuple(places[i] for i in range(len(order)))
+    by_index = dict(zip(order, ordered, strict=True))
+    return tuple(by_index[i] for i in range(len(order)))
 
 
 class _ReadyMinibatch(NamedTuple):

@@ -1,4 +1,4 @@
-"""How documents, trajectories and proposals are shown to an optimizer. Pure."""
+"""Formats documents, trajectories and proposals for the optimizer's prompts. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TROUBLE = re.compile(
     re.IGNORECASE,
 )
 
-_TURNABOUT = re.compile(
+_CHANGE_OF_COURSE = re.compile(
     r"\b(?:instead|actually|wait|mistake|wrong|again|retry|differently|different|another way)\b",
     re.IGNORECASE,
 )
 
 
 class Passage(FrozenModel):
-    """A labelled piece of a case: a text, or the turns of a conversation."""
+    """A labelled part of a case: a text, or the turns of a conversation."""
 
     label: str = ""
     text: str = ""
@@ -39,16 +39,16 @@ class Passage(FrozenModel):
 
     @property
     def full_text(self) -> str:
-        """The piece without cuts."""
+        """The passage without cuts."""
         return self.label + (
             "\n".join(_format_turn(turn) for turn in self.turns) if self.turns else self.text
         )
 
-    def fit(self, room: int) -> str:
-        """Return the piece in at most ``room`` bytes; however small the room, what is missing is marked."""
-        if count_bytes(self.full_text) <= room:
+    def fit(self, max_bytes: int) -> str:
+        """Return the passage in at most ``max_bytes``; cuts are marked, whatever the size."""
+        if count_bytes(self.full_text) <= max_bytes:
             return self.full_text
-        left = room - count_bytes(self.label)
+        left = max_bytes - count_bytes(self.label)
         return self.label + (fit_conversation(self.turns, left) if self.turns else truncate(self.text, left))
 
 
@@ -57,29 +57,29 @@ def count_bytes(text: str) -> int:
     return len(text.encode("utf-8"))
 
 
-def share_bytes(sizes: Sequence[int], room: int) -> tuple[int, ...]:
-    """Divide room among texts so that the short ones get all they need and the long ones equal parts.
+def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
+    """Divide ``max_bytes`` among texts: short texts get all they need, long ones get equal parts.
 
-    What a short text leaves of its equal part goes to the longer ones. The sum is at most ``room``, and
-    equals it where the texts do not fit.
+    Long texts share the bytes that short texts leave over. The sum is at most ``max_bytes``, and equals it if
+    the texts do not fit.
     """
-    granted = [0] * len(sizes)
-    left = max(0, room)
-    for served, place in enumerate(sorted(range(len(sizes)), key=lambda i: sizes[i])):
-        granted[place] = min(sizes[place], left // (len(sizes) - served))
-        left -= granted[place]
-    return tuple(granted)
+    limits = [0] * len(sizes)
+    left = max(0, max_bytes)
+    for done, i in enumerate(sorted(range(len(sizes)), key=lambda i: sizes[i])):
+        limits[i] = min(sizes[i], left // (len(sizes) - done))
+        left -= limits[i]
+    return tuple(limits)
 
 
-def truncate(text: str, room: int) -> str:
-    """Return a text in at most ``room`` bytes: two thirds from its beginning, one from its end.
+def truncate(text: str, max_bytes: int) -> str:
+    """Return a text in at most ``max_bytes``: two thirds from its beginning, one third from its end.
 
-    Between them stands a mark with the gap's size. Where the room does not even hold the mark, the mark
-    stands alone, unless the text is no longer than it.
+    A mark between them states the size of the cut. If ``max_bytes`` is too small even for the mark, the result
+    is the mark alone, or the text if it is shorter.
     """
-    if count_bytes(text) <= room:
+    if count_bytes(text) <= max_bytes:
         return text
-    space = room - len(_cut_mark(len(text))) - 2
+    space = max_bytes - len(_cut_mark(len(text))) - 2
     if space <= 0:
         return min(text, _cut_mark(len(text)), key=count_bytes)
     encoded = text.encode("utf-8")
@@ -88,34 +88,33 @@ def truncate(text: str, room: int) -> str:
     return f"{head}\n{_cut_mark(len(text) - len(head) - len(tail))}\n{tail}"
 
 
-def fit_conversation(turns: Sequence[Turn], room: int) -> str:
-    """Return a conversation in at most ``room`` bytes: its key turns, then as many others as fit, last first.
+def fit_conversation(turns: Sequence[Turn], max_bytes: int) -> str:
+    """Return a conversation in at most ``max_bytes``: its key turns, then as many others as fit, last first.
 
-    The key turns are the first one and the first of the user; the last one, the last answer and what it
-    answers; those in which the user or a tool speaks of trouble; and those that a change of course
-    follows, which an answer shows by words such as "instead". They share the room as ``shares`` says, and
-    the earlier in this list come in first where it is short. What is missing of a turn is marked in it;
-    turns that are left out are counted where they stood.
+    The key turns are, in order of priority: the first turn and the first of the user; the last turn, the last
+    answer and the turn before it; turns in which the user or a tool reports trouble; and turns before an
+    answer that changes course, by words such as "instead". They share the bytes as in ``share_bytes``. Cuts
+    in a turn are marked; omitted turns are counted in a mark at their position.
     """
     texts = [_format_turn(turn) for turn in turns]
     sizes = [count_bytes(text) for text in texts]
-    left = room - _MARK_BYTES
+    left = max_bytes - _MARK_BYTES
     keys: list[int] = []
-    for place in _key_turns(turns):
-        least = min(sizes[place], _MIN_TURN_BYTES) + _MARK_BYTES
+    for i in _key_turns(turns):
+        least = min(sizes[i], _MIN_TURN_BYTES) + _MARK_BYTES
         if not keys or least <= left:
-            keys.append(place)
+            keys.append(i)
             left -= least
-    space = room - _MARK_BYTES * (len(keys) + 1)
-    rooms = dict(zip(keys, share_bytes([sizes[place] for place in keys], space), strict=True))
-    left = space - sum(rooms.values())
-    for place in reversed(range(len(turns))):
-        around = 1 if place + 1 in rooms else _MARK_BYTES
-        granted = min(sizes[place], left - around)
-        if place not in rooms and granted >= min(sizes[place], _MIN_TURN_BYTES):
-            rooms[place] = granted
-            left -= granted + around
-    return "\n".join(_join_with_gaps(texts, rooms))
+    space = max_bytes - _MARK_BYTES * (len(keys) + 1)
+    limits = dict(zip(keys, share_bytes([sizes[i] for i in keys], space), strict=True))
+    left = space - sum(limits.values())
+    for i in reversed(range(len(turns))):
+        extra = 1 if i + 1 in limits else _MARK_BYTES
+        limit = min(sizes[i], left - extra)
+        if i not in limits and limit >= min(sizes[i], _MIN_TURN_BYTES):
+            limits[i] = limit
+            left -= limit + extra
+    return "\n".join(_join_with_gaps(texts, limits))
 
 
 def _key_turns(turns: Sequence[Turn]) -> list[int]:
@@ -126,26 +125,28 @@ def _key_turns(turns: Sequence[Turn]) -> list[int]:
     return list(dict.fromkeys((0, user, last, answer, max(0, answer - 1), *decisive)))
 
 
-def _is_decisive(turns: Sequence[Turn], place: int) -> bool:
-    if turns[place].role not in {"user", "tool"}:
+def _is_decisive(turns: Sequence[Turn], index: int) -> bool:
+    if turns[index].role not in {"user", "tool"}:
         return False
-    following = turns[place + 1] if place + 1 < len(turns) else None
-    turnabout = (
-        following is not None and following.role == "assistant" and _TURNABOUT.search(following.content)
+    following = turns[index + 1] if index + 1 < len(turns) else None
+    changes_course = (
+        following is not None
+        and following.role == "assistant"
+        and _CHANGE_OF_COURSE.search(following.content)
     )
-    return bool(turnabout or _TROUBLE.search(turns[place].content))
+    return bool(changes_course or _TROUBLE.search(turns[index].content))
 
 
-def _join_with_gaps(texts: Sequence[str], rooms: Mapping[int, int]) -> Iterator[str]:
+def _join_with_gaps(texts: Sequence[str], limits: Mapping[int, int]) -> Iterator[str]:
     skipped: list[str] = []
-    for place, text in enumerate(texts):
-        if place not in rooms:
+    for i, text in enumerate(texts):
+        if i not in limits:
             skipped.append(text)
             continue
         if skipped:
             yield _gap_mark(skipped)
             skipped = []
-        yield truncate(text, rooms[place])
+        yield truncate(text, limits[i])
     if skipped:
         yield _gap_mark(skipped)
 
@@ -167,7 +168,7 @@ _SHOWN_EDIT_BYTES = 1500
 
 
 def show_skill(skill: Skill) -> str:
-    """Return the document's editable text, fenced; nothing where there is none: small models quote it."""
+    """Return the document's editable text, fenced; empty if there is none, because small models quote the tags."""
     text = editable_text(skill.text).strip("\n")
     return fence("document", text) if text.strip() else ""
 
@@ -178,27 +179,27 @@ def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bo
     Args:
         rollouts: A minibatch: all failures, or all successes.
         items: Their items.
-        failed: Which of the two they are.
-        tokens: What they may take together, in estimated tokens (see ``trajectories``); the tags around
-            them come on top. Short cases leave what they do not need to the long ones.
+        failed: Whether they are failures.
+        tokens: Maximum of their estimated tokens, without the tags around them. Short cases leave unused
+            tokens to long ones.
     """
     cases = [_case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)]
-    rooms = share_bytes([count_bytes(_show_passages(case)) for case in cases], tokens * BYTES_PER_TOKEN)
+    limits = share_bytes([count_bytes(_show_passages(case)) for case in cases], tokens * BYTES_PER_TOKEN)
     return "\n\n".join(
-        fence(f"case_{n}", _show_passages(case, room))
-        for n, (case, room) in enumerate(zip(cases, rooms, strict=True), 1)
+        fence(f"case_{n}", _show_passages(case, limit))
+        for n, (case, limit) in enumerate(zip(cases, limits, strict=True), 1)
     )
 
 
 def show_case(rollout: Rollout, item: Item, *, failed: bool, tokens: int) -> str:
-    """Return one trajectory in at most about so many estimated tokens, without tags around it."""
+    """Return one trajectory in at most ``tokens`` estimated tokens, without tags around it."""
     return _show_passages(_case_passages(rollout, item, failed), tokens * BYTES_PER_TOKEN)
 
 
 def show_edits(edits: Sequence[Edit]) -> str:
-    """Return numbered proposals, each fenced, and after them a line on the cases behind each.
+    """Return numbered proposals, each fenced, and then a line with the number of cases behind each.
 
-    The line stands apart because small models copy what stands beside a text along with it.
+    The line is separate because small models copy text beside a proposal along with it.
     """
     fenced = "\n\n".join(fence(f"proposal_{n}", _show_edit(e)) for n, e in enumerate(edits, 1))
     support = ", ".join(f"proposal {n} from {_show_support(e)}" for n, e in enumerate(edits, 1))
@@ -206,38 +207,38 @@ def show_edits(edits: Sequence[Edit]) -> str:
 
 
 def show_buffer(buffer: Sequence[StepBufferEntry]) -> str:
-    """Return what earlier steps of the epoch tried, as a note; empty where there were none."""
+    """Return the attempts of the epoch's earlier steps as a note; empty if there are none."""
     if not buffer:
         return ""
     lines = [_show_buffer_entry(entry) for entry in buffer]
     return "Earlier attempts in this round:\n" + fence("attempts", "\n".join(lines))
 
 
-def show_memory(cards: Sequence[RejectedEdit]) -> str:
-    """Return edits that were tried and rejected, as a note; empty where there are none."""
-    if not cards:
+def show_memory(edits: Sequence[RejectedEdit]) -> str:
+    """Return rejected edits as a note; empty if there are none."""
+    if not edits:
         return ""
-    lines = [_show_rejected_edit(card) for card in cards]
+    lines = [_show_rejected_edit(edit) for edit in edits]
     return "Edits tried before that did not help:\n" + fence("rejected", "\n".join(lines))
 
 
 def show_meta(meta: str) -> str:
-    """Return the optimizer's memory from earlier epochs, as a note; empty where there is none."""
+    """Return the optimizer's memory from earlier epochs as a note; empty if there is none."""
     if not meta.strip():
         return ""
     return "What earlier epochs taught about edits here:\n" + fence("advice", meta.strip())
 
 
 def to_text(value: JsonValue) -> str:
-    """Return a value as people would write it: text as it is, anything else as canonical JSON."""
+    """Return a text as it is, and any other value as canonical JSON."""
     return value if isinstance(value, str) else canonical_json(value)
 
 
 def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage, ...]:
     answer = "wrong answer: " if failed else "answer: "
     if [turn.role for turn in rollout.turns] == ["user", "assistant"]:
-        task, given = rollout.turns
-        parts = [Passage(label="task: ", text=task.content), Passage(label=answer, text=given.content)]
+        task, reply = rollout.turns
+        parts = [Passage(label="task: ", text=task.content), Passage(label=answer, text=reply.content)]
     else:
         parts = [Passage(turns=rollout.turns), Passage(label=answer, text=rollout.answer)]
     if failed and rollout.feedback:
@@ -247,10 +248,10 @@ def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage,
     return tuple(parts)
 
 
-def _show_passages(case: Sequence[Passage], room: int | None = None) -> str:
+def _show_passages(case: Sequence[Passage], max_bytes: int | None = None) -> str:
     sizes = [count_bytes(part.full_text) for part in case]
-    rooms = sizes if room is None else share_bytes(sizes, room - (len(case) - 1))
-    return "\n".join(part.fit(r) for part, r in zip(case, rooms, strict=True))
+    limits = sizes if max_bytes is None else share_bytes(sizes, max_bytes - (len(case) - 1))
+    return "\n".join(part.fit(limit) for part, limit in zip(case, limits, strict=True))
 
 
 def _show_support(edit: Edit) -> str:
@@ -271,19 +272,19 @@ def _show_tried_edit(edit: Edit) -> str:
     return f"{edit.op} {truncate(edit.content or edit.target, _SHOWN_EDIT_BYTES)}"
 
 
-def _show_rejected_edit(card: RejectedEdit) -> str:
-    words = [f"{card.op}: {truncate(card.target or card.content, _SHOWN_EDIT_BYTES)}"]
-    if card.target and card.content:
-        words.append(f"content: {truncate(card.content, _SHOWN_EDIT_BYTES)}")
-    if card.score_before is not None and card.score_after is not None:
-        words.append(f"validation score {card.score_before:.3f} before, {card.score_after:.3f} after")
-    return "\n  ".join(words)
+def _show_rejected_edit(edit: RejectedEdit) -> str:
+    parts = [f"{edit.op}: {truncate(edit.target or edit.content, _SHOWN_EDIT_BYTES)}"]
+    if edit.target and edit.content:
+        parts.append(f"content: {truncate(edit.content, _SHOWN_EDIT_BYTES)}")
+    if edit.score_before is not None and edit.score_after is not None:
+        parts.append(f"validation score {edit.score_before:.3f} before, {edit.score_after:.3f} after")
+    return "\n  ".join(parts)
 
 
 def _show_buffer_entry(entry: StepBufferEntry) -> str:
-    words = [f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome {entry.action}"]
+    parts = [f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome {entry.action}"]
     if entry.score_before is not None and entry.score_after is not None:
-        words.append(f"validation score {entry.score_before:.3f} before, {entry.score_after:.3f} after")
-    words += [f"pattern ({p.count}): {p.type}: {p.description}" for p in entry.patterns]
-    words += [f"did not help: {_show_tried_edit(e)}" for e in entry.rejected_edits]
-    return "\n  ".join(words)
+        parts.append(f"validation score {entry.score_before:.3f} before, {entry.score_after:.3f} after")
+    parts += [f"pattern ({p.count}): {p.type}: {p.description}" for p in entry.patterns]
+    parts += [f"did not help: {_show_tried_edit(e)}" for e in entry.rejected_edits]
+    return "\n  ".join(parts)

@@ -1,8 +1,9 @@
-"""Stage 2: analysts read minibatches of trajectories and propose edits."""
+"""Stage 2: analysts read minibatches of trajectories and propose edits, suggestions or whole drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, NamedTuple
 
 from pydantic import TypeAdapter
@@ -53,7 +54,7 @@ SOURCES: tuple[RolloutSource, ...] = ("failure", "success")
 class Minibatch(FrozenModel):
     """The trajectories of one analyst call, in the plan's order.
 
-    ``index`` counts those of its source in its batch, ``batch`` the step's accumulated batches.
+    ``index`` numbers the minibatches of the same source and batch; ``batch`` numbers the step's batches.
     """
 
     source: RolloutSource
@@ -64,12 +65,12 @@ class Minibatch(FrozenModel):
 
     @property
     def part(self) -> str:
-        """Its place among the step's minibatches of its source, for the call's sample."""
+        """The part of its call ids: its number among the step's minibatches of its source."""
         return str(self.index) if self.batch == 0 else f"{self.batch}/{self.index}"
 
     @property
     def empty_report(self) -> AnalystReport:
-        """A report on it that says nothing yet."""
+        """A report on it without findings."""
         ids = tuple(item.id for item in self.items)
         return AnalystReport(source_type=self.source, index=self.index, item_ids=ids, batch=self.batch)
 
@@ -81,7 +82,7 @@ def batch_order(size: int, *, seed: int, step: int, batch: int = 0) -> tuple[int
 
 
 def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource | None:
-    """Return what a rollout is to analysts; None where it is unmeasured (see ``types.failed``)."""
+    """Return whether a rollout is a failure or a success; None if it is unmeasured (see ``is_failure``)."""
     if rollout.score is None:
         return None
     return "failure" if is_failure(rollout, threshold) else "success"
@@ -97,9 +98,9 @@ def deal_minibatches(
     batch: int = 0,
     threshold: float | None = None,
 ) -> tuple[Minibatch, ...]:
-    """Deal a batch into minibatches: failures and successes apart, each along one seeded order.
+    """Deal a batch into minibatches: failures and successes separately, each along one seeded order.
 
-    Unmeasured rollouts are neither.
+    Unmeasured rollouts are left out.
     """
     order = batch_order(len(items), seed=seed, step=step, batch=batch)
     dealt = []
@@ -120,18 +121,15 @@ def deal_minibatches(
     return tuple(dealt)
 
 
-# --------------------------------------------------------------------------------------------- analysing
-
-
 class Analysis(NamedTuple, Generic[R]):
-    """What is asked about one minibatch, and what becomes of the reply.
+    """The call about one minibatch, and how its reply becomes a report.
 
     Args:
         prompt: The prompt's name.
-        holes: What goes into it beside ``cases`` and ``attempts``.
-        reply_type: What is asked for.
-        check: Refuses what does not fit the minibatch or the document.
-        report: Puts a valid reply into the minibatch's blank report.
+        variables: The prompt's variables except ``cases`` and ``attempts``.
+        reply_type: The type of the reply.
+        check: Raises ValueError if a reply does not fit the minibatch or the document.
+        report: Adds a valid reply to the minibatch's empty report.
     """
 
     prompt: str
@@ -144,15 +142,15 @@ class Analysis(NamedTuple, Generic[R]):
 def make_edit_analysis(
     skill: Skill, *, max_edits: int, operations: tuple[EditKind, ...]
 ) -> Callable[[Minibatch], Analysis[Any]]:
-    """Return how to ask for at most ``max_edits`` edits of the given kinds to a document."""
+    """Return the analysis that asks for at most ``max_edits`` edits of the given kinds to a document."""
     kinds = list_allowed_operations(skill, operations)
-    holes = {"max_edits": str(max_edits), "document": show_skill(skill)}
+    variables = {"max_edits": str(max_edits), "document": show_skill(skill)}
 
     def analysis(batch: Minibatch) -> Analysis[Any]:
         if batch.source == "success":
             return Analysis(
                 prompt="analyst_success",
-                variables=holes,
+                variables=variables,
                 reply_type=success_reply_type(kinds, most=max_edits),
                 check=make_success_check(skill, max_edits=max_edits),
                 report=_build_success_report,
@@ -160,7 +158,7 @@ def make_edit_analysis(
         cases = len(batch.items)
         return Analysis(
             prompt="analyst_failure",
-            variables=holes,
+            variables=variables,
             reply_type=failure_reply_type(kinds, cases=cases, most=max_edits),
             check=make_analyst_check(skill, cases=cases, max_edits=max_edits),
             report=_build_failure_report,
@@ -169,74 +167,64 @@ def make_edit_analysis(
     return analysis
 
 
+@dataclass(frozen=True, kw_only=True)
 class Analyst:
     """Reads one minibatch at a time.
 
     Args:
         llm: The optimizer.
         prompts: The run's prompts.
-        journal: Where refusals and shortened prompts are noted.
+        decision_log: Where missing replies and shortened prompts are logged.
         step: The step that uses the reports.
-        tokens: Estimated tokens of trajectories in one prompt at most.
-        analysis: Says what to ask about a minibatch.
-        notes: Returns what a minibatch's analyst is told of earlier attempts; empty for nothing.
+        tokens: Maximum of estimated tokens of trajectories in one prompt.
+        analysis: Returns the call about a minibatch.
+        notes: Returns the notes on earlier attempts for a minibatch's prompt; empty for none.
     """
 
-    def __init__(
-        self,
-        *,
-        llm: LLM,
-        prompts: PromptBook,
-        decision_log: DecisionLog,
-        step: int,
-        tokens: int,
-        analysis: Callable[[Minibatch], Analysis[Any]],
-        notes: Callable[[Minibatch], str],
-    ) -> None:
-        self._llm = llm
-        self._prompts = prompts
-        self._decision_log = decision_log
-        self._step = step
-        self._tokens = tokens
-        self._analysis = analysis
-        self._notes = notes
+    llm: LLM
+    prompts: PromptBook
+    decision_log: DecisionLog
+    step: int
+    tokens: int
+    analysis: Callable[[Minibatch], Analysis[Any]]
+    notes: Callable[[Minibatch], str]
 
     async def report(self, batch: Minibatch) -> AnalystReport:
-        """Return the report on a minibatch; one that says why where no valid reply could be had.
+        """Return the report on a minibatch; without a valid reply it holds the reason alone.
 
-        Trajectories that do not fit the model's context are shown at half the size, once.
+        If the trajectories do not fit the model's context, the call is repeated once with half as many tokens.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached.
         """
-        asked, attempts = self._analysis(batch), self._notes(batch)
+        analysis, attempts = self.analysis(batch), self.notes(batch)
 
         def prompt(tokens: int) -> RenderedPrompt:
             cases = show_cases(batch.rollouts, batch.items, failed=batch.source == "failure", tokens=tokens)
-            return self._prompts.render(
-                asked.prompt, {**asked.variables, "cases": cases, "attempts": attempts}
+            return self.prompts.render(
+                analysis.prompt, {**analysis.variables, "cases": cases, "attempts": attempts}
             )
 
         purpose = f"analyst_{batch.source}"
         reply = await ask_or_fallback(
-            self._llm,
-            prompt(self._tokens),
-            asked.reply_type,
-            call_id=CallId(role="optimizer", purpose=purpose, step=self._step, part=batch.part),
-            check=asked.check,
-            decision_log=self._decision_log,
-            shorten=lambda: prompt(self._tokens // 2),
+            self.llm,
+            prompt(self.tokens),
+            analysis.reply_type,
+            call_id=CallId(role="optimizer", purpose=purpose, step=self.step, part=batch.part),
+            check=analysis.check,
+            decision_log=self.decision_log,
+            shorten=lambda: prompt(self.tokens // 2),
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})
-        return asked.report(batch.empty_report, reply.value)
+        return analysis.report(batch.empty_report, reply)
 
 
-def build_patterns(blank: AnalystReport, named: Sequence[PatternReply]) -> tuple[FailurePattern, ...]:
-    """Return the failure patterns that an analyst named, tied to the items of its minibatch."""
+def build_patterns(blank: AnalystReport, replies: Sequence[PatternReply]) -> tuple[FailurePattern, ...]:
+    """Return an analyst's failure patterns with the items of its minibatch."""
     return tuple(
         FailurePattern(type=p.type, count=p.count, description=p.description, item_ids=blank.item_ids)
-        for p in named
+        for p in replies
     )
 
 
@@ -264,30 +252,24 @@ def _build_patch(report: AnalystReport, reasoning: str, edits: Sequence[Proposal
 NOTES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
 
 
+@dataclass(frozen=True)
 class AnnotatingAnalyst:
-    """Puts notes below the environment's feedback on failed cases, and leaves the rest to an analyst.
+    """Adds notes to the environment's feedback on failed cases, and passes the minibatch to an analyst.
 
-    Notes are journalled before they are read, so that a restart reads the same ones.
+    Notes are logged before they are used, so that a resumed run uses the same ones.
 
     Args:
         analyse: Reads the annotated minibatch.
-        annotator: Makes the notes.
-        journal: Where notes are kept.
+        annotator: Writes the notes.
+        decision_log: Where notes are logged.
         step: The step that uses the report.
     """
 
-    def __init__(
-        self,
-        analyse: Callable[[Minibatch], Awaitable[AnalystReport]],
-        annotator: Annotator,
-        *,
-        decision_log: DecisionLog,
-        step: int,
-    ) -> None:
-        self._analyse = analyse
-        self._annotator = annotator
-        self._decision_log = decision_log
-        self._step = step
+    analyse: Callable[[Minibatch], Awaitable[AnalystReport]]
+    annotator: Annotator
+    _: KW_ONLY
+    decision_log: DecisionLog
+    step: int
 
     async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch.
@@ -298,29 +280,27 @@ class AnnotatingAnalyst:
         if batch.source == "failure":
             cases = tuple(zip(batch.items, batch.rollouts, strict=True))
             batch = batch.model_copy(update={"rollouts": await fan_out(self._annotate, cases)})
-        return await self._analyse(batch)
+        return await self.analyse(batch)
 
     async def _annotate(self, case: tuple[Item, Rollout]) -> Rollout:
         item, rollout = case
         notes = await self._get_notes(item, rollout)
         if not notes:
             return rollout
-        said = () if rollout.feedback is None else (rollout.feedback,)
-        return rollout.model_copy(update={"feedback": "\n".join((*said, *notes))})
+        feedback = () if rollout.feedback is None else (rollout.feedback,)
+        return rollout.model_copy(update={"feedback": "\n".join((*feedback, *notes))})
 
     async def _get_notes(self, item: Item, rollout: Rollout) -> tuple[str, ...]:
         label = f"notes/{rollout.key}"
-        noted = await self._decision_log.get(self._step, label)
-        if noted is None:
-            noted = NOTES_ADAPTER.dump_python(
-                tuple(await self._annotator.annotate(item, rollout)), mode="json"
-            )
-            await self._decision_log.put(self._step, label, noted)
-        return NOTES_ADAPTER.validate_python(noted)
+        logged = await self.decision_log.get(self.step, label)
+        if logged is None:
+            logged = list(await self.annotator.annotate(item, rollout))
+            await self.decision_log.put(self.step, label, logged)
+        return NOTES_ADAPTER.validate_python(logged)
 
 
 def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
-    """Return the kinds of edit that a step's patches are made of."""
+    """Return the kinds of edit in a step's patches."""
     match config.mode:
         case "patch":
             return config.operations
@@ -333,27 +313,27 @@ def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
 def choose_analysis(
     config: UpdateConfig, skill: Skill, *, max_edits: int
 ) -> Callable[[Minibatch], Analysis[Any]]:
-    """Return how to ask about a minibatch: for edits, for suggestions, or for a whole new document."""
+    """Return the analysis that asks for edits, for suggestions, or for a whole new document."""
     if config.mode == "full_rewrite":
         return _make_draft_analysis(skill)
-    asked = make_edit_analysis(skill, max_edits=max_edits, operations=list_edit_kinds(config))
+    edit_analysis = make_edit_analysis(skill, max_edits=max_edits, operations=list_edit_kinds(config))
     if config.mode == "patch":
-        return asked
+        return edit_analysis
 
     def analysis(batch: Minibatch) -> Analysis[Any]:
-        return asked(batch)._replace(prompt=f"suggest_{batch.source}")
+        return edit_analysis(batch)._replace(prompt=f"suggest_{batch.source}")
 
     return analysis
 
 
 def _make_draft_analysis(skill: Skill) -> Callable[[Minibatch], Analysis[Any]]:
-    holes = {"document": show_skill(skill)}
+    variables = {"document": show_skill(skill)}
 
     def analysis(batch: Minibatch) -> Analysis[Any]:
         if batch.source == "success":
             return Analysis(
                 prompt="draft_success",
-                variables=holes,
+                variables=variables,
                 reply_type=SuccessDraftReply,
                 check=lambda reply: check_whole_document(skill, reply.document),
                 report=lambda blank, reply: _build_draft_report(
@@ -363,7 +343,7 @@ def _make_draft_analysis(skill: Skill) -> Callable[[Minibatch], Analysis[Any]]:
         cases = len(batch.items)
         return Analysis(
             prompt="draft_failure",
-            variables=holes,
+            variables=variables,
             reply_type=draft_reply_type(cases=cases),
             check=make_draft_check(skill, cases=cases),
             report=lambda blank, reply: _build_failure_draft(blank, skill, reply),
@@ -381,12 +361,9 @@ def _build_failure_draft(blank: AnalystReport, skill: Skill, reply: DraftReply) 
 
 
 def _build_draft_report(blank: AnalystReport, skill: Skill, reasoning: str, document: str) -> AnalystReport:
-    """A draft that leaves the text as it is proposes nothing."""
+    """Return a report with the draft as its only edit, or without edits if the draft changes nothing."""
     draft = Edit(
-        op="rewrite",
-        content=document,
-        source_type=blank.source_type,
-        support_count=len(blank.item_ids),
+        op="rewrite", content=document, source_type=blank.source_type, support_count=len(blank.item_ids)
     )
     edits = () if is_same_body(skill.text, document) else (draft,)
     return blank.model_copy(update={"patch": Patch(reasoning=reasoning, edits=edits)})

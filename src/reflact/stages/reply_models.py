@@ -1,26 +1,23 @@
-"""What optimizers are asked to fill in, and the rules that a well-formed reply must still keep."""
+"""Reply types of the optimizer's calls, their checks, and the call that falls back if no reply is valid."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, create_model
 
 from reflact.errors import ContextOverflow, ReplyError
-from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.protocols import LLM, DecisionLog
 from reflact.skills.document import apply_edits, editable_text, is_same_body
 from reflact.types import Edit, EditKind, FrozenModel, Operation, Skill
 
 R = TypeVar("R", bound=ReplyModel)
 
-
 TAG = re.compile(r"</?(?:document|proposal_\d+|case_\d+|attempts|rejected|advice|guidance|notes)_*>")
-
-
 """The tags that fence material in prompts."""
 
 
@@ -44,7 +41,7 @@ class AppendReply(ReplyModel):
     )
 
     def edit(self) -> Edit:
-        """Return the addition as a value of its own."""
+        """Return the addition as an edit."""
         return Edit(op="append", content=self.content)
 
 
@@ -58,7 +55,7 @@ class SuggestionReply(ReplyModel):
     )
 
     def edit(self) -> Edit:
-        """Return the suggestion as a value of its own."""
+        """Return the suggestion as an edit."""
         return Edit(op="suggest", content=self.content)
 
 
@@ -78,7 +75,7 @@ class EditReply(ReplyModel):
     )
 
     def edit(self) -> Edit:
-        """Return the edit as a value of its own."""
+        """Return the reply as an edit."""
         target = "" if self.op == "append" else self.target
         return Edit(op=self.op, target=target, content="" if self.op == "delete" else self.content)
 
@@ -90,7 +87,7 @@ class MergedAppend(ReplyModel):
     content: str = Field(min_length=1, max_length=4000, description="The text of the rule, and nothing else.")
 
     def edit(self) -> Edit:
-        """Return the addition as a value of its own."""
+        """Return the addition as an edit."""
         return Edit(op="append", content=self.content)
 
 
@@ -101,7 +98,7 @@ class MergedSuggestion(ReplyModel):
     content: str = Field(min_length=1, max_length=2000, description="What the revision should do.")
 
     def edit(self) -> Edit:
-        """Return the suggestion as a value of its own."""
+        """Return the suggestion as an edit."""
         return Edit(op="suggest", content=self.content)
 
 
@@ -112,8 +109,6 @@ class MergedEdit(EditReply):
 
 
 Proposal = AppendReply | EditReply | SuggestionReply
-
-
 Merge = MergedAppend | MergedEdit | MergedSuggestion
 
 
@@ -183,95 +178,83 @@ class DraftMergeReply(ReplyModel):
     )
 
 
+def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) -> type[R]:
+    """Return a reply type with narrower fields, each given as its type and the arguments of ``Field``.
+
+    The name, the docstring and the descriptions stay those of ``base``. The bounds become part of the
+    schema, so that samplers that follow the schema cannot leave them.
+    """
+    narrowed: dict[str, Any] = {
+        name: (kind, Field(description=base.model_fields[name].description, **bounds))
+        for name, (kind, bounds) in fields.items()
+    }
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **narrowed)
+
+
 @lru_cache(maxsize=64)
 def draft_reply_type(*, cases: int) -> type[DraftReply]:
-    """Return the reply type for a draft from ``cases`` failures; see ``analysing``."""
-    return create_model(
-        "DraftReply", __base__=DraftReply, __doc__=DraftReply.__doc__, patterns=_patterns(DraftReply, cases)
-    )
+    """Return the reply type of a draft from ``cases`` failures."""
+    return narrow_reply_type(DraftReply, patterns=_pattern_field(cases))
 
 
 @lru_cache(maxsize=64)
 def failure_reply_type(operations: tuple[EditKind, ...], *, cases: int, most: int) -> type[AnalystReply]:
     """Return the reply type for ``cases`` failures with at most ``most`` edits of the given kinds.
 
-    A pattern is what several cases share, so there are half as many at most, and never more than three.
-    The bounds stand in the schema: samplers that follow one cannot leave them.
+    Several cases share a pattern. So there are at most half as many patterns as cases, and at most three.
     """
-    wanted = create_model(
-        "AnalystReply",
-        __base__=AnalystReply,
-        __doc__=AnalystReply.__doc__,
-        patterns=_patterns(AnalystReply, cases),
-    )
-    return _with_edits(wanted, _edit_type(operations, sources=None), min(1, most), most)
+    edits = (list[_edit_type(operations)], {"min_length": min(1, most), "max_length": most})  # type: ignore[misc]
+    return narrow_reply_type(AnalystReply, patterns=_pattern_field(cases), edits=edits)
 
 
 @lru_cache(maxsize=64)
 def success_reply_type(operations: tuple[EditKind, ...], *, most: int) -> type[SuccessReply]:
-    """Return the reply type for successes with at most ``most`` edits; see ``analysing``."""
-    return _with_edits(SuccessReply, _edit_type(operations, sources=None), 0, most)
+    """Return the reply type for successes with at most ``most`` edits of the given kinds."""
+    edits = (list[_edit_type(operations)], {"min_length": 0, "max_length": most})  # type: ignore[misc]
+    return narrow_reply_type(SuccessReply, edits=edits)
 
 
 @lru_cache(maxsize=64)
 def merge_reply_type(operations: tuple[EditKind, ...], *, proposals: int) -> type[MergeReply]:
-    """Return the reply type of a merge of numbered proposals; see ``analysing``."""
-    return _with_edits(MergeReply, _edit_type(operations, sources=proposals), 1, proposals)
+    """Return the reply type of a merge of ``proposals`` numbered edits."""
+    merged = _edit_type(operations, sources=proposals)
+    return narrow_reply_type(MergeReply, edits=(list[merged], {"min_length": 1, "max_length": proposals}))  # type: ignore[valid-type]
 
 
 @lru_cache(maxsize=64)
 def rank_reply_type(*, proposals: int, budget: int) -> type[RankReply]:
-    """Return the reply type of a ranking of numbered proposals; see ``analysing``."""
+    """Return the reply type of a ranking that selects ``budget`` of ``proposals`` numbered edits."""
     number = Annotated[int, Field(ge=1, le=proposals)]
-    selected = Field(
-        min_length=budget, max_length=budget, description=RankReply.model_fields["selected"].description
-    )
-    return create_model(
-        "RankReply", __base__=RankReply, __doc__=RankReply.__doc__, selected=(list[number], selected)
-    )
+    return narrow_reply_type(RankReply, selected=(list[number], {"min_length": budget, "max_length": budget}))
 
 
 def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
-    """Return the kinds of edit that a document admits: without text there is nothing to anchor to."""
+    """Return the kinds of edit that a document admits; an empty document has no text for an anchor."""
     return allowed if allowed == ("suggest",) or editable_text(skill.text).strip() else ("append",)
 
 
-def _patterns(reply_type: type[ReplyModel], cases: int) -> tuple[Any, Any]:
-    about = reply_type.model_fields["patterns"].description
-    most = max(1, min(3, cases // 2))
-    return list[PatternReply], Field(min_length=1, max_length=most, description=about)
+def _pattern_field(cases: int) -> tuple[Any, Mapping[str, Any]]:
+    return list[PatternReply], {"min_length": 1, "max_length": max(1, min(3, cases // 2))}
 
 
-def _edit_type(operations: tuple[EditKind, ...], sources: int | None) -> type[ReplyModel]:
+def _edit_type(operations: tuple[EditKind, ...], sources: int | None = None) -> type[ReplyModel]:
     base: type[ReplyModel]
-    fields: dict[str, Any] = {}
+    fields: dict[str, tuple[Any, Mapping[str, Any]]] = {}
     if operations == ("suggest",):
         base = SuggestionReply if sources is None else MergedSuggestion
     elif operations == ("append",):
         base = AppendReply if sources is None else MergedAppend
     else:
         base = EditReply if sources is None else MergedEdit
-        fields["op"] = (Literal[operations], Field(description=base.model_fields["op"].description))
+        fields["op"] = (Literal[operations], {})
     if sources is not None:
         number = Annotated[int, Field(ge=1, le=sources)]
-        about = base.model_fields["sources"].description
-        fields["sources"] = (list[number], Field(min_length=1, max_length=sources, description=about))
-    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **fields)
-
-
-def _with_edits(reply_type: type[R], edit_type: type[ReplyModel], least: int, most: int) -> type[R]:
-    about = reply_type.model_fields["edits"].description
-    edits = Field(min_length=least, max_length=most, description=about)
-    return create_model(
-        reply_type.__name__,
-        __base__=reply_type,
-        __doc__=reply_type.__doc__,
-        edits=(list[edit_type], edits),  # type: ignore[valid-type]
-    )
+        fields["sources"] = (list[number], {"min_length": 1, "max_length": sources})
+    return narrow_reply_type(base, **fields)
 
 
 def check_applicable(skill: Skill, edits: Sequence[Proposal | Merge]) -> None:
-    """Refuse edits that the document would reject.
+    """Refuse edits that cannot be applied to the document.
 
     Raises:
         ValueError: Names each rejected edit and the reason.
@@ -344,7 +327,7 @@ def check_pattern_counts(patterns: Sequence[PatternReply], cases: int) -> None:
     """Refuse patterns that claim more cases than there are.
 
     Raises:
-        ValueError: Names them.
+        ValueError: Names the patterns.
     """
     high = [p.type for p in patterns if p.count > cases]
     if high:
@@ -352,13 +335,13 @@ def check_pattern_counts(patterns: Sequence[PatternReply], cases: int) -> None:
 
 
 def check_whole_document(skill: Skill, document: str) -> None:
-    """Refuse a text that cannot take the place of the document's unprotected text.
+    """Refuse a text that cannot replace the document's unprotected text.
 
-    The same text is no mistake: it changes nothing, and the step says so. Tags that fence material in prompts
-    are one: small models copy them along with the text.
+    The same text is valid: it changes nothing, and the step reports that. Tags that fence material in prompts
+    are refused, because small models copy them along with the text.
 
     Raises:
-        ValueError: Says what stands in the way.
+        ValueError: States the reason.
     """
     if is_same_body(skill.text, document):
         return
@@ -393,7 +376,7 @@ def check_numbers(numbers: Sequence[int], last: int) -> None:
 
 
 class NoReply(FrozenModel):
-    """A decision that could not be had, and why."""
+    """No valid reply to a model call, with the reason."""
 
     reason: str
 
@@ -407,33 +390,33 @@ async def ask_or_fallback(
     check: Callable[[R], None] | None = None,
     decision_log: DecisionLog,
     shorten: Callable[[], RenderedPrompt] | None = None,
-) -> Reply[R] | NoReply:
-    """Return a model's reply, or why there is none: no attempt was valid, or the prompt was too long.
+) -> R | NoReply:
+    """Return a model's reply, or ``NoReply`` if no attempt was valid or the prompt was too long.
 
-    The absence is journalled before it is returned; a restart meets it again without asking. Where the
-    prompt is too long, ``shorter`` is asked for another one, once; that is journalled as well, so that a
-    restart asks with the same prompt.
+    A missing reply is logged before it is returned, so that a resumed run decides the same without a call.
+    If the prompt is too long and ``shorten`` is given, the call is repeated once with the shorter prompt.
+    That is logged as well, so that a resumed run sends the same prompt.
 
     Raises:
-        ProviderError: The endpoint refused, failed or could not be reached; nothing is journalled.
-        ValueError: The sample belongs to no step.
+        ProviderError: The endpoint refused, failed or could not be reached; nothing is logged.
+        ValueError: The call id has no step.
     """
     if call_id.step is None:
-        raise ValueError(f"{call_id.label} belongs to no step, so its absence cannot be journalled")
-    step, refused, shrunk = call_id.step, f"refusal/{call_id.label}", f"shrunk/{call_id.label}"
-    noted = await decision_log.get(step, refused)
-    if noted is not None:
-        return NoReply(reason=str(noted))
-    if shorten is not None and await decision_log.get(step, shrunk) is not None:
+        raise ValueError(f"the call {call_id.label} has no step under which a missing reply could be logged")
+    step, no_reply, shortened = call_id.step, f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
+    logged = await decision_log.get(step, no_reply)
+    if logged is not None:
+        return NoReply(reason=str(logged))
+    if shorten is not None and await decision_log.get(step, shortened) is not None:
         prompt, shorten = shorten(), None
     try:
         try:
-            return await llm.ask(prompt, reply_type, call_id=call_id, check=check)
+            return (await llm.ask(prompt, reply_type, call_id=call_id, check=check)).value
         except ContextOverflow as error:
             if shorten is None:
                 raise
-            await decision_log.put(step, shrunk, str(error))
-        return await llm.ask(shorten(), reply_type, call_id=call_id, check=check)
+            await decision_log.put(step, shortened, str(error))
+        return (await llm.ask(shorten(), reply_type, call_id=call_id, check=check)).value
     except (ReplyError, ContextOverflow) as error:
-        await decision_log.put(step, refused, str(error))
+        await decision_log.put(step, no_reply, str(error))
         return NoReply(reason=str(error))

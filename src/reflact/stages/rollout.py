@@ -1,9 +1,10 @@
-"""Stage 1: the target works on items under a skill."""
+"""Stage 1: rolls out items under a skill with the target."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import anyio
@@ -16,7 +17,6 @@ from reflact.errors import (
     BudgetSpent,
     CassetteError,
     ContextOverflow,
-    ModelError,
     ReflactError,
     ReplyError,
     RunFailed,
@@ -42,9 +42,9 @@ def build_rollout_key(
     trial: int,
     phase: str | None = None,
 ) -> str:
-    """Return the identity of a rollout: all that its score depends on, as 64 hexadecimal digits.
+    """Return the identity of a rollout, a digest of everything its score depends on: 64 hexadecimal digits.
 
-    A ``phase`` keeps rollouts apart that would be the same otherwise.
+    Rollouts in different phases have different keys.
     """
     parts: dict[str, JsonValue] = {
         "kind": "rollout",
@@ -65,7 +65,7 @@ def derive_rollout_seed(item: Item, trial: int) -> int:
 
 
 def number_trials(items: Sequence[Item]) -> tuple[int, ...]:
-    """Return the trial of each item: how often the same one stands before it."""
+    """Return the trial of each item: the number of its earlier occurrences."""
     seen: Counter[str] = Counter()
     trials = []
     for item in items:
@@ -91,32 +91,32 @@ async def rollout(
     stop_when: Callable[[Sequence[Rollout]], bool] | None = None,
     on_rollout: RolloutCallback | None = None,
 ) -> tuple[Rollout, ...]:
-    """Return one rollout for each item, in the order of the items; stored ones are not repeated.
+    """Return one rollout for each item, in the order of the items; stored rollouts are reused.
 
-    A rollout that a provider or environment failure cut short has no score. Once its absence is used
-    it is journalled under ``step``, so that a restart decides on the same evidence.
+    A rollout has no score if the provider or the environment failed. It is logged under ``step`` before it is
+    returned, so that a resumed run decides on the same evidence.
 
     Args:
-        items: What to work on.
+        items: The items.
         skill: The instructions.
         target: The frozen agent.
         environment: Runs and grades items.
-        store: Where finished rollouts are.
-        decision_log: Where unmeasured items are noted.
+        store: Stores finished rollouts.
+        decision_log: Where unmeasured rollouts are logged.
         step: The step that uses the rollouts.
-        feedback: Whether the environment's words about the answer are kept for the analysts.
-        coverage: Share of items that must be measured, 0..1; always at least one. None: any number, and
-            whoever uses absences notes them (``note_unmeasured``).
-        limit: Rollouts in flight at most.
+        feedback: Whether rollouts carry the environment's feedback for the analysts.
+        coverage: Share of items that must be measured, 0..1, and at least one item. None: any number, and
+            the caller logs the unmeasured ones with ``log_unmeasured``.
+        limit: Maximum of rollouts in flight.
         trial: Number of the trial; None numbers the occurrences of each item from 0.
-        phase: Shares rollouts within this phase only; None shares them with every phase that has none.
-        stop_when: Ends the work at the first finished prefix for which it is true; that prefix is returned.
+        phase: Rollouts are reused within this phase only; None: among all phases that are None.
+        stop_when: Stops at the shortest finished prefix for which it is true; that prefix is returned.
         on_rollout: Called with each rollout as it finishes, in any order.
 
     Raises:
-        RunFailed: Fewer than ``coverage`` of the items could be measured; nothing is journalled.
-        AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
-        BudgetSpent: The run's budget has no room for a call.
+        RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
+        AccessDenied, BadRequest: The endpoint serves no request of this kind.
+        BudgetSpent: A limit of the budget allows no further call.
     """
     runner = RolloutRunner(
         target=target,
@@ -159,15 +159,14 @@ async def rollout_pairs(
 ) -> tuple[RolloutPair, ...]:
     """Return one trial of each item under both skills, in the order of the items, without feedback.
 
-    Both sides of an item run beside each other. A side that stayed unmeasured is tried once more when
-    all others are through, and holds up the prefix until then; what it gives then is final. Nothing is
-    journalled: whoever uses the absences does so with ``note_unmeasured``. ``until`` ends the work at
-    the shortest prefix of final pairs for which it is true; exactly that prefix is returned. It must
-    depend on the pairs alone. For the other arguments see ``rollout``.
+    Both sides of an item run concurrently. An unmeasured side is retried once after all others have
+    finished; the second result is final. ``stop_when`` stops at the shortest prefix of final pairs for which
+    it is true; exactly that prefix is returned. It must depend on the pairs alone. Nothing is logged: the
+    caller logs unmeasured rollouts with ``log_unmeasured``. For the other arguments see ``rollout``.
 
     Raises:
-        AccessDenied, BadRequest: The endpoint will not serve any request of this kind.
-        BudgetSpent: The run's budget has no room for a call.
+        AccessDenied, BadRequest: The endpoint serves no request of this kind.
+        BudgetSpent: A limit of the budget allows no further call.
     """
     runner = RolloutRunner(
         target=target,
@@ -189,7 +188,7 @@ async def rollout_pairs(
         )
 
     first = await fan_out_until(runner.run, sides, enough=stop, limit=limit)
-    lost = [place for place, side in enumerate(first) if side.score is None]
+    lost = [n for n, side in enumerate(first) if side.score is None]
     if not lost:
         return _pair_sides(first)
 
@@ -197,22 +196,22 @@ async def rollout_pairs(
         pairs = _finalize_pairs(first, lost, retried)
         return _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when) is not None
 
-    again = await fan_out_until(runner.retry, [sides[n] for n in lost], enough=enough, limit=limit)
-    pairs = _finalize_pairs(first, lost, again)
+    retried = await fan_out_until(runner.retry, [sides[n] for n in lost], enough=enough, limit=limit)
+    pairs = _finalize_pairs(first, lost, retried)
     return pairs[: _find_shortest_prefix(pairs, lost[0] // 2 + 1, stop_when)]
 
 
 async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
-    """Journal the unmeasured ones among rollouts that a decision of the step is about to use."""
+    """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for lost in (r for r in rollouts if r.score is None):
         await decision_log.put(step, f"unmeasured/{lost.key}", lost.error)
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
-    """Refuse rollouts of which too few are measured.
+    """Check that enough rollouts are measured.
 
     Raises:
-        RunFailed: None is measured, or fewer than the share ``coverage``, 0..1, of them.
+        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1.
     """
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)
@@ -222,7 +221,7 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
 
 
 class RolloutJob(NamedTuple):
-    """One rollout to be had."""
+    """One rollout to run."""
 
     item: Item
     skill: Skill
@@ -230,69 +229,58 @@ class RolloutJob(NamedTuple):
     key: str
 
 
+@dataclass(frozen=True, kw_only=True)
 class RolloutRunner:
-    """Takes jobs one by one: what is stored or noted as unmeasured is not run again, equal keys run once.
+    """Runs jobs; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
     Args:
         target: The frozen agent.
         environment: Runs and grades items.
-        store: Where finished rollouts are.
-        journal: Where unmeasured items are noted.
+        store: Stores finished rollouts.
+        decision_log: Where unmeasured rollouts are logged.
         step: The step that uses the rollouts.
-        feedback: Whether the environment's words about the answer are kept.
+        feedback: Whether rollouts carry the environment's feedback.
         phase: See ``rollout``.
-        report: Called with each rollout as it first finishes.
+        on_rollout: Called with each rollout when it first finishes.
     """
 
-    def __init__(
-        self,
-        *,
-        target: Target,
-        environment: Environment,
-        store: RolloutStore,
-        decision_log: DecisionLog,
-        step: int,
-        feedback: bool,
-        phase: str | None = None,
-        on_rollout: RolloutCallback | None = None,
-    ) -> None:
-        self._target = target
-        self._environment = environment
-        self._store = store
-        self._decision_log = decision_log
-        self._step = step
-        self._feedback = feedback
-        self._phase = phase
-        self._report = on_rollout
-        self._known: dict[str, Rollout] = {}
-        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+    target: Target
+    environment: Environment
+    store: RolloutStore
+    decision_log: DecisionLog
+    step: int
+    feedback: bool
+    phase: str | None = None
+    on_rollout: RolloutCallback | None = None
+    _known: dict[str, Rollout] = field(default_factory=dict, init=False)
+    _locks: defaultdict[str, anyio.Lock] = field(default_factory=lambda: defaultdict(anyio.Lock), init=False)
 
     def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
         """Return the job of an item's trial under a skill."""
         key = build_rollout_key(
             skill,
             item,
-            target=self._target,
-            environment=self._environment,
-            feedback=self._feedback,
+            target=self.target,
+            environment=self.environment,
+            feedback=self.feedback,
             trial=trial,
-            phase=self._phase,
+            phase=self.phase,
         )
         return RolloutJob(item, skill, trial, key)
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
-        """Find out which of the jobs are stored."""
-        self._known.update(await self._store.find_rollouts([job.key for job in jobs]))
+        """Read the stored rollouts of the jobs."""
+        self._known.update(await self.store.find_rollouts([job.key for job in jobs]))
 
     async def run(self, job: RolloutJob) -> Rollout:
-        """Return a job's rollout; one without a score is known as such until it is tried ``again``."""
-        done = await self._get_or_run(job)
-        if self._report is not None:
-            await self._report(done)
-        return done
+        """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
+        finished = await self._get_or_run(job)
+        if self.on_rollout is not None:
+            await self.on_rollout(finished)
+        return finished
 
     async def retry(self, job: RolloutJob) -> Rollout:
-        """Return a job's rollout, tried once more where it stayed unmeasured and no decision used that."""
+        """Return a job's rollout; run it again if it is unmeasured and not logged."""
         known = self._known.get(job.key)
         if known is not None and known.score is None:
             del self._known[job.key]
@@ -306,25 +294,25 @@ class RolloutRunner:
 
     async def _run_new(self, job: RolloutJob) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
-        noted = await self._decision_log.get(self._step, f"unmeasured/{job.key}")
-        if noted is not None:
-            return blank.model_copy(update={"error": str(noted)})
-        session = self._target.session(job.skill, rollout=job.key)
-        done = await _run_rollout(
-            job.item, blank, session, environment=self._environment, feedback=self._feedback
+        error = await self.decision_log.get(self.step, f"unmeasured/{job.key}")
+        if error is not None:
+            return blank.model_copy(update={"error": str(error)})
+        session = self.target.session(job.skill, rollout=job.key)
+        finished = await _run_rollout(
+            job.item, blank, session, environment=self.environment, feedback=self.feedback
         )
-        if done.score is not None:
-            await self._store.store_rollout(done)
-        return done
+        if finished.score is not None:
+            await self.store.store_rollout(finished)
+        return finished
 
 
 def _finalize_pairs(
     first: Sequence[Rollout], lost: Sequence[int], retried: Sequence[Rollout]
 ) -> tuple[RolloutPair, ...]:
-    """Return the pairs up to the next lost side, after as many lost ones as there are were tried again."""
+    """Return the pairs before the first unmeasured side that has not been retried."""
     sides = list(first)
-    for place, side in zip(lost, retried, strict=False):
-        sides[place] = side
+    for n, side in zip(lost, retried, strict=False):
+        sides[n] = side
     return _pair_sides(sides[: (*lost, len(sides))[len(retried)]])
 
 
@@ -348,13 +336,11 @@ async def _run_rollout(
         raise
     except (ContextOverflow, ReplyError) as error:
         graded = Grade(score=Score.of(0), answer="", feedback=str(error))
-    except ModelError as error:
+    except ReflactError as error:
         if isinstance(error, BadRequest) and error.status == FATAL_STATUS:
             raise
         return blank.model_copy(update={"error": str(error), "turns": session.turns})
-    except ReflactError as error:
-        return blank.model_copy(update={"error": str(error), "turns": session.turns})
-    except Exception as error:  # noqa: BLE001 - foreign code: its error is one item's loss
+    except Exception as error:  # noqa: BLE001 - the user's code; its error leaves one item unmeasured
         reason = f"the environment failed on item {item.id}: {type(error).__name__}: {error}"
         return blank.model_copy(update={"error": reason, "turns": session.turns})
     return blank.model_copy(

@@ -1,4 +1,4 @@
-"""Stage 4: the step's edit budget decides how many of the pooled edits are applied."""
+"""Stage 4: selects the edits that a step applies, at most as many as its edit budget."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog
 from reflact.stages.prompt_sections import show_edits, show_skill
-from reflact.stages.reply_models import NoReply, ask_or_fallback, make_rank_check, rank_reply_type
+from reflact.stages.reply_models import (
+    NoReply,
+    ask_or_fallback,
+    make_rank_check,
+    narrow_reply_type,
+    rank_reply_type,
+)
 from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize
 
 
@@ -29,14 +35,8 @@ class StepSizeReply(ReplyModel):
 
 @lru_cache(maxsize=64)
 def step_size_reply_type(*, offered: int) -> type[StepSizeReply]:
-    """Return the reply type of a decision over so many proposals; the bound stands in the schema."""
-    about = StepSizeReply.model_fields["count"].description
-    return create_model(
-        "StepSizeReply",
-        __base__=StepSizeReply,
-        __doc__=StepSizeReply.__doc__,
-        count=(int, Field(ge=0, le=offered, description=about)),
-    )
+    """Return the reply type of a step size of at most ``offered`` proposals."""
+    return narrow_reply_type(StepSizeReply, count=(int, {"ge": 0, "le": offered}))
 
 
 async def choose_step_size(
@@ -50,10 +50,10 @@ async def choose_step_size(
     step: int,
     default: int,
 ) -> StepSize | Fallback:
-    """Let the optimizer decide how many of the pooled edits a step applies.
+    """Let the optimizer decide how many of the pooled edits a step applies; the pool must not be empty.
 
-    Where it gives no valid decision, ``otherwise`` edits are applied: the outcome is a fallback that says
-    so. The pool must not be empty.
+    Returns:
+        The decision, or a fallback to at most ``default`` edits if the optimizer gave no valid one.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -74,8 +74,7 @@ async def choose_step_size(
     )
     if isinstance(reply, NoReply):
         return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
-    said = reply.value
-    return StepSize(count=said.count, reasoning=said.reasoning, confidence=said.confidence, risks=said.risks)
+    return StepSize(**reply.model_dump())
 
 
 async def select(
@@ -89,10 +88,10 @@ async def select(
     decision_log: DecisionLog,
     step: int,
 ) -> SelectResult:
-    """Choose at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
+    """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
-    A larger pool is ranked by the optimizer. Where no valid ranking can be had, the edits with the
-    highest support are taken, earlier ones first among equals, and the outcome says so.
+    The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest support are
+    taken, earlier ones first among equals, and the result records the fallback.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -114,10 +113,13 @@ async def select(
         },
     )
     call_id = CallId(role="optimizer", purpose="ranking", step=step)
-    check = make_rank_check(proposals=len(pool), budget=budget)
-    wanted = rank_reply_type(proposals=len(pool), budget=budget)
     reply = await ask_or_fallback(
-        llm, prompt, wanted, call_id=call_id, check=check, decision_log=decision_log
+        llm,
+        prompt,
+        rank_reply_type(proposals=len(pool), budget=budget),
+        call_id=call_id,
+        check=make_rank_check(proposals=len(pool), budget=budget),
+        decision_log=decision_log,
     )
     if isinstance(reply, NoReply):
         fallback = Fallback(
@@ -125,12 +127,12 @@ async def select(
         )
         patch = Patch(reasoning=merged.patch.reasoning, edits=sort_by_support(pool)[:budget])
         return outcome.model_copy(update={"patch": patch, "fallbacks": (fallback,)})
-    patch = Patch(reasoning=reply.value.reasoning, edits=tuple(pool[n - 1] for n in reply.value.selected))
+    patch = Patch(reasoning=reply.reasoning, edits=tuple(pool[n - 1] for n in reply.selected))
     return outcome.model_copy(update={"patch": patch, "ranked": True})
 
 
 def sort_by_support(edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Return the edits by falling support; equal ones keep their order."""
+    """Return the edits in order of falling support; equal ones keep their order."""
     return tuple(sorted(edits, key=lambda e: -e.support_count))
 
 
@@ -140,11 +142,10 @@ SchedulerName = Literal["constant", "linear", "cosine"]
 def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int) -> int:
     """Return how many edits a step may apply.
 
-    A function of the step alone, so nothing that happened before (a skipped step, a restart) shifts it.
-    The first step gets ``max_edits`` and, unless the schedule is ``constant``, the last gets ``floor``;
-    a run of one step gets ``max_edits``. Between them the budget falls linearly, or along half a cosine
-    wave (Loshchilov and Hutter, SGDR, 2017, without restarts), and is rounded to the nearest integer,
-    halves upward.
+    The budget depends on the step alone; a skipped step or a restart does not shift it. The first step gets
+    ``max_edits``. The last one gets ``floor``, unless the schedule is ``constant`` or the run has one step.
+    Between them the budget falls linearly, or along half a cosine wave (Loshchilov and Hutter, SGDR, 2017,
+    without restarts). It is rounded to the nearest integer, halves upward.
 
     Args:
         step: Number of the step, 1 to ``total_steps``.
@@ -164,5 +165,5 @@ def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_ed
         return max_edits
     done = (step - 1) / (total_steps - 1)
     share = 1 - done if scheduler == "linear" else (1 + math.cos(math.pi * done)) / 2
-    # Nine decimals: far finer than any half that can occur, far coarser than the cosine's rounding.
+    # Nine decimals are finer than any half that can occur, and coarser than the cosine's rounding error.
     return floor + math.floor(round((max_edits - floor) * share, 9) + 0.5)

@@ -1,4 +1,4 @@
-"""The end of an epoch: guidance from how the skill has changed, written into a region of its own."""
+"""The slow update at the end of an epoch: compares two epochs' skills and writes guidance from that."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ async def slow_update(
     step: int,
     epoch: int,
 ) -> GuidanceReply | NoReply:
-    """Return new guidance from the comparison of two epochs' skills, or why there is none.
+    """Return new guidance from the comparison of two epochs' skills.
 
     Args:
         earlier: The skill at the last step of the previous epoch.
         current: The skill at the last step of this epoch.
-        comparison: What both did on the same tasks, as it is shown.
-        guidance: The guidance in force; empty where there is none.
+        comparison: The outcomes of both on the same items, as text for the prompt.
+        guidance: The current guidance; empty for none.
         llm: The optimizer.
         prompts: The prompts.
-        decision_log: Where a refusal is noted.
+        decision_log: Where a missing reply is logged.
         step: The epoch's last step.
         epoch: The epoch that ends.
 
@@ -78,10 +78,9 @@ async def slow_update(
     def check(reply: GuidanceReply) -> None:
         check_region_text(reply.guidance)
 
-    reply = await ask_or_fallback(
+    return await ask_or_fallback(
         llm, prompt, GuidanceReply, call_id=call_id, check=check, decision_log=decision_log
     )
-    return reply if isinstance(reply, NoReply) else reply.value
 
 
 RollOut = Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]]
@@ -99,14 +98,11 @@ class ComparedItem(FrozenModel):
 
     @property
     def comparison(self) -> ItemComparison:
-        """The pair without its trajectories, as it is recorded."""
+        """The scores without the trajectories, for the record."""
         assert self.before.score is not None
         assert self.after.score is not None
         return ItemComparison(
-            item_id=self.item.id,
-            category=self.category,
-            before=self.before.score,
-            after=self.after.score,
+            item_id=self.item.id, category=self.category, before=self.before.score, after=self.after.score
         )
 
 
@@ -124,16 +120,15 @@ async def compare_skills(
 ) -> tuple[ComparedItem, ...]:
     """Return up to ``samples`` items on which both skills were measured.
 
-    The items come in one order, shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones.
-    ``changed`` and ``unchanged`` keep those whose outcome differs, or does not, and go on along the order,
-    ``samples`` items at once, until there are enough or none are left. Which of a round's rollouts finish
-    first plays no part.
+    The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed`` and
+    ``unchanged`` select items whose outcome differs, or does not. They roll out ``samples`` further items at
+    a time until there are enough or none are left. The order of completion has no effect.
 
     Raises:
-        RunFailed: Not a single item of the first round was measured under both skills.
+        RunFailed: No item of the first round was measured under both skills.
     """
     order = shuffle(items, seed + 2000 * epoch, "slow")
-    kept: list[ComparedItem] = []
+    selected: list[ComparedItem] = []
     measured = 0
     for start in range(0, len(order), samples):
         chunk = order[start : start + samples]
@@ -144,20 +139,20 @@ async def compare_skills(
         if not measured:
             lost = next(r for r in (*before, *after) if r.score is None)
             raise RunFailed(f"no train item could be measured under both skills; one failure: {lost.error}")
-        kept += [
+        selected += [
             p
             for p in pairs
             if policy == "mixed" or (p.category in CHANGED_CATEGORIES) == (policy == "changed")
         ]
-        if policy == "mixed" or len(kept) >= samples:
+        if policy == "mixed" or len(selected) >= samples:
             break
-    return tuple(kept[:samples])
+    return tuple(selected[:samples])
 
 
 def categorize_items(
     items: Sequence[Item], before: Sequence[Rollout], after: Sequence[Rollout], threshold: float | None
 ) -> tuple[ComparedItem, ...]:
-    """Sort items by what became of them; one that is unmeasured on either side is left out."""
+    """Return the items with their categories; an item that is unmeasured on either side is left out."""
     return tuple(
         ComparedItem(item=item, category=_category(old, new, threshold), before=old, after=new)
         for item, old, new in zip(items, before, after, strict=True)
@@ -186,9 +181,9 @@ CATEGORY_WORDS: dict[ComparisonCategory, str] = {
 
 
 def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
-    """Return the pairs as numbered, fenced cases, those whose outcome changed first.
+    """Return the pairs as numbered, fenced cases; pairs with a changed outcome come first.
 
-    Each shows the later trajectory, and what was answered before where that differs.
+    Each case shows the later trajectory, and the earlier answer if it differs.
     """
     if not pairs:
         return ""

@@ -1,4 +1,4 @@
-"""Stage 5: the chosen edits become a candidate document."""
+"""Stage 5: applies the selected edits and returns a candidate document."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class RewriteReply(ReplyModel):
 async def update(
     skill: Skill, chosen: SelectResult, *, llm: LLM, prompts: PromptBook, decision_log: DecisionLog, step: int
 ) -> Candidate:
-    """Return the candidate: edits and whole drafts are applied, suggestions are written in by one call.
+    """Return the candidate: edits and whole drafts are applied; one call rewrites the text by suggestions.
 
-    Protected regions come out byte-identical, whatever the edits are. Where a rewrite cannot be had, the
-    document stays as it is and the candidate says why.
+    Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document stays as it
+    is, and the candidate records the fallback.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
@@ -51,6 +51,6 @@ async def update(
     if isinstance(reply, NoReply):
         fallback = Fallback(label="rewrite", reason=reply.reason, replacement="the document stays as it is")
         return Candidate(skill=skill, fallbacks=(fallback,))
-    written = apply_edits(skill, [Edit(op="rewrite", content=reply.value.document)])
-    taken_up = tuple(EditResult(edit=edit, status="applied") for edit in edits)
-    return written.model_copy(update={"results": taken_up + written.results})
+    written = apply_edits(skill, [Edit(op="rewrite", content=reply.document)])
+    applied = tuple(EditResult(edit=edit, status="applied") for edit in edits)
+    return written.model_copy(update={"results": applied + written.results})

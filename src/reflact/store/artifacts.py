@@ -1,6 +1,6 @@
-"""The files beside the database: exports of it, each written atomically, and never through a link.
+"""Exported files of a run: each is written atomically and never through a link.
 
-A run's folder may itself be reached through links; what stands in it may have been planted there.
+The path of a run's folder may contain links. A link inside the folder may be planted and is refused.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def export_summary(folder: Path, summary: RunSummary) -> Path:
 
 
 def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
-    """Remove exported versions that are not this run's: another run in the folder may have left them.
+    """Remove exported versions of another run in the same folder.
 
     Raises:
-        StoreError: One cannot be removed.
+        StoreError: A file cannot be removed.
     """
     for path in sorted(resolve_inside(folder, "skills").glob("v*.md")):
         if path.stem[1:].isdecimal() and int(path.stem[1:]) not in beyond:
@@ -45,24 +45,24 @@ def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """Return a place in a run's folder.
+    """Return a path in a run's folder.
 
     Raises:
-        StoreError: It is a link, and may lead anywhere.
+        StoreError: The path is a link, which may lead out of the folder.
     """
-    place = folder / name
-    if place.is_symlink():
+    path = folder / name
+    if path.is_symlink():
         raise StoreError(
-            f"{place} is a link, and a run stays in its folder; remove it or choose another out_dir"
+            f"{path} is a link, and a run stays in its folder; remove it or choose another out_dir"
         )
-    return place
+    return path
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Replace a file's content in one step: readers see the old text or the new one, never a part.
+    """Replace a file's content in one step, so that readers see the old or the new text.
 
-    A file that holds the text already is left as it is; a link is replaced by the file. What a crash leaves
-    half-written beside it is removed next time; only one process may write, as the run's lock sees to.
+    A file with the same text stays unchanged; a link is replaced by the file. The next call removes a partial
+    file that a crash left. Only one process may write; the run's lock ensures that.
 
     Raises:
         StoreError: The file cannot be written.
@@ -82,7 +82,7 @@ def write_atomically(path: Path, text: str) -> Path:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}; the database holds its content, so mend that "
+            f"cannot write {path}: {error.strerror or error}; the database has its content, so fix that "
             "and start again"
         ) from None
     return path

@@ -1,7 +1,7 @@
-"""One SQLite file, off the event loop: a writer thread that commits in groups, and readers beside it.
+"""An asynchronous SQLite database: one writer thread that commits in groups, and two reader threads.
 
-Writes that wait at the same time share a transaction, so that they share one wait for the disk. Only
-this module knows sqlite-utils; work on the tables is handed in as plain functions.
+Concurrent writes share a transaction and so one wait for the disk. Other modules pass work on the tables as
+plain functions.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
     sqlite3.SQLITE_FULL: "the disk is full; free some space and start again, what was stored is kept",
     sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
-    "mend that and start again, what was stored is kept",
+    "fix that and start again, what was stored is kept",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
 }
 
 UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
-"""What the driver raises of values that SQLite cannot hold."""
+"""Errors of the driver for values that SQLite cannot store."""
 
 
 def translate_error(error: Exception, path: Path) -> Exception:
-    """Return what to raise instead of an error that SQLite or its driver gave, others as they are."""
+    """Return reflact's error for an error of SQLite or its driver; other errors are returned unchanged."""
     if isinstance(error, UnicodeEncodeError):
-        return DataError(f"{error.object!a} holds half of a surrogate pair, which no file can; mend it")
+        return DataError(f"{error.object!a} holds half of a surrogate pair, which no file can; fix it")
     if isinstance(error, OverflowError):
         return DataError("a number is beyond the 64 bits that a file holds; give a smaller one")
     if not isinstance(error, sqlite3.Error):
@@ -67,10 +67,10 @@ T = TypeVar("T")
 MAX_READERS = 2
 LOCK_TIMEOUT_SECONDS = 30.0
 CHECKPOINT_SECONDS = 1.0
-"""How long emptying the log waits for those who still read what stands in it."""
+"""How long a checkpoint waits for readers of the log."""
 
 LOCK_POLL_SECONDS = 0.1
-"""How long the writer waits for another process's lock before it looks whether the database is closing."""
+"""How long the writer waits for another process's lock before it checks whether the database closes."""
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,21 @@ class _WriteRequest(Generic[T]):
 
 
 class Database:
-    """An asynchronous SQLite database; opened and closed by ``async with``, once.
+    """An asynchronous SQLite database; use it once, by ``async with``.
 
     Args:
-        path: The file; it and its folder are made where missing.
-        schema: All steps of the schema, in order; pending ones are applied on opening.
-        patience: Seconds to wait for another process's lock.
-        grace: Seconds that closing waits for writes under way where it is cancelled; they complete even if
-            it leaves earlier, unless another process's lock keeps them from beginning.
-        guard: Looks at a file that is there before anything is written to it, and may raise.
-        read_only: Write nothing to the file, which has to be there and to have the schema. If its folder
-            cannot be written to, a copy of it in a temporary folder is read.
+        path: The file; it and its folder are created if they are missing.
+        schema: All migrations in order; pending ones are applied on opening.
+        lock_timeout: Seconds to wait for another process's lock.
+        grace: Seconds that a cancelled closing waits for active writes. They complete later, unless another
+            process's lock prevents their start.
+        guard: Checks an existing file before the first write, and may raise.
+        read_only: Write nothing to the file, which must exist and have the schema. If its folder is not
+            writable, a copy in a temporary folder is read.
 
     Raises:
-        StoreError: On opening and from every method; says what is wrong with which file.
-        DataError: From every method: a text or a number that was given is none that a file can hold.
+        StoreError: On opening and from every method; names the file and the problem.
+        DataError: From every method; a text or a number cannot be stored in a file.
     """
 
     _tables: Tables
@@ -129,7 +129,7 @@ class Database:
 
     @property
     def n_transactions(self) -> int:
-        """How many write transactions were committed."""
+        """Number of committed write transactions."""
         return self._n_transactions
 
     async def __aenter__(self) -> Self:
@@ -148,10 +148,10 @@ class Database:
         await self._close(cancelled=kind is not None and _is_cancellation(kind))
 
     async def check_integrity(self) -> None:
-        """Read the whole file and make sure that its structure is sound.
+        """Read the whole file and check its structure.
 
         Raises:
-            StoreError: It is damaged.
+            StoreError: The file is damaged.
         """
         ((found, *_), *_) = await self.fetch_rows("PRAGMA quick_check(1)")
         if found != "ok":
@@ -161,8 +161,8 @@ class Database:
     async def write(self, work: Callable[[Tables], T]) -> T:
         """Run a function in a write transaction and return its result once that is on disk.
 
-        Functions that wait at the same time share the transaction; one that raises is undone alone.
-        A caller that is cancelled leaves at once; its function still runs and is committed.
+        Waiting functions share the transaction; a function that raises is rolled back alone. A cancelled
+        caller returns at once; its function still runs and is committed.
         """
         self._require_writable()
         request = _WriteRequest(work)
@@ -171,24 +171,24 @@ class Database:
         return await _await_thread(request.future)
 
     async def read(self, work: Callable[[Tables], T]) -> T:
-        """Run a function on one read-only snapshot; it must return values, not open cursors."""
+        """Run a function on a read-only snapshot; it must return values and no open cursors."""
         self._require_open()
         return await _await_thread(self._readers.submit(self._run_read, work))
 
     async def checkpoint(self) -> bool:
-        """Bring what was committed into the file and empty the log beside it; says whether that is done.
+        """Move committed data from the log into the file; return whether the log is empty.
 
-        Another process that reads from the log, or writes, keeps it from being emptied.
+        Another process that reads the log, or writes, prevents this.
         """
         self._require_writable()
         return await _await_thread(self._writer.submit(self._checkpoint))
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
-        """Write with one statement and return how many rows it changed."""
+        """Execute a statement and return the number of changed rows."""
         return await self.write(lambda tables: tables.execute(sql, parameters).rowcount)
 
     async def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read with one statement and return all rows."""
+        """Execute a query and return all rows."""
         return await self.read(lambda tables: tables.execute(sql, parameters).fetchall())
 
     def _require_open(self) -> None:
@@ -198,7 +198,7 @@ class Database:
     def _require_writable(self) -> None:
         self._require_open()
         if self._read_only:
-            raise StoreError(f"database {self.path}: it was opened to be read; open it without read_only")
+            raise StoreError(f"database {self.path}: it was opened read-only; open it without read_only")
 
     async def _close(self, *, cancelled: bool) -> None:
         self._readers.shutdown(wait=False)
@@ -237,11 +237,11 @@ class Database:
         self._retry_while_locked(self._prepare)
 
     def _set_up_read_only(self) -> None:
-        """Open the file as it is, or a copy if SQLite cannot read it in its place.
+        """Open the file, or a copy if SQLite cannot read it in its folder.
 
-        SQLite leaves a log and an index of it behind a reader that must not write, so where there is no log
-        yet, they are made by one that may, which takes them away as it closes, and is kept from writing. In a
-        folder that cannot be written to nobody can make them.
+        A read-only connection leaves a log and its index behind. If there is no log, a connection in mode
+        ``rw`` creates both and removes them on closing; ``query_only`` keeps it from writing. In a folder
+        that is not writable, neither can be created.
         """
         if not wal_path(self.path).exists():
             self._read_mode = "rw"
@@ -283,10 +283,10 @@ class Database:
         return tables
 
     def _has_pending_migrations(self) -> bool:
-        """Return whether steps of the schema are yet to be applied.
+        """Whether migrations are pending.
 
         Raises:
-            StoreError: The file has one that is not among them.
+            StoreError: The file has an unknown migration.
         """
         with closing(Tables(memory=True)) as empty:
             known = {step.name for step in self._schema.pending(empty)}
@@ -326,7 +326,7 @@ class Database:
             raise translate_error(error, self.path) from error
 
     def _retry_while_locked(self, work: Callable[[], T]) -> T:
-        """Do what another process's lock may keep from beginning, again until it is given up or we leave."""
+        """Repeat work while another process has the lock, until the timeout or the database closes."""
         end = time.monotonic() + self._lock_timeout
         while True:
             try:
@@ -350,7 +350,7 @@ class Database:
         try:
             with self._tables.atomic():
                 return work(self._tables), None
-        except Exception as error:  # handed to the one who waits for it; its neighbours go on
+        except Exception as error:  # its caller gets it; the other functions continue
             if not self._tables.conn.in_transaction:
                 raise
             return None, error
@@ -380,12 +380,12 @@ def _is_cancellation(kind: type[BaseException]) -> bool:
 
 
 async def _await_thread(future: Future[T]) -> T:
-    """Wait for a thread's result; a cancelled caller leaves the thread's work as it is."""
+    """Wait for a thread's result; cancelling the caller does not stop the thread."""
     loop = asyncio.get_running_loop()
     done = anyio.Event()
 
     def wake(_: Future[T]) -> None:
-        with suppress(RuntimeError):  # a caller that was cancelled is gone, and its loop may be closed
+        with suppress(RuntimeError):  # the loop of a cancelled caller may be closed
             loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(wake)
@@ -394,7 +394,7 @@ async def _await_thread(future: Future[T]) -> T:
 
 
 def wal_path(path: Path) -> Path:
-    """Return where the log of a database stands: what was committed and is not yet in the file."""
+    """Return the path of a database's write-ahead log."""
     return path.with_name(f"{path.name}-wal")
 
 
@@ -402,7 +402,7 @@ def copy_database(path: Path, target: Path) -> None:
     """Copy a database with its log.
 
     Raises:
-        StoreError: They cannot be copied, or another process wrote to them meanwhile.
+        StoreError: Copying failed, or another process wrote to the files meanwhile.
     """
     try:
         before = _stat_files(path)
@@ -412,13 +412,13 @@ def copy_database(path: Path, target: Path) -> None:
         changed = _stat_files(path) != before
     except OSError as error:
         raise StoreError(
-            f"database {path}: its folder cannot be written to, so a copy of it in {target.parent} is to be "
-            f"read, which cannot be made: {error.strerror or error}"
+            f"database {path}: its folder is not writable, and copying it to {target.parent} "
+            f"failed: {error.strerror or error}"
         ) from error
     if changed:
         raise StoreError(
-            f"database {path}: its folder cannot be written to, so a copy of it is read, but another process "
-            "wrote to it meanwhile; try again"
+            f"database {path}: its folder is not writable, so a copy is read, and another process wrote to "
+            "the file while it was copied; try again"
         )
 
 

@@ -1,8 +1,8 @@
-"""One process for each run: an operating-system lock on a file in the run's folder.
+"""The lock of a run: an operating-system lock on a file in the run's folder, held by one process.
 
-The system releases it when the process ends, however it ends; the file stays. Its first line words the
-message that a second process gets. The second says how far the run had come, which betrays a database that
-was replaced by an older copy, or that lost its write-ahead log.
+The system releases the lock when the process ends for any reason; the file stays. Its first line names the
+process for the error message of others. Its second line counts the run's commits, which reveals a database
+that was replaced by an older copy or lost its write-ahead log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPEN_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
 
 
 class RunLock:
-    """A run's folder while it is held."""
+    """The lock of a run's folder while this process owns it."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -48,22 +48,22 @@ class RunLock:
 
     @property
     def last_commit(self) -> tuple[str, int] | None:
-        """The run that was last held here, and how many commits it had; None where that is not known."""
+        """The folder's last run and its number of commits; None if unknown."""
         run_id, _, commits = self._last_commit.partition(" ")
         return (run_id, int(commits)) if commits.isdecimal() else None
 
     def record_commit(self, run_id: str, commits: int) -> None:
-        """Remember how many commits of a run were made."""
+        """Write down the number of a run's commits."""
         self._last_commit = f"{run_id} {commits}"
         self._write()
 
     def clear(self) -> None:
-        """Remember nothing: the run starts anew."""
+        """Forget the last run, since a new run starts."""
         self._last_commit = ""
         self._write()
 
     def _write(self) -> None:
-        with suppress(OSError):  # a full disk: the text only helps people, the lock holds without it
+        with suppress(OSError):  # a full disk: the lock works without its text
             os.ftruncate(self._file, 0)
             os.lseek(self._file, 0, os.SEEK_SET)
             os.write(self._file, f"{self._holder}\n{self._last_commit}\n".encode())
@@ -71,11 +71,11 @@ class RunLock:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[RunLock]:
-    """Hold a run's folder, which is made where missing, for as long as the block lasts.
+    """Lock a run's folder while the block runs; the folder is created if it is missing.
 
     Raises:
-        RunConflict: Another process, or another trainer of this one, holds it; says who and since when.
-        StoreError: The lock file cannot be made.
+        RunConflict: Another process, or another trainer of this process, has the lock; names it.
+        StoreError: The lock file cannot be created.
     """
     path = resolve_inside(folder, "run.lock")
     try:
@@ -83,8 +83,8 @@ def lock_run(folder: Path) -> Iterator[RunLock]:
         file = os.open(path, OPEN_FLAGS, 0o644)
     except OSError as error:
         raise StoreError(
-            f"cannot make the lock file {path}: {error.strerror or error}; "
-            "make room there and the folder writable, or choose another out_dir"
+            f"cannot create the lock file {path}: {error.strerror or error}; "
+            "free some space, make the folder writable, or choose another out_dir"
         ) from error
     try:
         try:

@@ -1,9 +1,8 @@
-"""What was paid for: replies and rollouts by their content keys, and the ledger of calls.
+"""Stored responses and rollouts by content key, and the ledger of calls.
 
-A row of the ledger is one call that was sent: *settled* with what it consumed, or else counted at its worst
-case: *open* while its answer is awaited, and for good where none came that says what it cost; *unsettled*
-from the next start of the run on. Replies and rollouts are shared by all runs of a store; the ledger says
-which run paid.
+A row of the ledger is one call. It is *open* from its reservation until its cost is known, then *settled*. An
+open call becomes *unsettled* when the run is started again. Open and unsettled calls count at their worst
+case. All runs of a store share responses and rollouts; the ledger names the run that paid.
 """
 
 from __future__ import annotations
@@ -41,49 +40,49 @@ WHERE run_id = ? AND worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted 
 
 
 class SQLiteResponseStore:
-    """Implements ``ports.EffectStore`` and ``ports.RolloutStore`` on a database."""
+    """Implements ``protocols.ResponseStore`` and ``protocols.RolloutStore`` on a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._reused = Reuse()
+        self._reuse = Reuse()
 
     @property
     def reuse(self) -> Reuse:
-        """What was found in the store since it was opened."""
-        return self._reused
+        """Number of stored responses and rollouts that were found since the store was opened."""
+        return self._reuse
 
     async def find_response(self, key: str) -> StoredResponse | None:
-        """Return what was stored under a key; None also where it can no longer be read."""
+        """Return the response under a key; None if there is none or it is unreadable."""
         found = await self._database.read(lambda tables: _find_response(tables, key))
-        self._reused = self._reused.add(replies=found is not None)
+        self._reuse = self._reuse.add(replies=found is not None)
         return found
 
     async def reserve(self, reservation: CallReservation) -> None:
-        """Book a call before it is sent; on disk when this returns."""
+        """Add an open call to the ledger before it is sent; on disk when this returns."""
         await self._database.write(lambda tables: _insert_call(tables, reservation))
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
-        """Store an answer and settle its intent in one transaction; on disk when this returns.
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        """Store a response and settle its call in one transaction; on disk when this returns.
 
-        The first readable answer under a key stands; what a later one consumed is booked all the same.
+        The first readable response under a key stays. The usage of later ones is still recorded.
         """
-        text = reply.model_dump_json()
+        text = response.model_dump_json()
 
-        def keep(tables: Tables) -> None:
-            _settle(tables, reservation, reply.usage)
-            if _find_response(tables, reply.key) is None:
-                tables.table("replies").insert(
-                    {"key": reply.key, "run_id": reservation.run_id, "reply": text}, replace=True
+        def store(tables: Tables) -> None:
+            _settle(tables, reservation, response.usage)
+            if _find_response(tables, response.key) is None:
+                tables.table("responses").insert(
+                    {"key": response.key, "run_id": reservation.run_id, "response": text}, replace=True
                 )
 
-        await self._database.write(keep)
+        await self._database.write(store)
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle an intent that has no answer to be stored."""
+        """Settle a call without a stored response."""
         await self._database.write(lambda tables: _settle(tables, reservation, usage))
 
     async def release(self, reservation: CallReservation) -> None:
-        """Close an intent whose call is known to have given nothing that is charged."""
+        """Remove an open call that cost nothing."""
         await self._database.execute(
             f"DELETE FROM calls WHERE id = {NEWEST_OPEN_CALL}",  # noqa: S608 - a constant
             (reservation.run_id, reservation.key),
@@ -105,17 +104,17 @@ class SQLiteResponseStore:
         return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
-        """Return those of the keys that are stored, in the order of the keys.
+        """Return the stored rollouts among the keys, in the order of the keys.
 
         Raises:
-            StoreError: A stored rollout can no longer be read.
+            StoreError: A stored rollout is unreadable.
         """
         rows = await self._database.fetch_rows(
             "SELECT key, rollout FROM rollouts WHERE key IN (SELECT value FROM json_each(?))",
             (json.dumps(list(keys)),),
         )
         found: dict[str, str] = dict(rows)
-        self._reused = self._reused.add(rollouts=len(found))
+        self._reuse = self._reuse.add(rollouts=len(found))
         return {
             key: parse_stored(Rollout.model_validate_json, found[key], f"rollout {key}")
             for key in keys
@@ -123,10 +122,10 @@ class SQLiteResponseStore:
         }
 
     async def store_rollout(self, rollout: Rollout) -> None:
-        """Store a measured rollout; on disk when this returns. The first under a key stands.
+        """Store a measured rollout; on disk when this returns. The first under a key stays.
 
         Raises:
-            StoreError: The rollout is unmeasured; failures are tried again, never stored as results.
+            StoreError: The rollout is unmeasured; failures are retried and never stored.
         """
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
@@ -134,10 +133,10 @@ class SQLiteResponseStore:
         await self._database.write(lambda tables: tables.table("rollouts").insert(record, ignore=True))
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return what the run has paid for, by role and purpose, sorted.
+        """Return the run's spending by role and purpose, sorted.
 
-        ``unsettled`` counts calls that were cut off, also where the same call succeeded later, and calls
-        that are in flight. Sums do not depend on the order in which answers came.
+        ``unsettled`` counts interrupted calls, even if a later attempt succeeded, and calls in flight. Sums
+        do not depend on the order of answers.
         """
         return await self._database.read(lambda tables: _sum_spend(tables, run_id))
 
@@ -158,22 +157,22 @@ class SQLiteDecisionLog:
         if not rows:
             return None
         return parse_stored(
-            JSON_ADAPTER.validate_json, rows[0][0], f"note {label} of step {step} of run {self._run_id}"
+            JSON_ADAPTER.validate_json, rows[0][0], f"outcome {label} of step {step} of run {self._run_id}"
         )
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
-        """Store an outcome before it is used; the first one under a label stays."""
+        """Store an outcome before its first use; the first one under a label stays."""
         record = {"run_id": self._run_id, "step": step, "label": label, "value": canonical_json(value)}
         await self._database.write(lambda tables: tables.table("decision_log").insert(record, ignore=True))
 
 
 def mark_unsettled(tables: Tables, run_id: str) -> None:
-    """Book the open calls of a run as unsettled; for the start of a process that owns the run."""
+    """Mark the open calls of a run as unsettled; only the process that owns the run may do so."""
     tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
 
 
 def _find_response(tables: Tables, key: str) -> StoredResponse | None:
-    row = tables.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+    row = tables.execute("SELECT response FROM responses WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
     try:
@@ -183,35 +182,37 @@ def _find_response(tables: Tables, key: str) -> StoredResponse | None:
 
 
 def _insert_call(tables: Tables, reservation: CallReservation) -> int:
-    known = reservation.worst_case.model_dump(exclude={"cached_tokens", "uncounted"})
-    worst = {f"worst_{name}": value for name, value in known.items()}
-    booked = tables.table("calls").insert({**reservation.model_dump(exclude={"worst_case"}), **worst})
-    return int(booked.last_pk or 0)
+    worst_case = reservation.worst_case.model_dump(exclude={"cached_tokens", "uncounted"})
+    worst = {f"worst_{name}": value for name, value in worst_case.items()}
+    row = tables.table("calls").insert({**reservation.model_dump(exclude={"worst_case"}), **worst})
+    return int(row.last_pk or 0)
 
 
 def _settle(tables: Tables, reservation: CallReservation, usage: Usage) -> None:
-    (booked,) = tables.execute(f"SELECT {NEWEST_OPEN_CALL}", (reservation.run_id, reservation.key)).fetchone()
-    booked = _insert_call(tables, reservation) if booked is None else booked
-    tables.table("calls").update(booked, {**usage.model_dump(), "state": "settled"})
+    (call_id,) = tables.execute(
+        f"SELECT {NEWEST_OPEN_CALL}", (reservation.run_id, reservation.key)
+    ).fetchone()
+    call_id = _insert_call(tables, reservation) if call_id is None else call_id
+    tables.table("calls").update(call_id, {**usage.model_dump(), "state": "settled"})
 
 
 def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
     usd, worst_usd = _sum_prices(tables, PAID_QUERY, run_id), _sum_prices(tables, UNSETTLED_QUERY, run_id)
     spend = []
     for role, purpose, unsettled, *sums in tables.execute(SPEND_QUERY, (run_id,)).fetchall():
-        calls, given, cached, written, uncounted, worst_calls, worst_given, worst_written = sums
+        calls, n_input, cached, n_output, uncounted, worst_calls, worst_input, worst_output = sums
         usage = Usage(
             calls=calls,
-            input_tokens=given,
+            input_tokens=n_input,
             cached_tokens=cached,
-            output_tokens=written,
+            output_tokens=n_output,
             usd=usd.get((role, purpose)),
             uncounted=uncounted,
         )
         worst = Usage(
             calls=worst_calls,
-            input_tokens=worst_given,
-            output_tokens=worst_written,
+            input_tokens=worst_input,
+            output_tokens=worst_output,
             usd=worst_usd.get((role, purpose)),
         )
         spend.append(Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst))
@@ -219,8 +220,8 @@ def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
 
 
 def _sum_prices(tables: Tables, query: str, run_id: str) -> dict[tuple[str, str], float]:
-    """Return sums of prices by role and purpose, exact whatever their order."""
+    """Return sums of prices by role and purpose, exact in any order."""
     prices: dict[tuple[str, str], list[float]] = {}
     for role, purpose, usd in tables.execute(query, (run_id,)):
         prices.setdefault((role, purpose), []).append(usd)
-    return {place: math.fsum(values) for place, values in prices.items()}
+    return {group: math.fsum(values) for group, values in prices.items()}

@@ -1,7 +1,6 @@
-"""A store of runs: their identity, committed steps, skills, journal and durable events.
+"""The store of runs: their identities, committed steps, skills and durable events.
 
-Values are kept as their JSON text and validated again when read. Wall times stand in columns of their
-own, never inside a value.
+Values are stored as JSON text and validated again when they are read. Wall times have their own columns.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ MAX_SHOWN_CHARS = 60
 class RunRow(FrozenModel):
     """A run in a list of runs.
 
-    ``status`` is None while no process has ended the run in order: it is running, or it was killed.
-    ``steps`` counts committed steps; ``config`` is that of the latest start.
+    ``status`` is None if the run is running or was killed. ``steps`` counts committed steps, and ``config`` is
+    the configuration of the latest start.
     """
 
     run_id: str
@@ -64,17 +63,17 @@ async def open_store(
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
 ) -> AsyncIterator[SQLiteRunStore]:
-    """Open a store for the length of the block; the file is made where missing.
+    """Open a store while the block runs; the file is created if it is missing.
 
     Args:
         path: The database.
-        run_lock: Remembers what is committed, where the database belongs to one folder.
+        run_lock: Counts commits, if the database belongs to one folder.
         lock_timeout: Seconds to wait for another process's lock.
         read_only: Write nothing to the file, see ``Database``.
 
     Raises:
-        StoreError: It cannot be opened: no folder, read-only, not a database, of a newer version, or older
-            than what the lease remembers.
+        StoreError: The file cannot be opened, is no database, is of a newer version, or has fewer commits
+            than ``run_lock`` counted.
     """
     guard = None if run_lock is None else _make_guard(path, run_lock)
     async with Database(
@@ -84,7 +83,7 @@ async def open_store(
 
 
 def _make_guard(path: Path, run_lock: RunLock) -> Callable[[Tables], None] | None:
-    """Return what refuses a database that holds less than was committed; one that is gone starts anew."""
+    """Return a check for a database with fewer commits than the lock counted; a missing file starts anew."""
     if not path.exists():
         run_lock.clear()
     if run_lock.last_commit is None:
@@ -94,11 +93,11 @@ def _make_guard(path: Path, run_lock: RunLock) -> Callable[[Tables], None] | Non
 
 
 class SQLiteRunStore(SQLiteResponseStore):
-    """Implements ``ports.RunStore`` on a database that many runs and processes may share.
+    """Implements ``protocols.RunStore`` on a database that runs and processes may share.
 
     Args:
-        database: The database, open.
-        lease: See ``open_store``.
+        database: The open database.
+        run_lock: See ``open_store``.
     """
 
     def __init__(self, database: Database, run_lock: RunLock | None = None) -> None:
@@ -106,23 +105,23 @@ class SQLiteRunStore(SQLiteResponseStore):
         self._run_lock = run_lock
 
     async def check_integrity(self) -> None:
-        """Make sure that the file is sound: what is done on a damaged one may be lost.
+        """Check that the file is undamaged.
 
         Raises:
-            StoreError: It is damaged.
+            StoreError: The file is damaged.
         """
         await self._database.check_integrity()
 
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
-        """Start or go on with a run: returns its last committed state, None where there is none.
+        """Start or resume a run and return its last committed state, or None.
 
-        Calls that an earlier process left open become unsettled. Without ``goes_on`` the run is only
-        looked at or measured: how it ended and under which configuration stay as they are.
+        Open calls of an earlier process become unsettled. Without ``resume`` the run's status and
+        configuration stay unchanged.
 
         Raises:
-            RunConflict: The run was started with another identity; names each key that differs.
+            RunConflict: The run was started with another identity; names each different key.
         """
 
         def start(tables: Tables) -> RunState | None:
@@ -152,10 +151,10 @@ class SQLiteRunStore(SQLiteResponseStore):
         return await self._database.write(start)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
-        """Make sure that a run is new in an empty store, or known here.
+        """Check that the store is empty or contains the run.
 
         Raises:
-            RunConflict: The store holds other runs only; names each key that differs from the latest.
+            RunConflict: The store contains only other runs; names each key that differs from the latest.
         """
         rows = await self._database.fetch_rows("SELECT run_id, identity FROM runs ORDER BY rowid")
         if not rows or run_id in {known for known, _ in rows}:
@@ -165,18 +164,18 @@ class SQLiteRunStore(SQLiteResponseStore):
         raise build_conflict(known, self._database.path, describe_changes(before, identity))
 
     def decision_log(self, run_id: str) -> SQLiteDecisionLog:
-        """Return the run's journal."""
+        """Return the run's decision log."""
         return SQLiteDecisionLog(self._database, run_id)
 
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write what a step, an epoch's end or a promotion did, the state after it and its skills.
+        """Write the record of a step, an epoch or a promotion, the state after it and its skills.
 
-        One transaction. Without a record the state is the run's first. The same commit twice is harmless.
+        This is one transaction. Without a record the state is the run's first. A repeated commit is harmless.
 
         Raises:
-            StoreError: Something else is committed in its place, or a skill it names is not stored.
+            StoreError: The commit differs from the stored one, or names a skill that is not stored.
         """
         await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
         if self._run_lock is not None:
@@ -187,11 +186,11 @@ class SQLiteRunStore(SQLiteResponseStore):
         return await self._read_commits(run_id, "step", StepRecord)
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
-        """Return the records of all committed ends of epochs, in order."""
+        """Return the records of all committed epochs, in order."""
         return await self._read_commits(run_id, "epoch", EpochRecord)
 
     async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
-        """Return the comparisons of the last skill with the best one, in order."""
+        """Return the comparisons of the last with the best skill, in order."""
         return await self._read_commits(run_id, "promotion", PromotionRecord)
 
     async def records_of_other_runs(
@@ -225,15 +224,15 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Return a stored document.
 
         Raises:
-            StoreError: There is none with this hash.
+            StoreError: The store has no document with this hash.
         """
         rows = await self._database.fetch_rows("SELECT text FROM skills WHERE hash = ?", (skill_hash,))
         if not rows:
-            raise StoreError(f"database {self._database.path}: it holds no skill with the hash {skill_hash}")
+            raise StoreError(f"database {self._database.path}: it has no skill with the hash {skill_hash}")
         return Skill(text=rows[0][0])
 
     async def append_event(self, event: Event) -> bool:
-        """Store a durable event; False where this run already has it."""
+        """Store a durable event; False if the run already has it."""
         sql = "INSERT OR IGNORE INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
         values = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
         return await self._database.execute(sql, values) == 1
@@ -253,7 +252,7 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def add_seconds(
         self, run_id: str, seconds: float, stages: Mapping[str, float] | None = None
     ) -> float:
-        """Add active time, in all and by stage, and return the run's total, in seconds."""
+        """Add active seconds, total and by stage, and return the run's total."""
 
         def add(tables: Tables) -> float:
             tables.execute("UPDATE runs SET seconds = seconds + ? WHERE run_id = ?", (seconds, run_id))
@@ -276,7 +275,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
 
     async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
-        """Store how this start of the run ended, with its summary as JSON text."""
+        """Store status, reason and summary (JSON text) of this start's end."""
 
         def end(tables: Tables) -> None:
             read_column(tables, "status", run_id)
@@ -305,13 +304,13 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.fetch_rows(
-            "SELECT json_extract(state, '$.current'), json_extract(record, '$.made') FROM commits"
+            "SELECT json_extract(state, '$.current'), json_extract(record, '$.created_versions') FROM commits"
             " WHERE run_id = ? ORDER BY number",
             (run_id,),
         )
         latest: dict[int, SkillVersion] = {}
-        for current, made in rows:
-            for text in (made or "[]", f"[{current}]"):
+        for current, created in rows:
+            for text in (created or "[]", f"[{current}]"):
                 for version in parse_stored(
                     VERSIONS_ADAPTER.validate_json, text, f"versions of run {run_id}"
                 ):
@@ -319,7 +318,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(latest[number] for number in sorted(latest))
 
     async def summary(self, run_id: str) -> RunSummary | None:
-        """Return the summary of the run's latest end, None where it never ended in order."""
+        """Return the summary of the run's latest end; None if it was always killed."""
         text = await self._database.read(lambda tables: read_column(tables, "summary", run_id))
         if text is None:
             return None
@@ -327,7 +326,7 @@ class SQLiteRunStore(SQLiteResponseStore):
 
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
-    """Return the error for a folder that holds another run than the one to be started."""
+    """Return the error for a folder that contains a run with another identity."""
     return RunConflict(
         f"run {run_id} in {path} was started with other settings: {'; '.join(differences)}; "
         "put the old values back, or start the changed run beside it with fork: true, or in another out_dir"
@@ -335,10 +334,10 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
 
 
 def check_commit_count(tables: Tables, path: Path, run_id: str, commits: int) -> None:
-    """Make sure that a database holds as many commits of a run as were made.
+    """Check that a database contains all commits of a run.
 
     Raises:
-        StoreError: It holds less: it was replaced by an older copy, or lost its write-ahead log.
+        StoreError: Commits are missing; the file is an older copy or lost its write-ahead log.
     """
     stored = 0
     if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
@@ -346,23 +345,23 @@ def check_commit_count(tables: Tables, path: Path, run_id: str, commits: int) ->
         stored = latest or 0
     if stored < commits:
         raise StoreError(
-            f"database {path}: it holds {stored} commits of run {run_id}, which made {commits}: this is an "
-            f"older copy, or {path.name}-wal, which belongs to it, was left behind; restore the right files, "
-            f"or delete {path.parent / 'run.lock'} to go on from what is there"
+            f"database {path}: it has {stored} of the {commits} commits of run {run_id}: it is an older copy, "
+            f"or its file {path.name}-wal is missing; restore the right files, or delete "
+            f"{path.parent / 'run.lock'} to resume from the older state"
         )
 
 
 def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
-    """Return a phrase for each key of an identity that differs."""
+    """Return a phrase for each different key of two identities."""
 
-    def shown(values: Mapping[str, JsonValue], key: str) -> str:
+    def show(values: Mapping[str, JsonValue], key: str) -> str:
         if key not in values:
             return "absent"
         text = canonical_json(values[key])
         return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
     return [
-        f"{key} was {shown(before, key)} and is now {shown(after, key)}"
+        f"{key} was {show(before, key)} and is now {show(after, key)}"
         for key in sorted({*before, *after})
         if (key in before) != (key in after) or canonical_json(before[key]) != canonical_json(after[key])
     ]
@@ -371,10 +370,12 @@ def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
 def write_commit(
     tables: Tables, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
 ) -> None:
-    """Write a commit; see ``SQLiteStore.commit``."""
+    """Write a commit; see ``SQLiteRunStore.commit``."""
     read_column(tables, "run_id", run_id)
     if record is not None and record.step != state.step:
-        raise StoreError(f"run {run_id}: the record of step {record.step} came with a state of {state.step}")
+        raise StoreError(
+            f"run {run_id}: the record is of step {record.step} and the state of step {state.step}"
+        )
     kind = "first" if record is None else RECORD_KINDS[type(record)]
     texts = (kind, None if record is None else record.model_dump_json(), state.model_dump_json())
     stored = tables.execute(
@@ -383,8 +384,8 @@ def write_commit(
     if stored is not None:
         if stored != texts:
             raise StoreError(
-                f"run {run_id}: commit {state.commits} (step {state.step}) is there already and differs from "
-                "what was to be committed; the committed one stands, start again to go on from it"
+                f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from "
+                "the new one; the stored commit stays, start again to resume from it"
             )
         return
     rows = ({"hash": skill.hash, "text": skill.text} for skill in skills)
@@ -409,5 +410,5 @@ def read_column(tables: Tables, name: str, run_id: str) -> Any:
         (run_id,),
     ).fetchone()
     if row is None:
-        raise StoreError(f"the store holds no run {run_id}; open it first")
+        raise StoreError(f"the store has no run {run_id}; open it first")
     return row[0]

@@ -1,4 +1,4 @@
-"""The database's one schema: runs, replies that were paid for, the memory's cards, tests and traces."""
+"""The schema of the database: runs, stored responses, and the memory's cards, tests and traces."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ CREATE TABLE faults (
     PRIMARY KEY (run_id, kind)
 );
 
-CREATE TABLE replies (
+CREATE TABLE responses (
     key TEXT PRIMARY KEY,
     run_id TEXT NOT NULL,
-    reply TEXT NOT NULL,
+    response TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
@@ -113,13 +113,13 @@ CREATE TABLE memory_units (
     status TEXT NOT NULL
         CHECK (status IN ('candidate', 'quarantined', 'promoted', 'rejected', 'archived')),
     reason TEXT,
-    refused INTEGER NOT NULL DEFAULT 0,
+    failed_test INTEGER NOT NULL DEFAULT 0,
     version INTEGER NOT NULL DEFAULT 1,
     trust REAL NOT NULL,
     utility REAL NOT NULL DEFAULT 0.5,
     created_by TEXT NOT NULL,
-    created TEXT NOT NULL,
-    changed TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    changed_at TEXT NOT NULL,
     subject TEXT,
     scope TEXT NOT NULL,
     provenance TEXT NOT NULL,
@@ -131,7 +131,7 @@ CREATE TABLE memory_units (
 CREATE INDEX memory_units_by_status ON memory_units (status, id);
 CREATE INDEX memory_units_by_subject ON memory_units (subject) WHERE subject IS NOT NULL;
 CREATE INDEX memory_units_weakest ON memory_units (
-    kind, refused DESC, utility, status = 'promoted', trust, changed, number
+    kind, failed_test DESC, utility, status = 'promoted', trust, changed_at, number
 ) WHERE status IN ('candidate', 'quarantined', 'promoted');
 
 CREATE TABLE memory_cards (
@@ -170,14 +170,14 @@ END;
 
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
-    held_out TEXT NOT NULL,
-    before INTEGER NOT NULL,
+    holdout_id TEXT NOT NULL,
+    n_earlier_tests INTEGER NOT NULL,
     unit_ids TEXT NOT NULL,
-    "use" TEXT NOT NULL CHECK ("use" IN ('promote', 'demote')),
-    traces TEXT NOT NULL,
-    names TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('promote', 'demote')),
+    content_fingerprints TEXT NOT NULL,
+    name_fingerprints TEXT NOT NULL,
     evidence TEXT,
-    since INTEGER NOT NULL,
+    first_history_row INTEGER NOT NULL,
     at TEXT NOT NULL
 );
 
@@ -187,7 +187,7 @@ CREATE TABLE memory_history (
     before TEXT,
     after TEXT NOT NULL,
     reason TEXT,
-    test INTEGER REFERENCES memory_tests (number),
+    test_number INTEGER REFERENCES memory_tests (number),
     version INTEGER NOT NULL,
     at TEXT NOT NULL
 );
@@ -214,12 +214,12 @@ CREATE INDEX memory_origins_by_trace ON memory_origins (trace_id);
 CREATE TABLE traces (
     id TEXT PRIMARY KEY,
     purpose TEXT NOT NULL,
-    content TEXT,
-    known INTEGER NOT NULL DEFAULT 0,
+    content_hash TEXT,
+    n_labelled INTEGER NOT NULL DEFAULT 0,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
-CREATE INDEX traces_by_content ON traces (content);
+CREATE INDEX traces_by_content ON traces (content_hash);
 
 CREATE TABLE trace_events (
     trace_id TEXT NOT NULL REFERENCES traces (id) ON DELETE CASCADE,
@@ -245,7 +245,7 @@ SCHEMA = Migrations("reflact")
 
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
-    """Make all tables; whatever is changed after the first release is a further step below this one."""
+    """Create all tables; changes after the first release are further migrations below."""
     tables.executescript(RUN_TABLES)
     tables.executescript(MEMORY_TABLES)
     tables.table("memory_units").enable_fts(

@@ -11,25 +11,9 @@ if TYPE_CHECKING:
     from reflact.targets.chat import ChatTarget
     from reflact.types import Skill, Turn
 
-__all__ = [
-    "ChatTarget",
-    "Session",
-    "Skill",
-    "Target",
-    "Turn",
-]
+__all__ = ["ChatTarget", "Session", "Skill", "Target", "Turn"]
 
 __getattr__ = load_exports(
     __name__,
-    {
-        "protocols": (
-            "Session",
-            "Target",
-        ),
-        "targets.chat": ("ChatTarget",),
-        "types": (
-            "Skill",
-            "Turn",
-        ),
-    },
+    {"protocols": ("Session", "Target"), "targets.chat": ("ChatTarget",), "types": ("Skill", "Turn")},
 )

@@ -7,14 +7,14 @@ from reflact.protocols import LLM
 from reflact.types import Skill, Turn, canonical_json
 
 CHAT_TARGET_VERSION = 1
-"""How a conversation becomes a request. Part of every rollout's key: raised when that changes."""
+"""Version of the request format, part of every rollout's key; raise it if the format changes."""
 
 
 class ChatTarget:
     """A chat model; its system message is the skill between a preamble and a postamble.
 
     Args:
-        llm: The door to the model.
+        llm: The model.
         preamble: Text before the skill.
         postamble: Text after the skill.
     """
@@ -26,7 +26,7 @@ class ChatTarget:
 
     @property
     def identity(self) -> str:
-        """The model's identity, the texts around the skill and ``VERSION``, as canonical JSON."""
+        """The model's identity, the texts around the skill and ``CHAT_TARGET_VERSION``, as canonical JSON."""
         return canonical_json(
             {
                 "target": "chat",
@@ -45,38 +45,37 @@ class ChatTarget:
 
 
 class ChatSession:
-    """A conversation; each reply sends all of it again."""
+    """A conversation; each request sends all of it again."""
 
     def __init__(self, llm: LLM, system: str, rollout: str) -> None:
         self._llm = llm
         self._system = (Message(role="system", content=system),) if system else ()
         self._rollout = rollout
-        self._text: tuple[Message, ...] = ()
+        self._messages: tuple[Message, ...] = ()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The messages and answers so far, without the skill."""
-        return tuple(Turn(role=message.role, content=message.content) for message in self._text)
+        return tuple(Turn(role=message.role, content=message.content) for message in self._messages)
 
     async def reply(self, message: str) -> str:
         """Send a message after all earlier ones and return the answer.
 
-        A message that was not answered leaves no trace in the conversation.
-
         Raises:
-            ModelError: There is no answer.
+            ModelError: There is no answer; the message is not added to the conversation.
         """
-        asked = (*self._text, Message(role="user", content=message))
-        answered = len(self._text) // 2
+        messages = (*self._messages, Message(role="user", content=message))
         reply = await self._llm.ask(
-            RenderedPrompt(name="target", version=CHAT_TARGET_VERSION, messages=(*self._system, *asked)),
+            RenderedPrompt(name="target", version=CHAT_TARGET_VERSION, messages=(*self._system, *messages)),
             Text,
-            call_id=CallId(role="target", purpose="rollout", rollout=self._rollout, number=answered),
+            call_id=CallId(
+                role="target", purpose="rollout", rollout=self._rollout, number=len(self._messages) // 2
+            ),
         )
-        self._text = (*asked, Message(role="assistant", content=reply.value.text))
+        self._messages = (*messages, Message(role="assistant", content=reply.value.text))
         return reply.value.text
 
 
 def join_system_message(*parts: str) -> str:
-    """Return the parts joined by blank lines; parts of white space alone are left out."""
+    """Return the parts joined by blank lines, without blank parts."""
     return "\n\n".join(part.strip("\n") for part in parts if part.strip())

@@ -1,4 +1,4 @@
-"""Stand-ins for models, worlds, stores and networks: for reflact's own tests and for those of its users.
+"""Fake models, worlds, stores and networks for the tests of reflact and its users.
 
     from reflact import Trainer
     from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
@@ -10,7 +10,7 @@
         optimizer=ScriptedLLM(toy_optimizer()),
     ).train()
 
-Nothing here calls a model or opens a connection, and nothing depends on time or on a global generator.
+Nothing here calls a model, opens a connection, or depends on time or a global random generator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model whose replies are a function."""
+"""A model whose replies come from a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reflact.records import Usage
 from reflact.stages.reply_models import AnalystReply, EditReply
 
 ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
-"""What a script may answer; see ``ScriptedLLM``."""
+"""An answer of a script; see ``ScriptedLLM``."""
 
 Script: TypeAlias = Callable[
     [RenderedPrompt, type[ReplyModel], CallId], ScriptedAnswer | Awaitable[ScriptedAnswer]
@@ -26,7 +26,7 @@ Script: TypeAlias = Callable[
 
 
 class ScriptedCall(NamedTuple):
-    """One attempt that a ``ScriptedLLM`` was asked for."""
+    """One attempt of a call to a ``ScriptedLLM``."""
 
     prompt: RenderedPrompt
     reply_type: type[ReplyModel]
@@ -34,21 +34,20 @@ class ScriptedCall(NamedTuple):
 
 
 class ScriptedLLM:
-    """Implements ``ports.LLM`` with a function instead of a model.
+    """Implements ``protocols.LLM`` with a function instead of a model.
 
-    The function's answer is read as if it had come from a model: a string is the reply's text (plain for
-    ``Text``, else JSON); a value of the reply type, or any other JSON value, is validated as that type.
-    An exception that the function *returns* is raised, as a provider's error would be. What does not
-    validate, or does not pass ``check``, is asked for again with ``sample.attempt`` raised by one; the
-    prompt stays the same.
+    The function returns the answer of the model. A string is the reply's text: plain for ``Text``, else JSON.
+    A value of the reply type, or another JSON value, is validated as that type. An exception that the function
+    *returns* is raised, like a provider's error. If an answer is invalid or fails ``check``, the function is
+    called again with ``call_id.attempt`` increased by one and the same prompt.
 
     Args:
-        script: Called with the prompt, the reply type and the sample.
-        identity: What the model is called in keys.
-        reasks: How often an invalid answer is asked for again.
+        script: Called with the prompt, the reply type and the call's identity.
+        identity: The model's name in keys.
+        reasks: The most repeated calls after an invalid answer.
 
     Attributes:
-        calls: All attempts so far, in the order they were made.
+        calls: All attempts so far, in order.
     """
 
     def __init__(self, script: Script, *, identity: str = "scripted", reasks: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""A store that lives as long as the process."""
+"""A run store in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _ReservedCall:
 class _StoredRun:
     identity: str
     commits: dict[int, tuple[CommitRecord | None, RunState]] = field(default_factory=dict)
-    notes: dict[tuple[int, str], str] = field(default_factory=dict)
+    outcomes: dict[tuple[int, str], str] = field(default_factory=dict)
     events: dict[str, Event] = field(default_factory=dict)
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -49,53 +49,52 @@ class _StoredRun:
 
 
 class InMemoryRunStore:
-    """Implements ``ports.RunStore`` with dictionaries; any number of runs may share one.
+    """Implements ``protocols.RunStore`` with dictionaries, for any number of runs in one event loop.
 
-    It behaves as the database does, but for what only a disk can do: it forgets everything with the
-    process. For one event loop.
+    It behaves like the database, apart from persistence.
     """
 
     def __init__(self) -> None:
-        self._replies: dict[str, StoredResponse] = {}
+        self._responses: dict[str, StoredResponse] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._skills: dict[str, Skill] = {}
         self._calls: list[_ReservedCall] = []
         self._runs: dict[str, _StoredRun] = {}
         self._faults: dict[str, Counter[FaultKind]] = defaultdict(Counter)
-        self._reused = Reuse()
+        self._reuse = Reuse()
 
     @property
     def reuse(self) -> Reuse:
-        """What was found in the store since it was made."""
-        return self._reused
+        """Number of stored responses and rollouts that were found so far."""
+        return self._reuse
 
     async def find_response(self, key: str) -> StoredResponse | None:
-        """Return what was stored under a key, or None."""
-        self._reused = self._reused.add(replies=key in self._replies)
-        return self._replies.get(key)
+        """Return the response under a key, or None."""
+        self._reuse = self._reuse.add(replies=key in self._responses)
+        return self._responses.get(key)
 
     async def reserve(self, reservation: CallReservation) -> None:
-        """Book a call before it is sent."""
+        """Add an open call to the ledger before it is sent."""
         self._calls.append(_ReservedCall(reservation))
 
-    async def store_response(self, reply: StoredResponse, reservation: CallReservation) -> None:
-        """Store an answer, the first under its key, and settle its intent."""
-        await self.settle(reservation, reply.usage)
-        self._replies.setdefault(reply.key, reply)
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        """Store a response, unless its key has one, and settle its call."""
+        await self.settle(reservation, response.usage)
+        self._responses.setdefault(response.key, response)
 
     async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle an intent that has no answer to be stored."""
-        booked = self._open_call(reservation)
-        if booked is None:
-            booked = _ReservedCall(reservation)
-            self._calls.append(booked)
-        booked.state, booked.usage = "settled", usage
+        """Settle a call without a stored response."""
+        open_call = self._open_call(reservation)
+        if open_call is None:
+            open_call = _ReservedCall(reservation)
+            self._calls.append(open_call)
+        open_call.state, open_call.usage = "settled", usage
 
     async def release(self, reservation: CallReservation) -> None:
-        """Forget a call that is known to have given nothing that is charged."""
-        booked = self._open_call(reservation)
-        if booked is not None:
-            self._calls.remove(booked)
+        """Remove an open call that cost nothing."""
+        open_call = self._open_call(reservation)
+        if open_call is not None:
+            self._calls.remove(open_call)
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
         """Count a failed attempt of a run's call."""
@@ -107,9 +106,9 @@ class InMemoryRunStore:
         return tuple(FaultCount(kind=kind, count=counts[kind]) for kind in sorted(counts))
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
-        """Return those of the keys that are stored, in the order of the keys."""
+        """Return the stored rollouts among the keys, in the order of the keys."""
         found = {key: self._rollouts[key] for key in keys if key in self._rollouts}
-        self._reused = self._reused.add(rollouts=len(found))
+        self._reuse = self._reuse.add(rollouts=len(found))
         return found
 
     async def store_rollout(self, rollout: Rollout) -> None:
@@ -121,7 +120,7 @@ class InMemoryRunStore:
     async def open_run(
         self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
     ) -> RunState | None:
-        """Start or go on with a run; open calls become unsettled. RunConflict for another identity."""
+        """Start or resume a run; open calls become unsettled. Raises RunConflict for another identity."""
         text = canonical_json(dict(identity))
         run = self._runs.setdefault(run_id, _StoredRun(text))
         if run.identity != text:
@@ -145,7 +144,7 @@ class InMemoryRunStore:
         if record is not None and record.step != state.step:
             raise StoreError(f"run {run_id}: the record of step {record.step} has a state of {state.step}")
         if commits.get(state.commits, (record, state)) != (record, state):
-            raise StoreError(f"run {run_id}: commit {state.commits} is there already and differs")
+            raise StoreError(f"run {run_id}: commit {state.commits} exists and differs")
         known = {**self._skills, **{skill.hash: skill for skill in skills}}
         missing = {state.current.skill_hash, state.best.skill_hash} - known.keys()
         if missing:
@@ -183,7 +182,7 @@ class InMemoryRunStore:
     async def skill(self, skill_hash: str) -> Skill:
         """Return a stored document; StoreError where there is none."""
         if skill_hash not in self._skills:
-            raise StoreError(f"the store holds no skill with the hash {skill_hash}")
+            raise StoreError(f"the store has no skill with the hash {skill_hash}")
         return self._skills[skill_hash]
 
     async def append_event(self, event: Event) -> bool:
@@ -228,48 +227,46 @@ class InMemoryRunStore:
         _find_run(self._runs, run_id).end = (status, reason, summary)
 
     def _open_call(self, reservation: CallReservation) -> _ReservedCall | None:
-        place = (reservation.run_id, reservation.key)
-        mine = (
-            c for c in self._calls if (c.reservation.run_id, c.reservation.key) == place and c.state == "open"
-        )
-        return next(reversed(list(mine)), None)
+        wanted = (reservation.run_id, reservation.key, "open")
+        matches = [c for c in self._calls if (c.reservation.run_id, c.reservation.key, c.state) == wanted]
+        return matches[-1] if matches else None
 
 
 class InMemoryDecisionLog:
-    """Implements ``ports.Journal`` for one run of a ``MemoryStore``."""
+    """Implements ``protocols.DecisionLog`` for one run of an ``InMemoryRunStore``."""
 
     def __init__(self, runs: Mapping[str, _StoredRun], run_id: str) -> None:
         self._runs = runs
         self._run_id = run_id
 
     async def get(self, step: int, label: str) -> JsonValue:
-        """Return what was noted, or None."""
-        notes = self._runs[self._run_id].notes if self._run_id in self._runs else {}
-        value: JsonValue = json.loads(notes.get((step, label), "null"))
+        """Return the stored outcome, or None."""
+        outcomes = self._runs[self._run_id].outcomes if self._run_id in self._runs else {}
+        value: JsonValue = json.loads(outcomes.get((step, label), "null"))
         return value
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
-        """Note an outcome before it is used; the first note under a label stands."""
-        _find_run(self._runs, self._run_id).notes.setdefault((step, label), canonical_json(value))
+        """Store an outcome before its first use; the first one under a label stays."""
+        _find_run(self._runs, self._run_id).outcomes.setdefault((step, label), canonical_json(value))
 
 
 def _find_run(runs: Mapping[str, _StoredRun], run_id: str) -> _StoredRun:
     if run_id not in runs:
-        raise StoreError(f"the store holds no run {run_id}; open it first")
+        raise StoreError(f"the store has no run {run_id}; open it first")
     return runs[run_id]
 
 
-def _sum_spend(place: tuple[str, str], calls: Sequence[_ReservedCall]) -> Spend:
-    lost = [call.reservation.worst_case for call in calls if call.state != "settled"]
-    silent = [
+def _sum_spend(group: tuple[str, str], calls: Sequence[_ReservedCall]) -> Spend:
+    unsettled = [call.reservation.worst_case for call in calls if call.state != "settled"]
+    uncounted = [
         call.reservation.worst_case for call in calls if call.state == "settled" and call.usage.uncounted
     ]
     return Spend(
-        role=place[0],
-        purpose=place[1],
+        role=group[0],
+        purpose=group[1],
         usage=_sum_usage([call.usage for call in calls]),
-        unsettled=len(lost),
-        worst_case=_sum_usage([*lost, *(worst.model_copy(update={"calls": 0}) for worst in silent)]),
+        unsettled=len(unsettled),
+        worst_case=_sum_usage([*unsettled, *(worst.model_copy(update={"calls": 0}) for worst in uncounted)]),
     )
 
 

@@ -1,4 +1,4 @@
-"""A small world whose every outcome is known beforehand: learnable, fast, without a model.
+"""A small learnable world with known outcomes that needs no model.
 
 An item asks for a rule by name and for a number to apply it to, such as ``double 7``. ``ToyTarget``
 answers rightly if and only if the skill holds the line of that rule, so a skill is worth exactly the
@@ -41,7 +41,7 @@ UNKNOWN_ANSWER = "unknown"
 
 
 class ToyRule(NamedTuple):
-    """A rule: the line that a skill must hold, and what it makes of a number."""
+    """A rule: the line that a skill must contain, and the answer for a number."""
 
     line: str
     answer: Callable[[int], str]
@@ -57,7 +57,7 @@ TOY_RULES: Mapping[str, ToyRule] = MappingProxyType(
         "length": ToyRule("- length: answer with the number of digits.", lambda n: str(len(str(n)))),
     }
 )
-"""All rules by name, in the order in which worlds take them."""
+"""All rules by name, in the order in which worlds use them."""
 
 
 class ToyEnvironment(DatasetEnvironment):
@@ -95,7 +95,7 @@ def grade_toy(item: Item, answer: str) -> Grade:
 
 
 class ToyTarget:
-    """Implements ``ports.Target``: answers by the rules that the skill holds, and ``unknown`` otherwise.
+    """Implements ``protocols.Target``: answers by the rules in the skill, and ``unknown`` otherwise.
 
     Args:
         noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does not say,

@@ -1,4 +1,4 @@
-"""A network that fails on demand."""
+"""A transport that injects faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConnectFault(FrozenModel):
 
 
 class TimeoutFault(FrozenModel):
-    """The server gets the request and does the work, but its answer does not come in time."""
+    """The server does the work, but its answer does not arrive in time."""
 
     kind: Literal["timed_out"] = "timed_out"
 
@@ -44,7 +44,7 @@ class TruncationFault(FrozenModel):
 
     Args:
         after: Bytes of the body that arrive.
-        silent: Whether the body then ends as if it were complete, rather than with a broken connection.
+        silent: Whether the body then ends like a complete one, without a connection error.
     """
 
     kind: Literal["cut_short"] = "cut_short"
@@ -53,14 +53,14 @@ class TruncationFault(FrozenModel):
 
 
 Fault: TypeAlias = StatusFault | ConnectFault | TimeoutFault | TruncationFault
-"""What can go wrong with a request."""
+"""A fault of a request."""
 
 
 class FaultyTransport(httpx.AsyncBaseTransport):
-    """Hands requests on to another transport, apart from those that are to fail.
+    """Passes requests on to another transport and injects faults into some.
 
     Args:
-        inner: What serves the requests that get through.
+        inner: Serves the requests.
         faults: Called with each request and its number (0 for the first that arrives); returns the fault
             to inject, or None.
     """
@@ -76,8 +76,8 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         """Serve or break one request.
 
         Raises:
-            httpx.ConnectError: The fault is ``Unreachable``.
-            httpx.ReadTimeout: The fault is ``TimedOut``.
+            httpx.ConnectError: The fault is a ``ConnectFault``.
+            httpx.ReadTimeout: The fault is a ``TimeoutFault``.
         """
         await checkpoint()
         number = self._arrived
@@ -96,7 +96,7 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """Close the transport behind this one."""
+        """Close the inner transport."""
         await self._inner.aclose()
 
 

@@ -1,9 +1,9 @@
-"""What a run will take: a low, an expected and a high count of calls and tokens, before any is made. Pure.
+"""Estimates the calls and tokens of a run before any call: low, expected and high counts.
 
-Counts of rollouts and calls follow from the plan. What no plan knows is stated as an assumption: how many
-rollouts fail (expected: half), how many steps give a candidate to evaluate (expected: all), how often a reply
-is asked for again (expected: never), how long texts are. Where earlier calls of the same purpose are known
-their mean consumption is used instead of an assumption.
+The plan determines the counts of rollouts and calls. The rest are stated assumptions: how many rollouts fail
+(expected: half), how many steps give a candidate (expected: all), how many replies are re-asked (expected:
+none) and the length of texts. If earlier calls of the same purpose are known, their mean consumption replaces
+the assumed length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reflact.types import Item, canonical_json
 
 
 class RunCostEstimate(CostEstimate):
-    """What is left of a run: its steps, and what they will take."""
+    """The estimate for the remaining ``steps`` of a run."""
 
     steps: int
 
@@ -44,15 +44,15 @@ def estimate_run_cost(
     done: int = 0,
     spent: Sequence[Spend] = (),
 ) -> RunCostEstimate:
-    """Return what a run will take from a step on.
+    """Return the estimate for the remaining steps of a run.
 
     Args:
         config: The run's configuration.
         data: Its items.
         prompts: The size of each prompt's own text by name, in bytes.
         skill: The current document.
-        done: Steps that are committed; None of what came before them is counted again.
-        spent: What calls consumed so far, in this run or a like one.
+        done: Number of committed steps; they are not counted again.
+        spent: Consumption of earlier calls, in this run or a similar one.
     """
     return _RunCostEstimator(
         config=config, data=data, prompts=prompts, skill=skill, done=done, spent=spent
@@ -91,15 +91,13 @@ class _RunCostEstimator:
         )
         known = sorted(purpose for _, purpose in self._spent)
         assumptions = (
-            "expected: half of the rollouts fail, every step gives a candidate, no reply is asked for again",
-            "a rollout is one call; an environment of several turns makes as many of each",
+            "expected: half of the rollouts fail, every step gives a candidate, no reply is re-asked",
+            "a rollout is one call; in an environment with several turns it is one call per turn",
             f"mean consumption of earlier calls: {', '.join(known)}"
             if known
-            else f"texts have {BYTES_PER_TOKEN:g} bytes a token, and a reply takes a quarter of its cap",
+            else f"a token is {BYTES_PER_TOKEN:g} bytes of text, and a reply takes a quarter of its limit",
         )
         return RunCostEstimate(steps=self._left, rows=rows, assumptions=assumptions)
-
-    # --------------------------------------------------------------------------------------- rollouts
 
     def _count_rollouts(self) -> EstimateRange:
         rolled = self._count_training_rollouts() + self._baseline() + self._final()
@@ -110,10 +108,10 @@ class _RunCostEstimator:
         return rolled + self._decision(low=0, expected=0)
 
     def _count_training_rollouts(self) -> EstimateRange:
-        """Batches; a batch under a skill that did not change since the item's last one is stored."""
-        dealt = [sum(len(batch) for batch in step) for step in self._plan_steps()]
-        once = sum(dealt[: max(0, self._per_epoch - self._done)])
-        return EstimateRange(low=once, expected=sum(dealt), high=sum(dealt))
+        """Return the rollouts of batches; rollouts under an unchanged skill are stored."""
+        sizes = [sum(len(batch) for batch in step) for step in self._plan_steps()]
+        first_epoch = sum(sizes[: max(0, self._per_epoch - self._done)])
+        return EstimateRange(low=first_epoch, expected=sum(sizes), high=sum(sizes))
 
     def _plan_steps(self) -> list[tuple[tuple[str, ...], ...]]:
         train, ids = self._config.train, [item.id for item in self._data.train]
@@ -138,7 +136,7 @@ class _RunCostEstimator:
         return exact_range(2 * n if repeats else n)
 
     def _decision(self, low: float = 0.0, expected: float = 1.0) -> EstimateRange:
-        """Rollouts of one decision of the gate, both sides; the current skill's are mostly stored."""
+        """Return the rollouts of one gate decision on both sides; those of the current skill are mostly stored."""
         gate, n = self._config.gate, len(self._data.val)
         if not gate.enabled or gate.policy == "strict":
             return EstimateRange(low=low * n, expected=expected * n, high=4 * n)
@@ -155,7 +153,7 @@ class _RunCostEstimator:
         )
 
     def _count_epoch_ends(self) -> int:
-        """Ends of epochs with a comparison that are still to come."""
+        """Return the number of remaining ends of epochs with a comparison."""
         if not (self._config.slow_update.enabled or self._config.meta_skill.enabled):
             return 0
         last, first = self._config.train.num_epochs, max(2, self._done // self._per_epoch + 1)
@@ -177,10 +175,8 @@ class _RunCostEstimator:
             return val
         return val + EstimateRange(low=n_test, expected=n_test * (2 + extra), high=n_test * (3 + extra))
 
-    # -------------------------------------------------------------------------------------- optimizer
-
     def _optimizer_calls(self) -> dict[tuple[str, str], EstimateRange]:
-        """Calls of the optimizer by purpose, with re-asks in the high count."""
+        """Return the optimizer's calls by purpose; the high count includes re-asks."""
         calls: dict[str, EstimateRange] = {}
 
         def add(purpose: str, amount: EstimateRange) -> None:
@@ -207,7 +203,7 @@ class _RunCostEstimator:
         return {("optimizer", purpose): amount * tries for purpose, amount in calls.items()}
 
     def _minibatches(self, size: int) -> tuple[EstimateRange, EstimateRange]:
-        """Minibatches of failures and of successes in a batch."""
+        """Return the minibatches of failures and of successes in a batch."""
         most = math.ceil(size / self._config.reflect.minibatch_size)
         half = math.ceil(size / 2 / self._config.reflect.minibatch_size)
         if self._config.reflect.failure_only:
@@ -215,7 +211,7 @@ class _RunCostEstimator:
         return EstimateRange(low=0, expected=half, high=most), EstimateRange(low=0, expected=half, high=most)
 
     def _add_decision_calls(self, failure: EstimateRange, success: EstimateRange, add: AddCalls) -> None:
-        """Merges, ranking, step size and rewrite of one step."""
+        """Add the calls for merges, ranking, step size and rewrite of one step."""
         draft = "draft_" if self._config.update.mode == "full_rewrite" else ""
         size = self._config.aggregate.merge_batch_size
         add(
@@ -240,10 +236,8 @@ class _RunCostEstimator:
         if self._config.appendix.enabled and self._config.appendix.consolidate_threshold is not None:
             add("consolidate", EstimateRange(high=1))
 
-    # ----------------------------------------------------------------------------------------- critic
-
     def _count_critic_calls(self, rollouts: EstimateRange) -> EstimateRange:
-        """Calls of the critic: anchors, answers that it grades, and notes on failed ones that it did not.
+        """Return the critic's calls: anchors, graded answers, and notes on failures it did not grade.
 
         Equal answers to an item are scored once.
         """
@@ -257,8 +251,6 @@ class _RunCostEstimator:
             scores += EstimateRange(expected=0 if grades else dealt / 2, high=dealt)
         tries = EstimateRange(low=1, expected=1, high=1 + self._config.models.critic.reasks)
         return scores * tries * exact_range(own.n_samples)
-
-    # ------------------------------------------------------------------------------------------ tokens
 
     def _row(self, role: str, purpose: str, calls: EstimateRange) -> EstimateRow:
         length = self._length(role, purpose)
@@ -278,7 +270,7 @@ class _RunCostEstimator:
         )
 
     def _bytes(self, role: str, purpose: str) -> float:
-        """Bytes of a call's texts."""
+        """Return the estimated bytes of a call's prompt."""
         item = _mean([_size(item) for item in (*self._data.train, *self._data.val, *self._data.test)])
         if role == "target":
             return self._skill + item
@@ -301,7 +293,7 @@ def _sum(pairs: Iterable[tuple[EstimateRange, EstimateRange]]) -> tuple[Estimate
 
 
 def _count_merges(patches: float, size: int) -> float:
-    """Merges of a tree over so many patches; a patch that is alone in its group passes."""
+    """Return the merges of a tree over a number of patches; a group of one needs no merge."""
     nodes, merges = math.ceil(patches), 0
     while nodes > 1:
         groups = [min(size, nodes - start) for start in range(0, nodes, size)]

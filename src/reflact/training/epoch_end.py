@@ -1,4 +1,4 @@
-"""The end of an epoch: comparison, slow update and the optimizer's memory, in the plan's order."""
+"""The end of an epoch: comparison of skills, meta skill and slow update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reflact.types import Fallback, FrozenModel, Item, Rollout, Skill
 
 
 class EpochOutcome(FrozenModel):
-    """An epoch's end, the documents that it made or tried, and its comparison where that stayed open."""
+    """The record of an epoch's end, its new documents, and its comparison if that was inconclusive."""
 
     record: EpochRecord
     skills: tuple[Skill, ...] = ()
@@ -30,16 +30,16 @@ class EpochOutcome(FrozenModel):
 
 
 class EpochFinalizer:
-    """Closes epochs, for one start of a run.
+    """Runs the end of epochs, for one start of a run.
 
     Args:
         plan: The run's plan.
-        store: Where skills are.
-        journal: Where refusals are noted.
+        store: Reads skills.
+        decision_log: Records missing replies.
         llm: The optimizer.
-        rolls: Rolls skills out.
-        judge: Decides on gated guidance.
-        clock: Tells of stages.
+        scheduler: Rolls skills out.
+        gate_keeper: Decides on gated guidance.
+        timer: Announces stages.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class EpochFinalizer:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything happens at an epoch's end."""
+        """Whether the end of an epoch has any work."""
         return self._config.slow_update.enabled or self._config.meta_skill.enabled
 
     async def finalize(self, state: RunState, *, epoch: int) -> EpochOutcome:
-        """Return what the end of an epoch makes of the state at its last step.
+        """Return the outcome of the end of an epoch.
 
-        The first epoch has nothing to compare with; where guidance is not gated it reserves the region.
-        (Gated guidance brings its region along when it is accepted: an empty one put in beforehand would
-        leave a current skill that nobody measured.) Later epochs compare the skill with the one at the
-        last step of the epoch before, both as they stood before any slow update.
+        The first epoch has no predecessor, so it only reserves the region of ungated guidance. Gated guidance
+        brings its region along: an empty region before would leave a current skill without a measurement.
+        Later epochs compare the skills after the last steps of this and the previous epoch, before any slow
+        update.
 
         Raises:
             RunFailed: No train item could be measured under both skills.
@@ -86,26 +86,26 @@ class EpochFinalizer:
         if epoch == 1 or state.last_hash is None:
             return self._reserve_guidance_region(record, current, state)
         earlier = await self._store.skill(state.last_hash)
-        pairs, used = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
+        pairs, rollouts = await self._compare_skills(earlier, current, epoch=epoch, step=state.step)
         record = record.model_copy(update={"comparisons": tuple(pair.comparison for pair in pairs)})
         if not pairs:
-            nothing = Fallback(
+            fallback = Fallback(
                 label="comparison",
-                reason="no item has the outcome that is shown",
-                replacement="all stays as it was",
+                reason="no item has an outcome of the selected kind",
+                replacement="nothing changes",
             )
             slow = SlowUpdate(action="kept") if self._config.slow_update.enabled else None
             return EpochOutcome(
-                record=record.model_copy(update={"slow_update": slow, "fallbacks": (nothing,)})
+                record=record.model_copy(update={"slow_update": slow, "fallbacks": (fallback,)})
             )
         shown = show_comparison(pairs, tokens=self._config.reflect.trajectory_tokens)
         if self._config.meta_skill.enabled:
             async with self._timer.announce_stage("meta_skill", step=state.step):
                 record = await self._update_meta_skill(record, earlier, current, shown, state)
-            await log_unmeasured(used, decision_log=self._decision_log, step=state.step)
+            await log_unmeasured(rollouts, decision_log=self._decision_log, step=state.step)
         if not self._config.slow_update.enabled:
             return EpochOutcome(record=record)
-        return await self._update_guidance(record, earlier, current, shown, state, used=used)
+        return await self._update_guidance(record, earlier, current, shown, state, rollouts=rollouts)
 
     def _reserve_guidance_region(self, record: EpochRecord, current: Skill, state: RunState) -> EpochOutcome:
         if not self._config.slow_update.enabled or self._config.slow_update.gated:
@@ -117,20 +117,20 @@ class EpochFinalizer:
     async def _compare_skills(
         self, earlier: Skill, current: Skill, *, epoch: int, step: int
     ) -> tuple[tuple[ComparedItem, ...], Sequence[Rollout]]:
-        """Return the pairs and the rollouts that they come from.
+        """Return the compared items and their rollouts.
 
-        Absences among these are noted when a model has answered to the pairs, not before: what the same
-        outage cut off as the answer is then tried again.
+        The caller logs unmeasured rollouts only after a model has answered about the items. If one outage
+        affects both, a restart then retries both.
         """
         slow = self._config.slow_update
-        used: list[Rollout] = []
+        rollouts: list[Rollout] = []
 
         async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
-            rolled = await self._scheduler.roll_out_train_items(
+            measured = await self._scheduler.roll_out_train_items(
                 items, skill, step=step, phase=f"epoch/{epoch}"
             )
-            used.extend(rolled)
-            return rolled
+            rollouts.extend(measured)
+            return measured
 
         pairs = await compare_skills(
             self._plan.data.train,
@@ -143,7 +143,7 @@ class EpochFinalizer:
             seed=self._config.seed,
             epoch=epoch,
         )
-        return pairs, used
+        return pairs, rollouts
 
     async def _update_meta_skill(
         self, record: EpochRecord, earlier: Skill, current: Skill, shown: str, state: RunState
@@ -161,7 +161,7 @@ class EpochFinalizer:
             epoch=record.epoch,
         )
         if isinstance(reply, NoReply):
-            return _with_fallback(record, "meta_skill", reply, "the memory stays as it was")
+            return _with_fallback(record, "meta_skill", reply, "the meta skill stays unchanged")
         return record.model_copy(update={"meta_skill": reply.memory})
 
     async def _update_guidance(
@@ -172,7 +172,7 @@ class EpochFinalizer:
         shown: str,
         state: RunState,
         *,
-        used: Sequence[Rollout],
+        rollouts: Sequence[Rollout],
     ) -> EpochOutcome:
         reply = await slow_update(
             earlier,
@@ -185,9 +185,9 @@ class EpochFinalizer:
             step=record.step,
             epoch=record.epoch,
         )
-        await log_unmeasured(used, decision_log=self._decision_log, step=record.step)
+        await log_unmeasured(rollouts, decision_log=self._decision_log, step=record.step)
         if isinstance(reply, NoReply):
-            record = _with_fallback(record, "slow_update", reply, "the guidance stays as it was")
+            record = _with_fallback(record, "slow_update", reply, "the guidance stays unchanged")
             return EpochOutcome(
                 record=record.model_copy(update={"slow_update": SlowUpdate(action="refused")})
             )
@@ -227,13 +227,13 @@ class EpochFinalizer:
         if slow.verdict is None:
             version = inherit_version(state.current, number=number, skill=skill, origin=origin)
         else:
-            mark = slow.verdict.candidate_score
-            version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=mark)
+            score = slow.verdict.candidate_score
+            version = SkillVersion(number=number, skill_hash=skill.hash, origin=origin, score=score)
             best = version if is_better(slow.verdict, best) else best
         record = record.model_copy(update={"created_versions": (version,), "current": version, "best": best})
         return EpochOutcome(record=record, skills=(skill,))
 
 
-def _with_fallback(record: EpochRecord, label: str, refusal: NoReply, instead: str) -> EpochRecord:
-    fallback = Fallback(label=label, reason=refusal.reason, replacement=instead)
+def _with_fallback(record: EpochRecord, label: str, reply: NoReply, replacement: str) -> EpochRecord:
+    fallback = Fallback(label=label, reason=reply.reason, replacement=replacement)
     return record.model_copy(update={"fallbacks": (*record.fallbacks, fallback)})

@@ -1,4 +1,4 @@
-"""The end of a run: the last skill against the best, then documents measured side by side."""
+"""The end of a run: comparison of the last skill with the best one, and final measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reflact.types import FrozenModel, Rollout, Split
 
 
 class FinalMeasurements(FrozenModel):
-    """What the measurements at the end gave; ``missing`` says which could not be had, and why."""
+    """The final measurements; ``missing`` names each measurement that failed, with the reason."""
 
     scores: tuple[SkillScore, ...] = ()
     improvements: tuple[Improvement, ...] = ()
@@ -32,15 +32,15 @@ class FinalMeasurements(FrozenModel):
 
 
 class FinalEvaluator:
-    """Ends runs, for one start.
+    """Evaluates the skills at the end of a run, for one start.
 
     Args:
         plan: The run's plan.
-        store: Where skills are.
-        journal: Where openings of the test split are counted.
-        rolls: Rolls skills out.
-        judge: Decides whether the last skill takes the place of the best.
-        tell: Told of durable events.
+        store: Reads skills.
+        decision_log: Counts openings of the test split.
+        scheduler: Rolls skills out.
+        gate_keeper: Decides whether the last skill replaces the best one.
+        on_event: Receives durable events.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class FinalEvaluator:
         self.openings = 0
 
     async def judge_promotion(self, state: RunState) -> tuple[PromotionRecord, OpenComparison | None] | None:
-        """Compare the last skill with the best one, and return with that what stayed inconclusive.
+        """Compare the last skill with the best one; return the record and the comparison if inconclusive.
 
-        None where they are the same document.
+        Returns None if they are the same document.
 
         Raises:
             Unmeasured: Too little could be measured to decide.
@@ -86,7 +86,7 @@ class FinalEvaluator:
     async def measure(self, state: RunState) -> FinalMeasurements:
         """Measure baseline, placebo, best and last skill on the validation and the test split.
 
-        A failure leaves out what it keeps from being measured, and nothing else.
+        A failed measurement is recorded in ``missing`` and does not affect the others.
         """
         documents = await self._documents(state)
         splits = [Split.val]
@@ -99,16 +99,18 @@ class FinalEvaluator:
             measured += await self._measure_split(split, documents, state)
         return measured
 
-    async def open_test_split(self, why: str) -> None:
-        """Count an opening of the sealed test split, once for each reason."""
+    async def open_test_split(self, reason: str) -> None:
+        """Count an opening of the sealed test split; the same reason counts once."""
         reasons: list[str] = []
-        while (noted := await self._decision_log.get(0, f"opening/{len(reasons) + 1}")) is not None:
-            reasons.append(str(noted))
-        if why not in reasons:
-            reasons.append(why)
-            await self._decision_log.put(0, f"opening/{len(reasons)}", why)
+        while (logged := await self._decision_log.get(0, f"opening/{len(reasons) + 1}")) is not None:
+            reasons.append(str(logged))
+        if reason not in reasons:
+            reasons.append(reason)
+            await self._decision_log.put(0, f"opening/{len(reasons)}", reason)
         self.openings = len(reasons)
-        await self._on_event(events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(why) + 1))
+        await self._on_event(
+            events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(reason) + 1)
+        )
 
     async def _documents(self, state: RunState) -> tuple[NamedSkill, ...]:
         best = await self._store.skill(state.best.skill_hash)
@@ -157,8 +159,8 @@ class FinalEvaluator:
                 continue
             gain = measure_improvement(name, split, rollouts.get("baseline", ()), rollouts[name])
             if gain is None:
-                missed = f"improvement of {name} on {split.value}: the baseline has no score on its items"
-                gained += FinalMeasurements(missing=(missed,))
+                message = f"improvement of {name} on {split.value}: the baseline has no score on its items"
+                gained += FinalMeasurements(missing=(message,))
                 continue
             gained += FinalMeasurements(improvements=(gain,))
             await self._on_event(
@@ -174,7 +176,7 @@ class FinalEvaluator:
         return (0,)
 
     def _is_selected(self, document: NamedSkill, split: Split) -> bool:
-        """Whether the document was chosen by the very trials that are reported."""
+        """Whether the reported trials also selected the document."""
         gate, reused = self._config.gate, self._config.train.reuse_rollouts
         if split is not Split.val or not reused or document.skill.hash == self._plan.initial_skill.hash:
             return False

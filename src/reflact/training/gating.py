@@ -1,4 +1,4 @@
-"""How a run decides on a candidate: the gate bound to the run's state, and the approver after it."""
+"""Gated decisions of a run: settings from the run's state, the gate, and the approver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECISION_POINTS: tuple[DecisionPoint, ...] = get_args(DecisionPoint)
 
 
 class GatePower(FrozenModel):
-    """What the validation split can resolve and what a decision may cost."""
+    """The gate's statistical power and the cost of a decision; see ``events.GatePowerEstimated``."""
 
     description: str
     effect: float | None
@@ -35,12 +35,12 @@ class GateKeeper:
 
     Args:
         plan: The run's plan.
-        store: Where skills are.
-        journal: Where approvals and unmeasured rollouts are noted.
-        rolls: Rolls skills out.
+        store: Reads skills.
+        decision_log: Records approvals and unmeasured rollouts.
+        scheduler: Rolls skills out.
         approve: Asked about each candidate that the gate would accept; None approves all.
-        total: The run's steps.
-        per_epoch: Those of an epoch.
+        total: The steps of the run.
+        per_epoch: The steps of an epoch.
     """
 
     def __init__(
@@ -73,24 +73,24 @@ class GateKeeper:
 
     @property
     def must_test_determinism(self) -> bool:
-        """Whether the gate has to find out by repeats that the target is deterministic."""
+        """Whether the gate has to repeat rollouts to learn if the target is deterministic."""
         return self._gate.enabled and self._gate.policy == "paired" and self._declared_deterministic is None
 
     @property
     def presumes_deterministic(self) -> bool:
-        """Whether the target counts as deterministic before any repeat was seen."""
+        """Whether the target counts as deterministic before any repeat."""
         return self._declared_deterministic is not False
 
     def scores_agree(self, first: tuple[Rollout, ...], second: tuple[Rollout, ...]) -> bool:
-        """Whether two trials of the same items gave the same scores, where both have one."""
-        marks = [
+        """Return whether two trials of the same items gave the same scores; missing scores are skipped."""
+        scores = [
             (self.metric.score_rollout(a), self.metric.score_rollout(b))
             for a, b in zip(first, second, strict=True)
         ]
-        return all(abs(a - b) <= SCORE_TOLERANCE for a, b in marks if a is not None and b is not None)
+        return all(abs(a - b) <= SCORE_TOLERANCE for a, b in scores if a is not None and b is not None)
 
     def find_alpha(self, state: RunState | None, *, step: int) -> AlphaBudget:
-        """Return the error probability that the decisions of a step are taken under."""
+        """Return the error budget for the decisions of a step."""
         return find_alpha(
             step,
             () if state is None else state.alphas,
@@ -101,33 +101,33 @@ class GateKeeper:
         )
 
     def estimate_power(self, state: RunState | None) -> GatePower:
-        """Return what the validation split can resolve in the next step; None is before the first one."""
+        """Return the gate's power in the next step; ``state`` is None before the first one."""
         step = 1 if state is None else min(state.step + 1, self._total)
         return estimate_gate_power(self._gate, len(self._order), self.find_alpha(state, step=step))
 
     async def judge(
         self, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint
     ) -> tuple[EvaluationResult, OpenComparison | None]:
-        """Return the verdict on a candidate, and its comparison where that stayed inconclusive.
+        """Return the verdict on a candidate, and the comparison if it was inconclusive.
 
-        Nothing is journalled for an ``unmeasured`` verdict, so that all of it can be tried again.
+        An ``unmeasured`` verdict is not logged, so that a retry can measure everything again.
         """
         current = await self._store.skill(state.current.skill_hash)
         best = await self._store.skill(state.best.skill_hash)
-        duel = self._scheduler.make_pair_runner(step=step, part=part, number=DECISION_POINTS.index(part))
-        setting = self._build_settings(candidate, state, step)
+        run_pairs = self._scheduler.make_pair_runner(step=step, part=part, number=DECISION_POINTS.index(part))
+        settings = self._build_settings(candidate, state, step)
         if self._gate.enabled:
             evaluated = await evaluate(
-                candidate, current, best, settings=setting, scale=self.metric, duel=duel
+                candidate, current, best, settings=settings, metric=self.metric, run_pairs=run_pairs
             )
         else:
-            duels = await duel(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
-            evaluated = force_accept(candidate, current, duels, settings=setting, scale=self.metric)
+            pairs = await run_pairs(candidate, current, TrialRequest(trial=0, item_ids=self._order), None)
+            evaluated = force_accept(candidate, current, pairs, settings=settings, metric=self.metric)
         if evaluated.verdict.action == "unmeasured":
             return evaluated, None
         await log_unmeasured(evaluated.unmeasured, decision_log=self._decision_log, step=step)
         if evaluated.verdict.action == "inconclusive":
-            return evaluated, _build_open_comparison(candidate, current, setting)
+            return evaluated, _build_open_comparison(candidate, current, settings)
         verdict = await self._ask_approver(evaluated.verdict, candidate, current, step=step, part=part)
         return evaluated.model_copy(update={"verdict": verdict}), None
 
@@ -176,8 +176,8 @@ class GateKeeper:
                 diff=diff_texts(current.text, candidate.text),
                 verdict=verdict,
             )
-            said = await self._approve(review)
-            answer = said if isinstance(said, bool) else str(said)
+            reply = await self._approve(review)
+            answer = reply if isinstance(reply, bool) else str(reply)
             await self._decision_log.put(step, label, answer)
         if answer is True:
             return verdict
@@ -188,14 +188,14 @@ class GateKeeper:
 
 
 def count_trials(gate: GateConfig, n: int, alpha: AlphaBudget) -> int:
-    """Return the rounds that one decision may take, on ``n`` items."""
+    """Return the largest number of trials for one decision on ``n`` items."""
     if gate.max_trials is not None:
         return gate.max_trials
     return choose_trials(n, decisions=alpha.decisions, alpha=alpha.alpha, effect=gate.effect)
 
 
 def build_first_alpha(plan: RunPlan) -> AlphaBudget:
-    """Return the error probability that a run's first decisions are taken under."""
+    """Return the error budget for the first decisions of a run."""
     train, slow = plan.config.train, plan.config.slow_update
     per_epoch = count_steps_per_epoch(len(plan.data.train), train.batch_size, train.accumulation)
     return find_alpha(
@@ -209,7 +209,7 @@ def build_first_alpha(plan: RunPlan) -> AlphaBudget:
 
 
 def estimate_gate_power(gate: GateConfig, n: int, alpha: AlphaBudget) -> GatePower:
-    """Return what a validation split of ``n`` items can resolve, and what a decision may cost."""
+    """Return the gate's power on a validation split of ``n`` items."""
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
         return GatePower(description=words, effect=None, trials=1, rollouts=2 * n)

@@ -1,4 +1,4 @@
-"""A run as its store has it: read after the fact, or while it is under way."""
+"""Reads a run from its store, during or after the run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class RunHistory(FrozenModel):
-    """What a store holds of a run.
+    """The stored history of a run.
 
     Args:
         run_id: The run.
-        status: How its latest start ended; None while none has ended in order: it is running, or was killed.
-        reason: Why, where it did not complete.
-        created: When it was first started.
-        summary: Of its latest end; None where it never ended in order.
+        status: How its latest start ended; None if the run is under way or was killed before any start ended.
+        reason: The reason if it did not complete.
+        created: The time of its first start.
+        summary: The summary of its latest end; None if there is none.
         steps: All committed steps, in order.
-        epochs: All committed ends of epochs, in order.
+        epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
         events: All durable events, in order.
     """
@@ -42,12 +42,12 @@ class RunHistory(FrozenModel):
     events: tuple[Event, ...]
 
 
-async def read_run(place: Path | str, run_id: str | None = None) -> RunHistory:
-    """Return what a store holds of a run; it may be under way.
+async def read_run(path: Path | str, run_id: str | None = None) -> RunHistory:
+    """Return the stored history of a run; the run may be under way.
 
     Args:
-        place: The run's ``out_dir``, or the file that ``store`` names.
-        run_id: Which run of the file; None: the newest.
+        path: The run's ``out_dir``, or its database file.
+        run_id: The run to read; None: the newest.
 
     Raises:
         UsageError: There is no store, or no such run in it.
@@ -55,9 +55,9 @@ async def read_run(place: Path | str, run_id: str | None = None) -> RunHistory:
     """
     from reflact.store.runs import open_store
 
-    path = _find_database(Path(place))
-    async with open_store(path) as store:
-        row = choose_run(await store.runs(), run_id, path)
+    database = _find_database(Path(path))
+    async with open_store(database) as store:
+        row = choose_run(await store.runs(), run_id, database)
         return RunHistory(
             run_id=row.run_id,
             status=row.status,
@@ -71,18 +71,18 @@ async def read_run(place: Path | str, run_id: str | None = None) -> RunHistory:
         )
 
 
-def _find_database(place: Path) -> Path:
-    path = place / "run.db" if place.is_dir() else place
-    if not path.is_file():
-        raise UsageError(f"there is no run at {place}; name the out_dir of a run, or its database")
-    return path
+def _find_database(path: Path) -> Path:
+    database = path / "run.db" if path.is_dir() else path
+    if not database.is_file():
+        raise UsageError(f"there is no run at {path}; name the out_dir of a run, or its database")
+    return database
 
 
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
-    """Return the run of this name, or the newest.
+    """Return the run with an id, or the newest run.
 
     Raises:
-        UsageError: There is none; names those that there are.
+        UsageError: There is no such run; the message lists the known ids.
     """
     named = [row for row in rows if run_id is None or row.run_id == run_id]
     if named:

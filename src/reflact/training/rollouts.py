@@ -1,4 +1,4 @@
-"""How a run rolls skills out: the rollout stages bound to the run's collaborators."""
+"""Schedules the rollouts of a run with its collaborators."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from reflact.training.setup import Runtime
 from reflact.types import Item, Rollout, Skill, Split
 
 FIRST_REPORT_TRIAL = 1_000_000_000
-"""Number of the first trial that reported scores come from; no gate reads it or a later one."""
+"""The first trial for reported scores; the gate uses only trials below it."""
 
 TRIALS_PER_DECISION = 1_000
-"""Trials that each decision has to itself where both sides are rolled out anew for it."""
+"""The range of trial numbers of a decision if each decision repeats the rollouts of both sides."""
 
 
 class RolloutScheduler:
     """Rolls skills out for one start of a run.
 
     Args:
-        house: The run's collaborators.
-        emit: Told of progress and of what the gate asks for, which is not stored.
+        runtime: The run's collaborators.
+        on_event: Receives live events about progress and about the gate's requests.
 
     Attributes:
-        surplus: Rollouts that had finished when a decision was clear without them.
+        surplus: Number of finished rollouts that a decision did not need.
     """
 
     def __init__(self, runtime: Runtime, *, on_event: EventCallback) -> None:
@@ -41,7 +41,7 @@ class RolloutScheduler:
         self.surplus = 0
 
     def phase_key(self, name: str) -> str | None:
-        """Return what keeps a phase's rollouts apart, None where they are reused everywhere."""
+        """Return the part of a rollout's key for a phase; None if rollouts are reused everywhere."""
         return None if self._config.train.reuse_rollouts else name
 
     async def roll_out_split(
@@ -61,7 +61,7 @@ class RolloutScheduler:
     async def roll_out_train_items(
         self, items: Sequence[Item], skill: Skill, *, step: int, phase: str
     ) -> tuple[Rollout, ...]:
-        """Roll a skill out on train items, with feedback; noting unmeasured ones is left to the caller."""
+        """Roll a skill out on train items, with feedback; the caller logs unmeasured rollouts."""
         return await self._roll_out(items, skill, step=step, stage="slow_update", phase=phase, coverage=None)
 
     def make_pair_runner(self, *, step: int, part: str, number: int) -> PairRunner:
@@ -69,7 +69,7 @@ class RolloutScheduler:
 
         Args:
             step: The step whose decision it is.
-            part: Which of the step's decisions.
+            part: The kind of the decision.
             number: The decision's number in the step, from 0.
         """
         offset = TRIALS_PER_DECISION * (10 * step + number) if self._config.gate.interleave else 0
@@ -111,8 +111,8 @@ class RolloutScheduler:
     def make_progress_counter(
         self, stage: events.Stage, step: int, total: int, *, note: str = ""
     ) -> Callable[[object], Awaitable[None]]:
-        """Return a function that reports one more part of a stage as done."""
-        said = partial(
+        """Return a function that reports one more finished part of a stage."""
+        build_event = partial(
             events.StageProgressed, run_id=self._plan.run_id, step=step, stage=stage, total=total, note=note
         )
         done = 0
@@ -120,7 +120,7 @@ class RolloutScheduler:
         async def count(_: object) -> None:
             nonlocal done
             done += 1
-            await self._on_event(said(done=done))
+            await self._on_event(build_event(done=done))
 
         return count
 

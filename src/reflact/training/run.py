@@ -1,4 +1,4 @@
-"""The corridor: calls the doors in order, folds the state, commits, tells what happens."""
+"""The training loop: runs steps and ends of epochs, commits each, and emits events."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from reflact.training.timing import StageTimer
 from reflact.types import Skill, Split
 
 TIME_RECORD_SECONDS = 1.0
-"""How far ahead active time is booked: the most by which a kill makes it too long."""
+"""Active time is stored this far in advance; after a kill it is too long by at most this."""
 
 REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
 
 class Run:
-    """One start of a run: its state, and the parts of the corridor bound to its collaborators.
+    """One start of a run.
 
     Args:
-        house: The collaborators.
-        emit: Told of everything that happens.
+        runtime: The collaborators.
+        on_event: Receives all events.
         approve: Asked about each candidate that the gate would accept.
-        brake: Halts the run after a commit, once it is pulled.
+        graceful_stop: Stops the run after a commit, once it is requested.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class Run:
         )
 
     async def open(self, *, resume: bool = True) -> None:
-        """Start the run in its store, or find the state that it last committed."""
-        plain = self._config.model_dump(mode="json")
-        self.state = await self._store.open_run(self.id, self._plan.identity, plain, resume=resume)
+        """Start the run in its store, or read its last committed state."""
+        config = self._config.model_dump(mode="json")
+        self.state = await self._store.open_run(self.id, self._plan.identity, config, resume=resume)
         seconds = await self._store.add_seconds(self.id, 0.0)
         self._runtime.budget.begin(await self._store.spend(self.id), seconds)
 
     async def complete(self) -> RunSummary:
-        """Measure the baseline, take all steps that are left, measure the end, and sum up.
+        """Measure the baseline, run all remaining steps, evaluate the result, and return the summary.
 
         Raises:
             BudgetSpent: The budget has no room for a call, or its time is over.
@@ -208,7 +208,7 @@ class Run:
         )
 
     async def _measure_critic(self) -> None:
-        """Learn what the scores of the run's own critic are worth, where it has one."""
+        """Measure the accuracy of the run's critic, if it has one."""
         if self._runtime.critic is not None:
             step = 0 if self.state is None else self.state.step
             async with self._timer.stage("evaluate", step=step, name="critic"):
@@ -219,7 +219,7 @@ class Run:
         return own if own is not None and used is not None and used.identity == own.identity else used
 
     async def _measure_baseline(self) -> RunState:
-        """Measure the initial skill, twice where the gate has to find out whether repeats agree."""
+        """Measure the initial skill, and repeat it if the gate has to learn whether rollouts agree."""
         initial = self._plan.initial_skill
         async with self._timer.stage("evaluate", step=0, name="baseline"):
             first = await self.scheduler.roll_out_split(Split.val, initial, step=0, phase="baseline")
@@ -230,12 +230,12 @@ class Run:
                 )
                 deterministic = self._gate_keeper.scores_agree(first, second)
         measured = build_measurement(initial.hash, Split.val, first)
-        mark = self._gate_keeper.metric.score_measurement(measured)
-        if mark is None:
+        score = self._gate_keeper.metric.score_measurement(measured)
+        if score is None:
             raise RunFailed("the initial skill has no score on the validation split")
-        await self._emit(events.BaselineMeasured(run_id=self.id, score=mark, n=measured.n))
+        await self._emit(events.BaselineMeasured(run_id=self.id, score=score, n=measured.n))
         return await self._commit(
-            None, build_first_state(initial, mark, deterministic=deterministic), [initial]
+            None, build_first_state(initial, score, deterministic=deterministic), [initial]
         )
 
     async def _run_step(self, steps: StepRunner, state: RunState, records: list[StepRecord]) -> RunState:
@@ -244,16 +244,15 @@ class Run:
         ids = tuple(item.id for batch in steps.list_batches(step) for item in batch)
         with self._runtime.tracing.step(step, epoch=epoch):
             await self._emit(events.StepStarted(run_id=self.id, step=step, epoch=epoch, item_ids=ids))
-            stepped = await steps.run(step, state, records)
-            new = apply_step(
-                state, stepped.record, self._gate_keeper.find_alpha(state, step=step), stepped.undecided
-            )
-            await self._commit(stepped.record, new, stepped.skills)
-        records.append(stepped.record)
+            outcome = await steps.run(step, state, records)
+            alpha = self._gate_keeper.find_alpha(state, step=step)
+            new = apply_step(state, outcome.record, alpha, outcome.undecided)
+            await self._commit(outcome.record, new, outcome.skills)
+        records.append(outcome.record)
         return new
 
     async def _finalize_epoch(self, state: RunState) -> RunState:
-        """Close the epoch that the last step ended; the first one only when another follows."""
+        """Run the end of an epoch after its last step; skip it for the first epoch if no other follows."""
         epoch, rest = divmod(state.step, self._per_epoch)
         is_last = state.step >= self._total
         if (
@@ -264,28 +263,28 @@ class Run:
         ):
             return state
         async with self._timer.stage("slow_update", step=state.step, name="epoch end"):
-            closed = await self._epoch_end.finalize(state, epoch=epoch)
+            outcome = await self._epoch_end.finalize(state, epoch=epoch)
         alpha = self._gate_keeper.find_alpha(state, step=state.step)
-        new = apply_epoch(state, closed.record, alpha, closed.undecided)
-        return await self._commit(closed.record, new, closed.skills)
+        new = apply_epoch(state, outcome.record, alpha, outcome.undecided)
+        return await self._commit(outcome.record, new, outcome.skills)
 
     async def _judge_promotion(self, state: RunState) -> RunState:
-        """Let the last skill take the place of the best where it wins, once for each end of the run."""
+        """Compare the last skill with the best one, once for each end of the run."""
         done = await self._store.promotions(self.id)
         if done and done[-1].step == state.step:
             return state
         async with self._timer.stage("evaluate", step=state.step, name="promotion"):
-            promoted = await self.final_evaluator.judge_promotion(state)
-        if promoted is None:
+            judged = await self.final_evaluator.judge_promotion(state)
+        if judged is None:
             return state
-        promotion, undecided = promoted
+        promotion, undecided = judged
         alpha = self._gate_keeper.find_alpha(state, step=state.step)
         return await self._commit(promotion, apply_promotion(state, promotion, alpha, undecided), [])
 
     async def _retry_once(
         self, work: Callable[[RunState], Awaitable[RunState]], state: RunState, step: int
     ) -> RunState:
-        """Do what changes the state; once more where too little of it could be measured in a step."""
+        """Do work that changes the state; retry once if too few of its rollouts could be measured."""
         try:
             return await work(state)
         except Unmeasured as error:
@@ -309,17 +308,16 @@ class Run:
 
     async def _export(self, record: CommitRecord, skills: Sequence[Skill]) -> None:
         texts = {skill.hash: skill for skill in skills}
-        made = () if isinstance(record, PromotionRecord) else record.created_versions
-        for version in made:
+        for version in () if isinstance(record, PromotionRecord) else record.created_versions:
             exports.export_version(self._config.out_dir, version.number, texts[version.skill_hash])
         exports.export_best(self._config.out_dir, await self._store.skill(record.best.skill_hash))
 
     async def _emit_last_commit(self, state: RunState, records: Sequence[StepRecord]) -> None:
-        """Export and tell what an earlier start committed and may not have told."""
+        """Export the versions of earlier starts, and emit the events of their last commit again."""
         epochs = await self._store.epochs(self.id)
-        numbered = version_hashes(self._plan.initial_skill, records, epochs)
-        exports.remove_versions(self._config.out_dir, beyond=numbered)
-        for number, skill_hash in numbered.items():
+        hashes = version_hashes(self._plan.initial_skill, records, epochs)
+        exports.remove_versions(self._config.out_dir, beyond=hashes)
+        for number, skill_hash in hashes.items():
             exports.export_version(self._config.out_dir, number, await self._store.skill(skill_hash))
         exports.export_best(self._config.out_dir, await self._store.skill(state.best.skill_hash))
         last: list[CommitRecord | None] = [*records[-1:]] or [None]
@@ -329,25 +327,25 @@ class Run:
             await self._emit_commit(record, state)
 
     async def _load_pinned_edits(self) -> tuple[RejectedEdit, ...]:
-        """Return other runs' rejected edits, as they were when this run first started."""
+        """Return the rejected edits of other runs as of the first start of this run."""
         if self._config.reflect.memory != "environment":
             return ()
-        noted = await self._decision_log.get(0, "pinned_cards")
-        if noted is None:
+        stored = await self._decision_log.get(0, "pinned_cards")
+        if stored is None:
             others = await self._store.records_of_other_runs(
                 str(self._plan.identity["environment"]), exclude=self.id
             )
-            cards = [
-                card
+            edits = [
+                edit
                 for run_id, steps in others.items()
-                for card in collect_rejected_edits(steps, run_id=run_id)
+                for edit in collect_rejected_edits(steps, run_id=run_id)
             ]
-            noted = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(cards), mode="json")
-            await self._decision_log.put(0, "pinned_cards", noted)
-        return REJECTED_EDITS_ADAPTER.validate_python(noted)
+            stored = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(edits), mode="json")
+            await self._decision_log.put(0, "pinned_cards", stored)
+        return REJECTED_EDITS_ADAPTER.validate_python(stored)
 
     async def _emit_commit(self, record: CommitRecord | None, state: RunState) -> None:
-        """Tell what a commit did; without a record it is the first, and the state is the one after it."""
+        """Emit the events of a commit; without a record it is the first commit."""
         for event in build_commit_events(self.id, record, state):
             await self._emit(event)
 
@@ -359,7 +357,7 @@ class Run:
 def build_commit_events(
     run_id: str, record: CommitRecord | None, state: RunState
 ) -> tuple[events.Event, ...]:
-    """Return the durable events of a commit; without a record, of the one that began with ``state``."""
+    """Return the durable events of a commit; without a record, of the first commit with its ``state``."""
     match record:
         case None:
             return (events.SkillVersionCreated(run_id=run_id, version=state.current),)

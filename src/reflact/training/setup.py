@@ -1,4 +1,4 @@
-"""Builds real collaborators from a configuration: the one place where rooms meet."""
+"""Builds the collaborators of a run from its configuration; the only module that connects them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,18 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ConfigError, SkillError
 from reflact.events import Event
-from reflact.llm.budget import Budget, News, SeenRollouts, UnseenRollouts, declared, require_caps
+from reflact.llm.budget import (
+    Budget,
+    BudgetedEnvironment,
+    DeclaredCostEnvironment,
+    LimitEvents,
+    declared_rollout_cost,
+    require_caps,
+)
+from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
 from reflact.memory.encoding import parse_stored
 from reflact.memory.models import ContrastPair
-from reflact.memory.store import MemoryStore
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
@@ -49,12 +56,14 @@ from reflact.records import CriticAccuracy, CriticDescription, Spend
 from reflact.skills.document import check_document
 from reflact.store.artifacts import resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, estimate_run_cost
+from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
 
 if TYPE_CHECKING:
     import httpx
 
     from reflact.integrations.opentelemetry import Telemetry, Tracing
+    from reflact.llm.client import Client
 
 
 PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
@@ -159,6 +168,8 @@ async def _load_promoted_pairs(llm: LLM, config: CriticConfig) -> tuple[Contrast
         raise ConfigError(
             f"critic.memory: there is no file {config.memory}; null is a critic without examples"
         )
+    from reflact.memory.store import MemoryStore
+
     async with MemoryStore(config.memory) as memory:
         return (await Critic(llm, memory=memory).pin()).pairs or ()
 
@@ -167,6 +178,8 @@ async def _load_anchors(config: CriticConfig) -> tuple[ContrastPair, ...]:
     """Return the anchors to measure on; none where the memory is gone since the run began."""
     if config.memory is None or not config.max_anchors or not config.memory.is_file():
         return ()
+    from reflact.memory.store import MemoryStore
+
     async with MemoryStore(config.memory) as memory:
         return (await memory.anchors())[: config.max_anchors]
 
@@ -264,6 +277,9 @@ def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
         names += ["llm.client", "targets.chat"]
     for name in names:
         import_module(f"reflact.{name}")
+    if "llm.client" in names:  # these libraries import half of themselves at the first call
+        for name in ("httpcore", "openai.resources.chat.completions", "genai_prices.data"):
+            import_module(name)
 
 
 def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
@@ -313,7 +329,7 @@ def prepare_run(config: TrainerConfig, overrides: Overrides) -> RunPlan:
 def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
     if not config.uses_critic:
         return
-    reason = "critic.notes" if config.critic.annotate else "environment.grader: critic"
+    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
     if not config.models.critic.model:
         raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
     if config.environment.grader == "critic" and overrides.environment is not None:
@@ -322,7 +338,7 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
             "passed in Python: give that one a CriticGrader"
         )
     if config.critic.annotate and overrides.annotator is not None:
-        raise ConfigError("critic.notes is on, and an annotator is passed in Python: choose one of them")
+        raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
 
 
 def _find_critic(collaborator: object) -> CriticDescription | None:
@@ -354,11 +370,19 @@ async def track_with_mlflow(plan: RunPlan, on_event: EventCallback) -> AsyncIter
 
 @asynccontextmanager
 async def open_runtime(
-    plan: RunPlan, overrides: Overrides, on_event: EventCallback = ignore_event
+    plan: RunPlan,
+    overrides: Overrides,
+    on_event: EventCallback = ignore_event,
+    *,
+    graceful_stop: GracefulStop | None = None,
 ) -> AsyncIterator[Runtime]:
     """Lock the run's folder, open its store and connect its models; closes all of them.
 
-    ``emit`` is told of what its models, its budget and its endpoints do.
+    Args:
+        plan: The prepared run.
+        overrides: Collaborators that the caller passes in place of configured ones.
+        on_event: Called with the events of models, budget and endpoints.
+        graceful_stop: Stops the run's work; None: nothing stops it but cancellation.
 
     Raises:
         RunConflict: The folder holds another run, or another process works in it.
@@ -371,24 +395,25 @@ async def open_runtime(
 
     config = plan.config
     async with AsyncExitStack() as stack:
-        lease = stack.enter_context(lock_run(config.out_dir))
+        lock = stack.enter_context(lock_run(config.out_dir))
         transport = overrides.transport
-        seen = config.uses_critic or len(overrides.roles) < len(ROLES)
-        if config.replay.cassette is not None and seen:
+        sends_requests = config.uses_critic or len(overrides.roles) < len(ROLES)
+        if config.replay.cassette is not None and sends_requests:
             from reflact.llm.cassettes import open_cassette
 
             transport = await stack.enter_async_context(
                 open_cassette(config.replay.cassette, mode=config.replay.mode, inner=transport)
             )
         if config.store is None:
-            opening = open_store(resolve_inside(config.out_dir, "run.db"), run_lock=lease)
+            opening = open_store(resolve_inside(config.out_dir, "run.db"), run_lock=lock)
         else:
             opening = open_store(config.store)
         store = await stack.enter_async_context(opening)
         await store.check_integrity()
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
-        yield await stack.enter_async_context(connect_models(plan, overrides, store, transport, on_event))
+        connecting = connect_models(plan, overrides, store, transport, on_event, graceful_stop=graceful_stop)
+        yield await stack.enter_async_context(connecting)
 
 
 @asynccontextmanager
@@ -398,45 +423,84 @@ async def connect_models(
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
     on_event: EventCallback = ignore_event,
+    *,
+    graceful_stop: GracefulStop | None = None,
 ) -> AsyncIterator[Runtime]:
-    """Connect a run's models to an open store, under the run's budget; ``on_event`` as for ``open_runtime``.
+    """Connect a run's models and environment to an open store, under the run's budget.
+
+    Middleware is composed here and nowhere else: see the lists of ``compose``, outermost first.
 
     Raises:
         ConfigError: A key is missing.
     """
     from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, Tracing
 
-    config, worst = plan.config, declared(plan.config)
+    config = plan.config
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        news = News(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
-        budget = Budget(config.budget, on_usage=news.budget_moved)
-        client = partial(
-            _open_client, plan, store, transport, budget=budget, on_event=on_event, news=news, tracing=tracing
-        )
+        news = LimitEvents(plan.run_id, config.budget, await stack.enter_async_context(open_outbox(on_event)))
+        budget = Budget(config.budget, on_usage=news.post_budget)
+
+        async def connect(role: str) -> LLM:
+            client = _build_client(
+                plan, store, transport, role, budget=budget, on_event=on_event, news=news, tracing=tracing
+            )
+            return await stack.enter_async_context(client)
+
         critic = None
         if config.uses_critic:
-            critic = await _pin_run_critic(plan, store, await stack.enter_async_context(client("critic")))
+            llm = compose(
+                await connect("critic"), [lambda llm: TracedLLM(llm, tracing, config.models.critic)]
+            )
+            critic = await _pin_run_critic(plan, store, llm)
             plan = _add_critic(plan, critic)
-        environment: Environment = SeenRollouts(plan.environment, budget=budget)
         target = overrides.target
         if target is None:
-            from reflact.targets.chat import ChatTarget
-
-            llm = await stack.enter_async_context(client("target"))
-            target = ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
-        elif worst is not None:
-            environment = UnseenRollouts(
-                plan.environment, budget=budget, effects=store, run_id=plan.run_id, worst=worst
+            target = _build_chat_target(
+                config,
+                compose(await connect("target"), [lambda llm: TracedLLM(llm, tracing, config.models.target)]),
             )
-        optimizer = overrides.optimizer
-        if optimizer is None:
-            optimizer = await stack.enter_async_context(client("optimizer"))
-        else:
-            optimizer = TracedLLM(optimizer, tracing)
-        plan = replace(plan, environment=TracedEnvironment(environment, tracing))
+        seen = None if overrides.optimizer is not None else config.models.optimizer
+        stops: list[GracefulStop] = [] if graceful_stop is None else [graceful_stop]
+        optimizer = compose(
+            overrides.optimizer or await connect("optimizer"),
+            [
+                *(partial(StoppableLLM, graceful_stop=stop) for stop in stops),
+                lambda llm: TracedLLM(llm, tracing, seen),
+            ],
+        )
+        environment = compose(
+            plan.environment,
+            [
+                *(partial(StoppableEnvironment, graceful_stop=stop) for stop in stops),
+                lambda inner: TracedEnvironment(inner, tracing),
+                lambda inner: _add_budget(inner, plan, overrides, store, budget),
+            ],
+        )
+        annotator = plan.annotator
+        if annotator is not None and graceful_stop is not None:
+            annotator = StoppableAnnotator(annotator, graceful_stop)
+        plan = replace(plan, environment=environment, annotator=annotator)
         yield Runtime(plan, store, target, optimizer, budget, tracing, critic)
+
+
+def _add_budget(
+    environment: Environment, plan: RunPlan, overrides: Overrides, store: RunStore, budget: Budget
+) -> Environment:
+    """Return an environment under the budget; the calls of a target that is passed in are not seen."""
+    worst = declared_rollout_cost(plan.config)
+    if overrides.target is None or worst is None:
+        return BudgetedEnvironment(environment, budget=budget)
+    return DeclaredCostEnvironment(
+        environment, budget=budget, responses=store, run_id=plan.run_id, worst=worst
+    )
+
+
+def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
+    from reflact.targets.chat import ChatTarget
+
+    return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
 
 
 async def _pin_run_critic(plan: RunPlan, store: RunStore, llm: LLM) -> RunCritic:
@@ -466,8 +530,7 @@ def _add_critic(plan: RunPlan, own: RunCritic) -> RunPlan:
     return replace(plan, environment=environment, critic=_find_critic(environment), annotator=annotator)
 
 
-@asynccontextmanager
-async def _open_client(
+def _build_client(
     plan: RunPlan,
     store: RunStore,
     transport: httpx.AsyncBaseTransport | None,
@@ -475,26 +538,24 @@ async def _open_client(
     *,
     budget: Budget,
     on_event: EventCallback,
-    news: News,
+    news: LimitEvents,
     tracing: Tracing,
-) -> AsyncIterator[LLM]:
-    from reflact.integrations.opentelemetry import TracedLLM, TracedResponseStore
+) -> Client:
+    from reflact.integrations.opentelemetry import TracedResponseStore
     from reflact.llm.client import Client
 
     settings = _model_settings(plan, role)
-    client = Client(
+    return Client(
         settings,
         role=role,
         run_id=plan.run_id,
-        effects=TracedResponseStore(store, tracing, settings),
+        responses=TracedResponseStore(store, tracing, settings),
         decision_log=store.decision_log(plan.run_id),
         budget=budget,
         transport=transport,
         on_event=None if on_event is ignore_event else on_event,
-        on_limit=news.backed_off,
+        on_limit=news.post_limit_change,
     )
-    async with client:
-        yield TracedLLM(client, tracing, settings)
 
 
 def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
@@ -507,11 +568,11 @@ def _model_settings(plan: RunPlan, role: str) -> ModelConfig:
 
 async def _make_redactor(plan: RunPlan, overrides: Overrides) -> Callable[[str], str]:
     """Return what takes the keys of all roles out of a text."""
-    from reflact.llm.redaction import is_key, key_for, without
+    from reflact.llm.redaction import is_key, remove_keys, resolve_key
 
     roles = sorted({*ROLES, *(["critic"] if plan.config.uses_critic else [])} - overrides.roles)
-    keys = [await key_for(_model_settings(plan, role), role) for role in roles]
-    return partial(without, [key for key in keys if key is not None and is_key(key)])
+    keys = [await resolve_key(_model_settings(plan, role), role) for role in roles]
+    return partial(remove_keys, [key for key in keys if key is not None and is_key(key)])
 
 
 def _build_environment(config: TrainerConfig) -> Environment:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from reflact.llm.middleware import EnvironmentMiddleware, LLMMiddleware
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
 from reflact.protocols import LLM, Annotator, Approver, CriticBacked, Environment, Session
 from reflact.records import CandidateReview, CriticDescription
-from reflact.training.setup import Runtime
-from reflact.types import Grade, Item, Rollout, Split
+from reflact.types import Grade, Item, Rollout
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -112,67 +111,25 @@ def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> A
     return ask
 
 
-def make_runtime_stoppable(runtime: Runtime, graceful_stop: GracefulStop) -> Runtime:
-    """Return a house in which rollouts, notes and calls of the optimizer stop at the brake."""
-    notes = runtime.plan.annotator
-    plan = replace(
-        runtime.plan,
-        environment=_StoppableEnvironment(runtime.plan.environment, graceful_stop),
-        annotator=None if notes is None else _StoppableAnnotator(notes, graceful_stop),
-    )
-    return replace(runtime, plan=plan, optimizer=StoppableLLM(runtime.optimizer, graceful_stop))
-
-
-class _StoppableEnvironment:
-    """An environment whose rollouts are pieces of work."""
+class StoppableEnvironment(EnvironmentMiddleware):
+    """An environment that begins no rollout once the run stops."""
 
     def __init__(self, inner: Environment, graceful_stop: GracefulStop) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._graceful_stop = graceful_stop
-
-    @property
-    def identity(self) -> str:
-        return self._inner.identity
-
-    def items(self, split: Split) -> Sequence[Item]:
-        return self._inner.items(split)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Run an item as a piece of work that the stop waits for."""
         async with self._graceful_stop.track_work():
-            return await self._inner.run(item, session, seed=seed)
+            return await self.inner.run(item, session, seed=seed)
 
 
-class _StoppableAnnotator:
-    """An annotator whose notes on a rollout are a piece of work."""
-
-    def __init__(self, inner: Annotator, graceful_stop: GracefulStop) -> None:
-        self._inner = inner
-        self._graceful_stop = graceful_stop
-
-    @property
-    def identity(self) -> str:
-        return self._inner.identity
-
-    @property
-    def scored_by(self) -> CriticDescription | None:
-        return self._inner.scored_by if isinstance(self._inner, CriticBacked) else None
-
-    async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
-        async with self._graceful_stop.track_work():
-            return await self._inner.annotate(item, rollout)
-
-
-class StoppableLLM:
-    """A model whose calls, with all their attempts, are pieces of work."""
+class StoppableLLM(LLMMiddleware):
+    """A model that begins no call once the run stops; a call includes its retries."""
 
     def __init__(self, inner: LLM, graceful_stop: GracefulStop) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._graceful_stop = graceful_stop
-
-    @property
-    def identity(self) -> str:
-        """That of the model."""
-        return self._inner.identity
 
     async def ask(
         self,
@@ -182,6 +139,29 @@ class StoppableLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Ask the model; see ``ports.LLM.ask``."""
+        """Ask the model as a piece of work that the stop waits for."""
         async with self._graceful_stop.track_work():
-            return await self._inner.ask(prompt, reply_type, call_id=call_id, check=check)
+            return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
+
+
+class StoppableAnnotator:
+    """An annotator that begins no annotation once the run stops."""
+
+    def __init__(self, inner: Annotator, graceful_stop: GracefulStop) -> None:
+        self._inner = inner
+        self._graceful_stop = graceful_stop
+
+    @property
+    def identity(self) -> str:
+        """The identity of the inner annotator."""
+        return self._inner.identity
+
+    @property
+    def scored_by(self) -> CriticDescription | None:
+        """The critic whose opinion the annotations are, if there is one."""
+        return self._inner.scored_by if isinstance(self._inner, CriticBacked) else None
+
+    async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
+        """Annotate a rollout as a piece of work that the stop waits for."""
+        async with self._graceful_stop.track_work():
+            return await self._inner.annotate(item, rollout)

@@ -1,4 +1,4 @@
-"""How a step and an epoch's end change a run's state. Pure."""
+"""Pure functions that build records and events, and apply records to a run's state."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def build_step_record(
     verdict: Verdict,
     appendix: AppendixResult,
 ) -> StepRecord:
-    """Put a step's outcomes together into the record that is committed."""
+    """Return the record of a step."""
     current, best = state.current, state.best
-    made: tuple[SkillVersion, ...] = ()
+    created: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
         current = SkillVersion(
             number=state.latest_version + 1,
@@ -62,16 +62,16 @@ def build_step_record(
             origin=f"step {step}",
             score=verdict.candidate_score,
         )
-        made += (current,)
+        created += (current,)
         best = current if is_better(verdict, best) else best
     if appendix.skill.hash != current.skill_hash:
         current = inherit_version(
             current,
-            number=state.latest_version + len(made) + 1,
+            number=state.latest_version + len(created) + 1,
             skill=appendix.skill,
             origin=f"step {step} notes",
         )
-        made += (current,)
+        created += (current,)
     return StepRecord(
         step=step,
         epoch=epoch,
@@ -86,7 +86,7 @@ def build_step_record(
         edits=candidate.results,
         candidate_hash=candidate.skill.hash,
         verdict=verdict,
-        created_versions=made,
+        created_versions=created,
         notes=appendix.notes,
         current=current,
         best=best,
@@ -95,15 +95,15 @@ def build_step_record(
 
 
 def is_better(verdict: Verdict, best: SkillVersion) -> bool:
-    """Return whether an accepted document takes the place of the best; without a gate, by its bare score."""
+    """Return whether an accepted document replaces the best one; without a gate its score decides."""
     if verdict.action != "force_accept":
         return verdict.action == "accept_new_best"
-    mark = verdict.candidate_score
-    return mark is not None and (best.score is None or mark > best.score)
+    score = verdict.candidate_score
+    return score is not None and (best.score is None or score > best.score)
 
 
 def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: str) -> SkillVersion:
-    """Return the version of a text that was not measured: it shows its parent's score as inherited."""
+    """Return the version of an unmeasured text, with its parent's score marked as inherited."""
     return SkillVersion(
         number=number, skill_hash=skill.hash, origin=origin, score=parent.score, inherited=True
     )
@@ -115,10 +115,10 @@ def apply_step(
     """Return the state after a step.
 
     Args:
-        state: The state before it.
-        record: What it did.
-        alpha: The error probability that its decision was taken under.
-        undecided: Its comparison, where that stayed inconclusive.
+        state: The state before the step.
+        record: The record of the step.
+        alpha: The error budget of its decision.
+        undecided: Its comparison if that was inconclusive.
     """
     verdict = record.verdict
     buffer = state.step_buffer if state.epoch == record.epoch else ()
@@ -147,7 +147,7 @@ def apply_step(
 def apply_epoch(
     state: RunState, record: EpochRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
 ) -> RunState:
-    """Return the state after an epoch's end; the arguments are those of ``after``."""
+    """Return the state after the end of an epoch; see ``apply_step``."""
     slow = record.slow_update
     seen = {v.skill_hash for v in record.created_versions}
     deterministic = state.deterministic
@@ -178,7 +178,7 @@ def apply_epoch(
 def apply_promotion(
     state: RunState, promotion: PromotionRecord, alpha: AlphaBudget, undecided: OpenComparison | None = None
 ) -> RunState:
-    """Return the state after the last skill met the best; the arguments are those of ``after``."""
+    """Return the state after the promotion at the end of the run; see ``apply_step``."""
     return state.model_copy(
         update={
             "commits": state.commits + 1,
@@ -196,19 +196,19 @@ def apply_promotion(
 def find_alpha(
     step: int, alphas: Sequence[AlphaBudget], *, alpha: float, total: int, per_epoch: int, slow_gated: bool
 ) -> AlphaBudget:
-    """Return the error probability under which the decisions of a step are taken.
+    """Return the error budget for the decisions of a step.
 
-    The first is opened for a whole run: its steps, its gated slow updates (one at the end of each epoch
-    but the first) and the promotion at its end. Steps beyond it, which an extension adds, open another one,
-    with ``alpha`` anew, for the decisions that are added; those that were planned before keep theirs.
+    The first budget covers a whole run: its steps, its gated slow updates (one at the end of each epoch but
+    the first) and the final promotion. If an extension adds steps, a further budget of ``alpha`` covers the
+    added decisions. Decisions planned earlier keep theirs.
 
     Args:
-        step: The step; for the end of an epoch or of the run, the last one before it.
-        alphas: Those opened so far.
-        alpha: The error probability to open another one with.
-        total: The run's steps, as it is planned now.
-        per_epoch: Those of an epoch.
-        slow_gated: Whether slow updates go through the gate.
+        step: The step; at the end of an epoch or of the run, its last step.
+        alphas: The budgets so far.
+        alpha: The error probability of a new budget.
+        total: The steps of the run as currently planned.
+        per_epoch: The steps of an epoch.
+        slow_gated: Whether the gate decides on slow updates.
     """
     known = next((opened for opened in alphas if opened.until_step >= step), None)
     if known is not None:
@@ -220,14 +220,14 @@ def find_alpha(
 
 
 def add_alpha(alphas: tuple[AlphaBudget, ...], alpha: AlphaBudget) -> tuple[AlphaBudget, ...]:
-    """Return the error probabilities with one more, unless it is the last of them."""
+    """Return the budgets with one more, unless it is among them."""
     return alphas if alpha in alphas else (*alphas, alpha)
 
 
 def update_open_comparisons(
     undecided: tuple[OpenComparison, ...], candidate_hash: str | None, again: OpenComparison | None
 ) -> tuple[OpenComparison, ...]:
-    """Return the comparisons that are open after one of a candidate, ``again`` if it is open itself."""
+    """Return the open comparisons after a decision on a candidate; ``again`` is its own if inconclusive."""
     others = tuple(u for u in undecided if u.skill_hash != candidate_hash)
     return others if again is None else (*others, again)
 
@@ -236,9 +236,9 @@ def version_hashes(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
     """Return the hashes of all skill versions by number, the initial skill first."""
-    made = {v.number: v.skill_hash for record in records for v in record.created_versions}
-    made |= {v.number: v.skill_hash for record in epochs for v in record.created_versions}
-    return {0: initial.hash} | dict(sorted(made.items()))
+    created = [record.created_versions for record in records] + [e.created_versions for e in epochs]
+    hashes = {v.number: v.skill_hash for versions in created for v in versions}
+    return {0: initial.hash} | dict(sorted(hashes.items()))
 
 
 def _merge_hashes(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def _merge_hashes(seen: tuple[str, ...], more: Collection[str]) -> tuple[str, ..
 
 
 def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
-    """Return what later steps of the epoch are told of this one."""
+    """Return the entry that the prompts of later steps in the epoch show."""
     verdict = record.verdict
     return StepBufferEntry(
         step=record.step,
@@ -261,7 +261,7 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
 
 
 def build_step_events(run_id: str, record: StepRecord) -> tuple[events.Event, ...]:
-    """Return the durable events of a committed step, in the plan's order."""
+    """Return the durable events of a committed step, in order."""
     fallbacks = (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks)
     return (
         events.StepStarted(run_id=run_id, step=record.step, epoch=record.epoch, item_ids=record.item_ids),
@@ -312,8 +312,8 @@ def build_epoch_events(run_id: str, record: EpochRecord) -> tuple[events.Event, 
         current=record.current,
         best=record.best,
     )
-    made = (
+    created = (
         events.SkillVersionCreated(run_id=run_id, step=record.step, version=version)
         for version in record.created_versions
     )
-    return (*made, closed)
+    return (*created, closed)

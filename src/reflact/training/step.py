@@ -1,4 +1,4 @@
-"""One step of the corridor: six doors in a row, and what they need from the run."""
+"""One training step: the six stages from rollout to evaluation, and the appendix."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from reflact.types import (
 
 
 class StepOutcome(FrozenModel):
-    """A step's record, the documents it made or tried, and its comparison where that stayed open."""
+    """The record of a step, its new documents, and its comparison if that was inconclusive."""
 
     record: StepRecord
     skills: tuple[Skill, ...]
@@ -52,16 +52,16 @@ class StepOutcome(FrozenModel):
 
 
 class StepRunner:
-    """Takes steps, for one start of a run.
+    """Runs steps, for one start of a run.
 
     Args:
-        house: The run's collaborators.
-        rolls: Rolls skills out.
-        judge: Decides on candidates.
-        clock: Counts the time of stages and tells of them.
-        pinned: Rejected edits of other runs that this one may see.
-        total: The run's steps.
-        per_epoch: Those of an epoch.
+        runtime: The run's collaborators.
+        scheduler: Rolls skills out.
+        gate_keeper: Decides on candidates.
+        timer: Measures and announces stages.
+        pinned_edits: Rejected edits of other runs.
+        total: The steps of the run.
+        per_epoch: The steps of an epoch.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class StepRunner:
 
     def list_batches(self, step: int) -> tuple[tuple[Item, ...], ...]:
         """Return the batches of a step."""
-        epoch, place = self.locate_step(step)
+        epoch, index = self.locate_step(step)
         train = self._config.train
         plan = plan_epoch(
             self._items,
@@ -98,19 +98,19 @@ class StepRunner:
             batch_size=train.batch_size,
             accumulation=train.accumulation,
         )
-        return tuple(tuple(self._items[i] for i in batch) for batch in plan[place])
+        return tuple(tuple(self._items[i] for i in batch) for batch in plan[index])
 
     def locate_step(self, step: int) -> tuple[int, int]:
-        """Return a step's epoch, from 1, and its place in it, from 0."""
+        """Return a step's epoch, from 1, and its index in the epoch, from 0."""
         return (step - 1) // self._per_epoch + 1, (step - 1) % self._per_epoch
 
     async def run(self, step: int, state: RunState, earlier: Sequence[StepRecord]) -> StepOutcome:
-        """Return what a step makes of a state; ``earlier`` are the steps before it.
+        """Run a step and return its outcome; ``earlier`` are the records of the steps before it.
 
         Raises:
             Unmeasured: Too little could be measured to decide on the candidate.
         """
-        epoch, place = self.locate_step(step)
+        epoch, index = self.locate_step(step)
         skill = await self._runtime.store.skill(state.current.skill_hash)
         async with self._timer.stage("rollout", "reflect", step=step):
             rollouts, reports = await self._roll_out_and_reflect(step, skill, state, earlier)
@@ -133,14 +133,14 @@ class StepRunner:
             candidate = await self._update(step, skill, chosen)
         async with self._timer.stage("evaluate", step=step):
             evaluated, undecided = await self._evaluate(step, candidate, skill, merged, state)
-        noted = await self._update_appendix(
+        appended = await self._update_appendix(
             step, candidate.skill if evaluated.verdict.accepted else skill, reports
         )
         record = build_step_record(
             state,
             step=step,
             epoch=epoch,
-            step_in_epoch=place + 1,
+            step_in_epoch=index + 1,
             rollouts=rollouts,
             n_failures=sum(is_failure(r, self._config.train.success_threshold) for r in rollouts),
             reports=reports,
@@ -148,9 +148,9 @@ class StepRunner:
             chosen=chosen,
             candidate=candidate,
             verdict=evaluated.verdict,
-            appendix=noted,
+            appendix=appended,
         )
-        return StepOutcome(record=record, skills=(candidate.skill, noted.skill), undecided=undecided)
+        return StepOutcome(record=record, skills=(candidate.skill, appended.skill), undecided=undecided)
 
     async def _roll_out_and_reflect(
         self, step: int, skill: Skill, state: RunState, earlier: Sequence[StepRecord]
@@ -206,7 +206,7 @@ class StepRunner:
     def _make_notes(
         self, step: int, state: RunState, earlier: Sequence[StepRecord]
     ) -> Callable[[Minibatch], str]:
-        """What analysts are told beside their cases: this epoch's attempts, older ones, the memory."""
+        """Return a function that builds an analyst's notes: attempts, rejected edits and the meta skill."""
         epoch, _ = self.locate_step(step)
         config = self._config.reflect
         own = [r for r in earlier if r.epoch < epoch]
@@ -230,7 +230,7 @@ class StepRunner:
         return notes
 
     def _show_attempts(self, step: int, state: RunState) -> str:
-        """Return what the epoch's earlier steps tried, as it is shown."""
+        """Return the prompt section about the earlier steps of the epoch."""
         epoch, _ = self.locate_step(step)
         return show_buffer(
             state.step_buffer if self._config.reflect.step_buffer and state.epoch == epoch else ()

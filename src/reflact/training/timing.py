@@ -1,4 +1,4 @@
-"""Counts where a run's time goes, and tells which stage is under way."""
+"""Measures the time of a run by stage, and announces stages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class StageTimer:
-    """Counts active time, in seconds of the event loop, in all and by stage, since it was last read.
+    """Measures active time since the last reading, in seconds of the event loop, in total and by stage.
 
     Args:
-        run_id: The run whose time it is.
-        emit: Told of stages.
-        tracing: Makes a span of each.
+        run_id: The run.
+        on_event: Receives the events of stages.
+        tracing: Creates a span for each stage.
     """
 
     def __init__(self, run_id: str, on_event: EventCallback, tracing: Tracing) -> None:
@@ -33,26 +33,26 @@ class StageTimer:
 
     @asynccontextmanager
     async def stage(self, *stages: Stage, step: int, name: str | None = None) -> AsyncIterator[None]:
-        """Count the time of the block, however it ends, and tell of its stages.
+        """Measure the time of the block, even if it fails, and announce its stages.
 
         Args:
-            stages: What is under way in the block.
-            step: The step that it belongs to, 0 before the first.
-            name: What the time is counted for; the stages themselves for None.
+            stages: The stages in the block.
+            step: The step of the block, 0 before the first.
+            name: The name for the time; None: the names of the stages.
         """
-        counted = " and ".join(stages) if name is None else name
+        label = " and ".join(stages) if name is None else name
         start = anyio.current_time()
         try:
-            async with AsyncExitStack() as told:
+            async with AsyncExitStack() as stack:
                 for stage in stages:
-                    await told.enter_async_context(self.announce_stage(stage, step=step))
+                    await stack.enter_async_context(self.announce_stage(stage, step=step))
                 yield
         finally:
-            self._spent[counted] = self._spent.get(counted, 0.0) + anyio.current_time() - start
+            self._spent[label] = self._spent.get(label, 0.0) + anyio.current_time() - start
 
     @asynccontextmanager
     async def announce_stage(self, stage: Stage, *, step: int) -> AsyncIterator[None]:
-        """Tell that a stage begins and, unless it fails, that it is over."""
+        """Emit the start of a stage and, unless the block fails, its end."""
         start = anyio.current_time()
         with self._tracing.stage(stage, step=step):
             await self._on_event(StageStarted(run_id=self._run_id, step=step, stage=stage))
@@ -61,10 +61,10 @@ class StageTimer:
             await self._on_event(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
 
     def read(self, ahead: float = 0.0) -> tuple[float, dict[str, float]]:
-        """Return the time since the last reading, in all and by stage, and start anew.
+        """Return the time since the last reading, in total and by stage, and reset both.
 
-        ``ahead`` seconds that are still to come are added; the next reading is that much shorter, and below
-        0 where it comes earlier.
+        ``ahead`` adds seconds in advance. The next reading is that much shorter, and negative if it comes
+        earlier.
         """
         now = anyio.current_time() + ahead
         read = (now - self._since, self._spent)

@@ -102,7 +102,7 @@ def draw_rounds(
     Args:
         name: Begins the ids of its parts.
         title: What the figure is.
-        values: The figure with its interval, the first one before any round; None where there was none.
+        values: The figure with its interval, the first one before any round; None if there was none.
         maximum: The upper end of the scale, which begins at 0.
         reference: A value to compare with.
         reference_label: What that value is.

@@ -72,7 +72,7 @@ def build_sections(sections: Sequence[PageSection]) -> list[h.Element]:
 def build_table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[h.Node]], *, prose: Collection[int] = ()
 ) -> h.Element:
-    """Return a table that can be scrolled sideways where there is no room for it.
+    """Return a table that can be scrolled sideways if there is no room for it.
 
     Args:
         caption: What it shows.
@@ -103,7 +103,7 @@ def build_table(
 
 
 def build_figure(caption: str, *charts: h.Element) -> h.Element:
-    """Return charts that are read together, side by side where there is room."""
+    """Return charts that are read together, side by side if there is room."""
     return h.figure[h.div(".charts")[charts], h.figcaption[caption]]
 
 
@@ -144,7 +144,7 @@ def format_interval(estimate: IntervalEstimate) -> str:
 
 
 def format_estimate(estimate: IntervalEstimate | None) -> h.Node:
-    """Return a figure with its interval, for a table; a dash where there is none."""
+    """Return a figure with its interval, for a table; a dash if there is none."""
     if estimate is None:
         return "–"
     return [format_number(estimate.value), " ", h.span(".interval")[format_interval(estimate)]]

@@ -42,7 +42,7 @@ OBJECT_ADAPTER: Final = TypeAdapter(dict[str, JsonValue])
 MODEL_KEYS = ("llm", "llm.model")
 
 
-"""Where a critic's identity names its model: one that is only a name, or one with settings."""
+"""If a critic's identity names its model: one that is only a name, or one with settings."""
 
 
 MAX_DEPTH = 2
@@ -218,7 +218,7 @@ def build_versions_section(report: CalibrationReport) -> PageSection:
 
 
 def split_identity(identity: str) -> list[tuple[str, str]]:
-    """Return the parts of a critic's identity by their names, or the whole of it where it has none.
+    """Return the parts of a critic's identity by their names, or the whole of it if it has none.
 
     An identity is JSON, and within it so is that of the model.
     """
@@ -393,7 +393,7 @@ def _bin_cells(reliability_bin: ReliabilityBin | None) -> tuple[h.Node, ...]:
 
 
 def build_rounds_section(report: CalibrationReport) -> PageSection:
-    """Return accuracy and error round by round, where more than one was measured."""
+    """Return accuracy and error round by round, if more than one was measured."""
     course_of = report.metrics_by_round
     name, heading = "rounds", "Round by round"
     if len(course_of) < 2:

@@ -1,0 +1,71 @@
+"""What stands around a model or an environment: one base for each, and the function that composes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
+from reflact.protocols import LLM, Environment, Session
+from reflact.types import Grade, Item, Split
+
+R = TypeVar("R", bound=ReplyModel)
+T = TypeVar("T")
+
+
+class LLMMiddleware:
+    """A model around another one; implements ``protocols.LLM``. A subclass overrides ``ask``.
+
+    Args:
+        inner: The model that is asked.
+    """
+
+    def __init__(self, inner: LLM) -> None:
+        self.inner = inner
+
+    @property
+    def identity(self) -> str:
+        """The identity of the inner model: middleware never changes a reply."""
+        return self.inner.identity
+
+    async def ask(
+        self,
+        prompt: RenderedPrompt,
+        reply_type: type[R],
+        *,
+        call_id: CallId,
+        check: Callable[[R], None] | None = None,
+    ) -> Reply[R]:
+        """Ask the inner model; see ``protocols.LLM.ask``."""
+        return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
+
+
+class EnvironmentMiddleware:
+    """An environment around another one; implements ``protocols.Environment``. A subclass overrides ``run``.
+
+    Args:
+        inner: The environment that runs the items.
+    """
+
+    def __init__(self, inner: Environment) -> None:
+        self.inner = inner
+
+    @property
+    def identity(self) -> str:
+        """The identity of the inner environment: middleware never changes a score."""
+        return self.inner.identity
+
+    def items(self, split: Split) -> Sequence[Item]:
+        """Return the items of a split, in a fixed order."""
+        return self.inner.items(split)
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Run an item in the inner environment; see ``protocols.Environment.run``."""
+        return await self.inner.run(item, session, seed=seed)
+
+
+def compose(inner: T, layers: Sequence[Callable[[T], T]]) -> T:
+    """Return ``inner`` inside all layers; the first layer is the outermost one."""
+    for layer in reversed(layers):
+        inner = layer(inner)
+    return inner

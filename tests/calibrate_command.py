@@ -1,0 +1,118 @@
+"""The command `reflact calibrate` in tests: a configuration, recorded traces, a served model."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+from typer.testing import CliRunner, Result
+
+from flattered_world import PURPOSE, answer, steps
+from reflact import Trace
+from reflact.calibration.critic import CriticReply
+from reflact.calibration.judges import JudgeReply
+from reflact.calibration.mistakes import MistakenReply, PurposeReply
+from reflact.cli.app import app
+from reflact.memory.models import Evaluation
+from reflact.messages import Message, RenderedPrompt
+from served import HANGS, serving
+
+REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply, PurposeReply)}
+CONFIG = """
+memory: {folder}/memory.db
+traces: learn
+heldout: held out
+models:
+  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
+           call_id_header: x-sample}}
+calibrator:
+  contrast: {{n_judges: 0, candidates_per_event: 1}}
+  curriculum: {{max_rounds: 1}}
+"""
+
+
+def reflact(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, ["calibrate", *map(str, arguments)], terminal_width=200)
+
+
+@contextmanager
+def flattering(hold: Hold | None = None, *, first: str = "") -> Iterator[tuple[str, list[bytes]]]:
+    """Serve the flattered model; gives the address and what was asked, each with the sample before it.
+
+    Args:
+        hold: Holds some answers back.
+        first: What the first answer to each sample's first attempt is instead, if not empty.
+    """
+    asked: list[bytes] = []
+
+    def play(handler: BaseHTTPRequestHandler) -> None:
+        text = handler.rfile.read(int(handler.headers["content-length"]))
+        call_id = handler.headers["x-sample"]
+        asked.append(call_id.encode() + text)
+        if hold is not None:
+            hold.wait(len(asked))
+        body = json.loads(text)
+        messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
+        reply_type = REPLIES[body["response_format"]["json_schema"]["name"]]
+        said = answer(RenderedPrompt(name="x", version=1, messages=messages), reply_type)
+        refused = first and call_id.endswith("attempt=0")
+        message = {"role": "assistant", "content": first if refused else json.dumps(said)}
+        usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        about = {"id": "x", "object": "chat.completion", "created": 0, "model": "small"}
+        content = json.dumps({**about, "choices": [choice], "usage": usage}).encode()
+        handler.send_response(200)
+        handler.send_header("content-type", "application/json")
+        handler.send_header("content-length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    with serving(play) as url:
+        yield url, asked
+
+
+class Hold:
+    """Holds back every answer after so many, until it may go on."""
+
+    def __init__(self, after: int) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        self._after = after
+
+    def wait(self, asked: int) -> None:
+        """Wait, where it is one of these."""
+        if asked > self._after:
+            self.reached.set()
+            self.go_on.wait(HANGS)
+
+
+def record(folder: Path, number: int) -> None:
+    """Write traces of one step each, of which every second one flattered its critic."""
+    folder.mkdir()
+    for n in range(number):
+        trace = Trace(PURPOSE, id=f"{folder.name} {n}", path=folder / f"{n:03}.jsonl")
+        ((step, gold),) = steps(trace.id, n, count=1, claims=[n % 2 == 0])
+        said = gold.progress_after + 3 * (n % 2 == 0)
+        reasoning = "The agent says that all is finished."
+        evaluation = Evaluation(
+            progress_before=0, progress_after=said, reasoning=reasoning, evidence=("filed",)
+        )
+        trace.record(step, evaluation, label=gold)
+        trace.finish()
+
+
+def one_line(text: str) -> str:
+    """Return a text without its line breaks, which depend on the terminal."""
+    return " ".join(text.split())
+
+
+def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
+    """Write a configuration and return its path."""
+    path = folder / "calibrate.yaml"
+    path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
+    return path

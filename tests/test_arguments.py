@@ -1,0 +1,244 @@
+"""Slips: what is handed in as something else, in Python or in a file, is told there, with what to give."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+from typer.testing import CliRunner
+
+from memory_pairs import make_pair
+from reflact import Calibrator, Critic, Trace
+from reflact.calibration import connect
+from reflact.cli.app import app
+from reflact.errors import ConfigError, DataError
+from reflact.llm import ModelConfig
+from reflact.memory.models import Action, Evaluation, Label, Transition
+from reflact.memory.store import MemoryStore
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+WRONG: Any = None
+STEP = Transition(before="open", action=Action(name="pay"), after="paid")
+SAID = Evaluation(progress_before=0, progress_after=1, reasoning="It is paid.")
+
+
+def huge(text: str) -> Transition:
+    """Return a step whose state holds a number that no JSON text can."""
+    return STEP.model_copy(update={"after": {text: 10**5000}})
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Trace(WRONG), "the purpose of a trace is None; give text"),
+        (lambda: Trace([{"role": "user"}]), "the purpose of a trace is a list; give text"),  # type: ignore[arg-type]
+        (lambda: Trace("p", id=7), "the id of a trace is an int; give text"),  # type: ignore[arg-type]
+        (lambda: Trace("p", id=" "), "the id of a trace is ' '; give it letters"),
+        (lambda: Trace("p", id="a\nb"), "on one line"),
+        (lambda: Trace("p", id="\ud800"), "on one line"),
+        (lambda: Trace("p").record("text"), "what is recorded is a str; give a Transition("),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, 0.5), "the score of a step is a float; give what"),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, Label(progress_after=1, source="human")), "record(step, label=...)"),  # type: ignore[arg-type]
+        (lambda: Trace("p").record(STEP, label=4.0), "the gold of a step is a float; give a Label("),  # type: ignore[arg-type]
+        (lambda: Trace("p", id="t").record(huge("n")), "step 0 of trace t cannot be written: "),
+    ],
+)
+def test_a_trace_says_what_it_needs(make: Callable[[], object], said: str) -> None:
+    """Whatever is no purpose, id, step, score or gold is refused in a sentence that says what is."""
+    with pytest.raises(DataError) as refused:
+        make()
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_refused_is_not_recorded(tmp_path: Path) -> None:
+    """The trace goes on as if nothing had been tried, in its file too."""
+    trace = Trace("p", path=tmp_path / "t.jsonl")
+    for wrong in (WRONG, huge("n")):
+        with pytest.raises(DataError):
+            trace.record(wrong)
+    trace.record(STEP, SAID)
+    assert Trace.load(tmp_path / "t.jsonl").events == trace.events
+    assert len(trace.events) == 1
+
+
+@pytest.mark.parametrize("who", ["a critic", "a calibrator"])
+@pytest.mark.parametrize("model", [None, "gpt", ModelConfig(model="m")])
+async def test_a_model_has_to_be_connected(tmp_path: Path, who: str, model: Any) -> None:
+    """A name or a configuration answers nothing; the message shows how to connect one."""
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        with pytest.raises(
+            ConfigError, match=rf"{who} needs a connected model and got .*: `async with connect"
+        ):
+            Critic(model) if who == "a critic" else Calibrator(model, memory)
+
+
+def test_a_connection_has_to_be_opened(tmp_path: Path) -> None:
+    """``connect`` without ``async with`` is a common slip of its own."""
+    unopened: Any = connect(ModelConfig(model="m"), store=tmp_path / "calls.db")
+    with pytest.raises(ConfigError, match="the model of a critic is not connected yet"):
+        Critic(unopened)
+
+
+def test_a_path_is_no_memory(tmp_path: Path) -> None:
+    """The file has to be opened as a memory."""
+    path: Any = tmp_path / "memory.db"
+    with pytest.raises(ConfigError, match="a critic needs an open memory and got a PosixPath"):
+        Critic(ScriptedLLM(lambda *_: None), memory=path)
+    with pytest.raises(ConfigError, match="a calibrator needs an open memory"):
+        Calibrator(ScriptedLLM(lambda *_: None), path)
+
+
+async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> None:
+    """A text is no step, a trace no list of traces, a path no trace."""
+    llm, wrong = ScriptedLLM(lambda *_: None), WRONG
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        calibrator = Calibrator(llm, memory)
+        with pytest.raises(DataError, match="what is scored is None; give a Transition"):
+            await calibrator.critic.score(wrong, purpose="p")
+        with pytest.raises(DataError, match="the purpose is None; give text"):
+            await calibrator.critic.score(STEP, purpose=wrong)
+        one: Any = Trace("p")
+        with pytest.raises(DataError, match=r"`traces` is a Trace; give a list of traces"):
+            await calibrator.calibrate(one)
+        with pytest.raises(DataError, match="`heldout`, number 1, is a str; give a Trace"):
+            await calibrator.calibrate([], heldout=[one, "run.jsonl"])  # type: ignore[list-item]
+        with pytest.raises(DataError, match="the submitted trace is a str"):
+            calibrator.submit("run.jsonl")  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="the submitted trace is None"):
+            await calibrator.submit_and_wait(wrong)
+        with pytest.raises(ConfigError, match="n_judges: one comparison shows one order only"):
+            Calibrator(llm, memory, n_judges=1)
+    assert not llm.calls
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+HEADER = '{"type":"reflact_memory","version":1}'
+
+
+def refused(*arguments: object) -> str:
+    """Run a command that has to end with code 2, and return its one sentence."""
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [HEADER, '{"type":"trace","tr'],
+            "line 2 is not one of an exported memory: it is no whole JSON; if",
+        ),
+        (
+            [HEADER, '{"type":"trace","trace":{"id":"t"}}'],
+            "line 2 .*: `trace.purpose`: field required; export",
+        ),
+        (['{"type":"reflact_memory","version":9}'], "line 1 .*: its version is 9, .*; upgrade reflact"),
+        (['{"purpose":"p"}'], "line 1 .* names files of traces"),
+        (["not JSON"], "line 1 .* no whole JSON"),
+    ],
+)
+def test_a_file_that_is_no_export_is_named(tmp_path: Path, lines: list[str], said: str) -> None:
+    """The file, the line, what is wrong with it and what to do; nothing is brought in."""
+    (tmp_path / "export.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    message = refused("memory", "import", tmp_path / "memory.db", tmp_path / "export.jsonl")
+    assert re.search(rf"export\.jsonl: {said}", message)
+    assert message.endswith("nothing was brought in\n")
+
+
+def configured(folder: Path, **more: JsonValue) -> Path:
+    """Write the configuration of a calibration."""
+    path = folder / "calibrate.yaml"
+    model: JsonValue = {"critic": {"model": "m", "api_key_env": None}}
+    path.write_text(json.dumps({"memory": str(folder / "memory.db"), "models": model, **more}), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"n_judges": 3}, "unknown key n_judges; did you mean calibrator.contrast.n_judges?"),
+        ({"calibrator": {"n_judges": 3}}, "did you mean calibrator.contrast.n_judges?"),
+        (
+            {"calibrator": {"contrast": {"judge": 3}}},
+            "unknown key calibrator.contrast.judge; did you mean n_judges?",
+        ),
+        ({"trace": "traces"}, "unknown key trace; did you mean traces?"),
+        ({"budgets": {"max_calls": 3}}, "unknown key budgets; did you mean budget?"),
+        ({"max_calls": 3}, "unknown key max_calls; did you mean budget.max_calls?"),
+        (
+            {"calibrator": {"holdout_folds": 1}},
+            "calibrator.holdout_folds: Input should be greater than or equal to 2 (got 1)",
+        ),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest(tmp_path: Path, more: dict[str, JsonValue], said: str) -> None:
+    """A key that is nearly right, or stands in the wrong section, is told with the one that was meant."""
+    assert said in refused("calibrate", configured(tmp_path, **more), "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"purpose": "p"', "it is not complete JSON"),
+        ('{"purpose": 4}', "`purpose`: input should be a valid string, got 4"),
+        ('{"purpose": "p"}', "`transition`: is missing"),
+    ],
+)
+def test_a_line_that_is_no_anchor_is_named(tmp_path: Path, line: str, said: str) -> None:
+    """The file of gold pairs is named with line and field; empty lines are none."""
+    pair = make_pair(1)
+    pair = pair.model_copy(update={"reason": "Line\u2028separators are text."})
+    anchors = tmp_path / "anchors.jsonl"
+    anchors.write_text(f"{pair.model_dump_json()}\n\n{line}\n", encoding="utf-8")
+    Trace("p", id="t", path=tmp_path / "traces" / "t.jsonl").finish()
+    path = configured(tmp_path, traces=str(tmp_path / "traces"), anchors=str(anchors))
+    assert f"anchors.jsonl, line 3, is no contrast pair: {said}; a line is" in refused("calibrate", path)
+
+
+def test_a_file_that_is_no_memory_is_named(tmp_path: Path) -> None:
+    """A text in a memory's place is left alone, and the sentence names it."""
+    path = tmp_path / "notes.txt"
+    path.write_text("Buy milk, and then some more milk.", encoding="utf-8")
+    result = CliRunner().invoke(app, ["memory", "list", str(path)])
+    assert result.exit_code != 0
+    assert f"database {path}: the file is not a SQLite database; name another" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert path.read_text(encoding="utf-8").startswith("Buy milk")
+
+
+def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:
+    """What a recording that was cut off has lost is said by every command that reads its file."""
+    path = tmp_path / "traces" / "t.jsonl"
+    Trace("p", id="t", path=path).record(STEP, SAID)
+    path.write_bytes(path.read_bytes()[:-9])
+    config = configured(tmp_path, traces=str(tmp_path / "traces"))
+    said = r"trace t: \d+ bytes of its file are not whole, left out\n"
+    foreseen = CliRunner().invoke(app, ["calibrate", str(config), "--dry-run"])
+    assert foreseen.exit_code == 0
+    assert re.fullmatch(said, foreseen.stderr)
+    kept = CliRunner().invoke(app, ["memory", "import", str(tmp_path / "memory.db"), str(path)])
+    assert re.match(said, kept.stdout)
+
+
+def test_a_long_purpose_is_cut_where_it_is_shown(tmp_path: Path) -> None:
+    """A conversation in a purpose's place does not fill the screen; as JSON it is whole."""
+    purpose = "user: sort the mail\nassistant: I will\n" * 500
+    Trace(purpose, id="talk", path=tmp_path / "t.jsonl").record(STEP, SAID)
+    memory = str(tmp_path / "memory.db")
+    CliRunner().invoke(app, ["memory", "import", memory, str(tmp_path / "t.jsonl")])
+    shown = CliRunner().invoke(app, ["memory", "show", memory, "talk"]).stdout
+    assert "characters cut" in shown
+    assert max(map(len, shown.splitlines())) < 1500
+    whole = CliRunner().invoke(app, ["memory", "show", memory, "talk", "--json"]).stdout
+    assert json.loads(whole)["purpose"] == purpose

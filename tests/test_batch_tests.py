@@ -1,0 +1,273 @@
+"""Tests of batches: how they are counted by their traces, and what they change of their units."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration_memory import NOW
+from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
+from profiles import cases
+from reflact import MemoryStore, Trace
+from reflact.calibration.critic import Critic
+from reflact.calibration.promotion import PromotionTester
+from reflact.calibration.splits import HoldoutRule, list_tested_marks
+from reflact.errors import DataError
+from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha
+from reflact.memory.models import Action, Evaluation, Label, Transition
+from reflact.memory.protocols import BatchTest, count_tests
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
+    async with MemoryStore(tmp_path / "memory.db") as opened:
+        yield opened
+
+
+async def open_next(
+    memory: MemoryStore, traces: Iterable[TraceIdentity], *, name: str = "given"
+) -> BatchTest:
+    """Open a test of a new pair on traces."""
+    pair = make_pair(len(await memory.pairs()), trace="learned")
+    await memory.submit(pair)
+    return await memory.open_test([pair.id], holdout_id=name, traces=frozenset(traces))
+
+
+async def before(memory: MemoryStore, traces: Collection[str], *, name: str = "given") -> int:
+    """Open a test of a new pair on traces and return how many it counts before it."""
+    return (await open_next(memory, map(recorded, traces), name=name)).n_earlier_tests
+
+
+async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory: MemoryStore) -> None:
+    """The same traces in a slice of four, in one of three, or given by a folder: each test counts."""
+    ids = [f"trace {number}" for number in range(120)]
+    for already, slices in enumerate((4, 3, 5)):
+        cut = HoldoutRule(slices, "trace")
+        here = [one for one in ids if cut.is_held_out(one, "p")]
+        assert await before(memory, here, name=cut.held_out_name) == already
+    shared = [one for one in ids if all(HoldoutRule(n, "trace").is_held_out(one, "p") for n in (4, 3, 5))]
+    assert await before(memory, shared) == 3
+    assert count_tests(await memory.tests(), map(recorded, ids)) == 4
+
+
+async def test_sets_of_one_name_that_share_no_trace_pay_nothing_for_each_other(memory: MemoryStore) -> None:
+    """Two given sets are two sets; one that meets both counts the tests of both."""
+    assert await before(memory, ["a", "b"]) == 0
+    assert await before(memory, ["c", "d"]) == 0
+    assert await before(memory, ["b", "c"]) == 2
+    assert await before(memory, ["e"]) == 0
+
+
+@cases(60, 10)
+@given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), min_size=1, max_size=8))
+async def test_on_no_trace_is_more_than_the_level_spent(
+    tmp_path_factory: pytest.TempPathFactory, sets: Sequence[set[str]]
+) -> None:
+    """Whatever sets are held out, the levels of all tests that a trace took part in sum to at most 2.5%."""
+    async with MemoryStore(tmp_path_factory.mktemp("sets") / "m.db") as memory:
+        counted = [await before(memory, traces) for traces in sets]
+        tests = await memory.tests()
+    for trace in "abcdef":
+        levels = [compute_alpha(n) for n, traces in zip(counted, sets, strict=True) if trace in traces]
+        assert sum(levels) <= TOTAL_ALPHA
+    for n, traces in enumerate(sets):
+        known = count_tests(tests[:n], map(recorded, traces))
+        assert counted[n] == known == sum(not traces.isdisjoint(s) for s in sets[:n])
+
+
+async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore) -> None:
+    """One origin among the held-out traces is enough, in whatever order traces and pairs came."""
+    pair = make_pair(1, trace="first")
+    await memory.submit(pair)
+    await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
+    for trace in ("first", "second"):
+        with pytest.raises(DataError, match=f"was made of trace {trace}"):
+            await memory.open_test([pair.id], holdout_id="h", traces=[*HELD_OUT, recorded(trace)])
+    with pytest.raises(DataError, match="name the traces"):
+        await memory.open_test([pair.id], holdout_id="h", traces=[])
+    assert await memory.tests() == ()
+
+
+async def test_evidence_compares_no_more_traces_than_were_held_out(memory: MemoryStore) -> None:
+    """Sixty traces are none of a test that was opened on thirty."""
+    pair = make_pair(1)
+    await memory.submit(pair)
+    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT[:30])
+    with pytest.raises(DataError, match="compares 60 traces, and 30 were held out"):
+        await memory.close_test(test.number, evidence_for(test))
+
+
+async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path) -> None:
+    """What stays of it in a test is a hash, by which it is known when it comes back."""
+    path, name = tmp_path / "memory.db", "Ottilie Quandt 1961"
+    async with MemoryStore(path) as memory:
+        await memory.open_trace(name, "p")
+        assert await before(memory, [name]) == 0
+        await memory.forget(name)
+        assert [test.content_fingerprints for test in await memory.tests()] == [(recorded(name).fingerprint,)]
+        assert await before(memory, [name]) == 1
+    assert b"Ottilie" not in await anyio.Path(path).read_bytes()
+
+
+def played(name: str, *states: int) -> Trace:
+    """Return a trace that went through states."""
+    trace = Trace("Count.", id=name)
+    for state in states:
+        trace.record(
+            Transition(before=state, action=Action(name="add"), after=state + 1),
+            label=Label(progress_before=0, progress_after=1, source="program"),
+        )
+    return trace
+
+
+async def test_another_name_begins_no_new_error_probability(memory: MemoryStore) -> None:
+    """The same recording under other names is the same trace: each test on it counts."""
+    for already in range(3):
+        copies = [played(f"copy {already} of {n}", n, n + 1).recording for n in range(20)]
+        test = await open_next(memory, copies)
+        assert test.n_earlier_tests == already
+        assert len(test.content_fingerprints) == 20
+
+
+def test_a_recording_is_known_once_it_has_grown() -> None:
+    """A step more makes no new trace, whatever it is called; what only begins alike is another one."""
+    short, other = played("short", 1, 2), played("other", 1, 7)
+    test = BatchTest(
+        number=1,
+        holdout_id="h",
+        n_earlier_tests=0,
+        unit_ids=("u",),
+        content_fingerprints=(short.recording.fingerprint,),
+        at=NOW,
+    )
+    short.record(Transition(before=3, action=Action(name="add"), after=4))
+    assert count_tests([test], [short.recording]) == 1
+    assert count_tests([test], [played("long", 1, 2, 3, 4).recording]) == 1
+    assert count_tests([test], [other.recording]) == 0
+    assert count_tests([test], [played("short", 1, 7).recording]) == 0
+
+
+def test_scores_and_gold_make_no_other_recording() -> None:
+    """What was said of the steps is not part of what a trace holds; its purpose is."""
+    said = Trace("Count.", id="said")
+    said.record(
+        Transition(before=1, action=Action(name="add"), after=2),
+        Evaluation(progress_before=0, progress_after=9, reasoning="r"),
+    )
+    assert said.recording.content_hashes == played("gold", 1).recording.content_hashes
+    assert said.recording.fingerprint != played("longer", 1, 2).recording.fingerprint
+    assert said.recording.content_hashes != Trace("Wait.", id="said").recording.content_hashes
+
+
+def ticking() -> Iterator[datetime]:
+    """Yield times that lie a second apart."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    while True:
+        now += timedelta(seconds=1)
+        yield now
+
+
+async def waiting(store: MemoryStore) -> list[str]:
+    """Return the pairs that may be tested now."""
+    reviewer = PromotionTester(Critic(ScriptedLLM(lambda *_: {})), store, max_concurrent=1)
+    return [one.pair.id for one in (await reviewer.take_snapshot()).waiting_pairs]
+
+
+async def close_with(store: MemoryStore, unit_id: str, *, promoted: bool, recheck: bool = False) -> None:
+    """Test a batch of one pair."""
+    test = await store.open_test(
+        [unit_id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
+    )
+    await store.close_test(test.number, evidence_for(test, promoted=promoted))
+
+
+def open_ticking(folder: Path) -> MemoryStore:
+    """Return a memory whose clock moves with every look."""
+    times = ticking()
+    return MemoryStore(folder / "memory.db", clock=lambda: next(times))
+
+
+async def test_what_was_refused_is_not_tested_again(tmp_path: Path) -> None:
+    """A batch that has not shown its worth does not come up in every later test."""
+    async with open_ticking(tmp_path) as store:
+        unit = (await store.submit(make_pair())).unit_id
+        assert await waiting(store) == [unit]
+        await close_with(store, unit, promoted=False)
+        assert await waiting(store) == []
+
+
+async def test_what_was_edited_is_tested_again(tmp_path: Path) -> None:
+    """An edit takes a promoted pair out of use until a test has looked at it anew, and a test can."""
+    async with open_ticking(tmp_path) as store:
+        unit = (await store.submit(make_pair())).unit_id
+        await close_with(store, unit, promoted=True)
+        card, _ = await store.cards(unit)
+        await store.edit(card.id, strategy="Look at the files.")
+        assert await waiting(store) == [unit]
+        await close_with(store, unit, promoted=True)
+        assert [one.pair.id for one in await store.pairs(status="promoted")] == [unit]
+
+
+async def test_what_was_taken_back_is_tested_again_once_it_is_released(tmp_path: Path) -> None:
+    """Harm holds a pair back until somebody has looked; then it may prove itself."""
+    async with open_ticking(tmp_path) as store:
+        unit = (await store.submit(make_pair())).unit_id
+        await close_with(store, unit, promoted=True)
+        await close_with(store, unit, promoted=False, recheck=True)
+        assert await waiting(store) == []
+        await store.release(unit, reason="I looked")
+        assert await waiting(store) == [unit]
+
+
+async def test_a_test_measures_the_worth_of_its_units(tmp_path: Path) -> None:
+    """A point of error that a batch takes away is worth a twentieth; the last measurement counts."""
+    async with open_ticking(tmp_path) as store:
+        unit = (await store.submit(make_pair())).unit_id
+        assert (await store.pairs([unit]))[0].utility == 0.5
+        await close_with(store, unit, promoted=True)
+        assert (await store.pairs([unit]))[0].utility == pytest.approx(0.575)
+        await close_with(store, unit, promoted=False, recheck=True)
+        assert (await store.pairs([unit]))[0].utility == pytest.approx(0.475)
+
+
+ROUND = range(3)
+
+
+def renamed(name: str, *states: str) -> Trace:
+    """Return a trace that went through states."""
+    trace = Trace("Count.", id=name)
+    for before, after in pairwise(states):
+        trace.record(Transition(before=before, action=Action(name="add"), after=after))
+    return trace
+
+
+async def before_traces(memory: MemoryStore, *traces: Trace) -> int:
+    """Open a test of a new pair on traces and return how many it counts before it."""
+    return (await open_next(memory, [trace.recording for trace in traces])).n_earlier_tests
+
+
+async def test_the_same_logs_rendered_otherwise_are_the_same_traces(memory: MemoryStore) -> None:
+    """An adapter that writes states in another way begins no new error probability."""
+    assert await before_traces(memory, *(renamed(f"log {n}", "0", f"{n}") for n in ROUND)) == 0
+    again = [renamed(f"log {n}", "count: 0", f"count: {n}") for n in ROUND]
+    assert await before_traces(memory, *again) == 1
+    assert count_tests(await memory.tests(), [renamed("log 1", "zero").recording]) == 2
+    assert await before_traces(memory, renamed("log 7", "count: 0", "count: 7")) == 0
+
+
+async def test_a_recording_that_lost_its_end_is_the_same_trace(memory: MemoryStore) -> None:
+    """A torn file holds less than what was tested on, under the same name; it had its turn as well."""
+    assert await before_traces(memory, *(renamed(f"log {n}", "0", f"{n}", f"{n}!") for n in ROUND)) == 0
+    shorter = renamed("log 1", "0", "1")
+    assert await before_traces(memory, shorter) == 1
+    assert not shorter.recording.fingerprints.isdisjoint(list_tested_marks(await memory.tests()))

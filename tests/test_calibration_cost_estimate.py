@@ -1,0 +1,215 @@
+"""How many calls a calibration takes at least and at most, said before anything is asked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from calibrate_command import configured, flattering, one_line, record, reflact
+from calibration_memory import ListMemory
+from flattered_world import PURPOSE, answer, flattered_traces
+from reflact import Calibrator, Critic, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.cost_estimate import CalibrationCostEstimate
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.errors import ReplyError
+from reflact.memory.models import ContrastPair, Provenance
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
+
+pytestmark = pytest.mark.anyio
+
+
+def settings(
+    *, judges: int = 0, rounds: int = 1, patience: int = 1, per_event: int = 2
+) -> CalibratorSettings:
+    """Return settings of a calibration."""
+    return CalibratorSettings(
+        contrast=PairSettings(n_judges=judges, candidates_per_event=per_event),
+        curriculum=CurriculumSettings(max_rounds=rounds, patience=patience),
+    )
+
+
+def obliging(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Play the flattered model."""
+    return answer(prompt, reply_type)
+
+
+def different(calls: list[ScriptedCall]) -> Counter[str]:
+    """Return what a store of calls would pay for, by purpose."""
+    asked = {json.dumps([c.call_id.purpose, c.call_id.label, str(c.prompt.messages)]) for c in calls}
+    return Counter(json.loads(one)[0] for one in asked)
+
+
+async def taken(
+    how: CalibratorSettings, learn: list[Trace], held_out: list[Trace], script: Script = obliging
+) -> tuple[CalibrationCostEstimate, list[ScriptedCall]]:
+    """Return the estimate for a calibration, and what it asked."""
+    llm = ScriptedLLM(script)
+    calibrator = Calibrator(llm, ListMemory(), settings=how)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
+    assert llm.calls == []
+    await calibrator.calibrate(learn, heldout=held_out, allow_untested=True)
+    return estimate, llm.calls
+
+
+@pytest.mark.parametrize("judges", [0, 5])
+@pytest.mark.parametrize("gold", [True, False], ids=["gold", "agreement"])
+@pytest.mark.parametrize(("rounds", "patience"), [(1, 1), (3, 1), (3, 3)])
+async def test_a_calibration_stays_between_its_bounds(
+    judges: int, gold: bool, rounds: int, patience: int
+) -> None:
+    """What a store of calls pays for is at least the low count; all that is asked is at most the high one."""
+    how = settings(judges=judges, rounds=rounds, patience=patience)
+    estimate, calls = await taken(
+        how, flattered_traces("learn", 8, gold=gold), flattered_traces("held out", 20)
+    )
+    assert estimate.min_calls <= different(calls).total()
+    assert len(calls) <= estimate.max_calls
+
+
+def stubborn(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Give a valid reply at the last attempt alone."""
+    return answer(prompt, reply_type) if call_id.attempt == 2 else "?"
+
+
+def unwritten(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Give scores and comparisons, and write nothing."""
+    return ReplyError("nothing") if call_id.role == "contrast" else answer(prompt, reply_type)
+
+
+def first_always(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Judge by position."""
+    if call_id.role == "judge":
+        return {"reasoning": "It stands first.", "better": "first"}
+    return answer(prompt, reply_type)
+
+
+@pytest.mark.parametrize("script", [stubborn, unwritten, first_always])
+@pytest.mark.parametrize("gold", [True, False], ids=["gold", "agreement"])
+async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer], gold: bool) -> None:
+    """However often replies are refused, samples fail and judges err: calls do not exceed the bound."""
+    how = settings(judges=4, rounds=2, patience=2, per_event=4)
+    estimate, calls = await taken(
+        how, flattered_traces("learn", 5, gold=gold), flattered_traces("held out", 20), script
+    )
+    assert estimate.min_calls <= len(calls) <= estimate.max_calls
+
+
+async def test_too_few_held_out_traces_are_said_beforehand() -> None:
+    """With nineteen of them there is one round, and the words say what is missing."""
+    estimate, calls = await taken(
+        settings(rounds=3), flattered_traces("learn", 4), flattered_traces("held out", 19)
+    )
+    assert estimate.missing_reason is not None
+    assert "19 held-out traces" in estimate.power_summary
+    assert estimate.max_rounds == 1
+    assert estimate.min_calls <= len(calls) <= estimate.max_calls
+
+
+async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
+    """Traces without gold are held out in vain, and that is said before they are paid for."""
+    held_out = flattered_traces("held out", 30, gold=False)
+    estimate = await Calibrator(ScriptedLLM(obliging), ListMemory()).estimate_cost([], heldout=held_out)
+    assert (estimate.n_held_out_traces, estimate.n_held_out_steps, estimate.max_calls) == (0, 0, 0)
+    assert estimate.missing_reason is not None
+
+
+async def test_anchors_are_measured_and_never_learned_from() -> None:
+    """An anchor that is to be kept counts like one that is; its trace has no candidates."""
+    learn = flattered_traces("learn", 3)
+    event = learn[0].events[0]
+    assert event.evaluation is not None
+    anchor = ContrastPair(
+        purpose=PURPOSE,
+        transition=event.transition,
+        right=event.evaluation,
+        wrong=event.evaluation.model_copy(update={"progress_after": 10}),
+        reason="Too high.",
+        mistake="inflated_score",
+        construction="written",
+        label_source="human",
+        provenance=Provenance(trace_id=learn[0].id, step=event.step),
+    )
+    llm, memory = ScriptedLLM(obliging), ListMemory()
+    calibrator = Calibrator(llm, memory, settings=settings())
+    plain = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20))
+    given = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
+    memory.kept = (anchor,)
+    assert (
+        await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
+        == given
+    )
+    assert (plain.n_anchor_steps, given.n_anchor_steps) == (0, 1)
+    assert plain.max_candidates - given.max_candidates == 4
+
+
+async def test_the_held_out_slice_is_that_of_the_calibration() -> None:
+    """Where nothing is passed to test on, the rule's slice of the traces is counted as held out."""
+    given = flattered_traces("any", 90)
+    calibrator = Calibrator(ScriptedLLM(obliging), ListMemory(), settings=settings())
+    estimate = await calibrator.estimate_cost(given)
+    report = await calibrator.calibrate(given)
+    assert report.held_out.before is not None
+    assert (estimate.n_training_traces, estimate.n_held_out_traces) == (
+        report.n_training_traces,
+        report.held_out.before.n_traces,
+    )
+
+
+async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
+    """Its samples multiply all scores."""
+    learn, held_out = flattered_traces("learn", 2), flattered_traces("held out", 20)
+    llm = ScriptedLLM(obliging)
+    alone = await Calibrator(llm, ListMemory(), settings=settings()).estimate_cost(learn, heldout=held_out)
+    critic = Critic(llm, settings=Critic(llm).settings.model_copy(update={"n_samples": 3}))
+    calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings())
+    three = await calibrator.estimate_cost(learn, heldout=held_out)
+    assert three.min_calls == 3 * alone.min_calls
+    assert three.max_calls > 2 * alone.max_calls
+
+
+# ---------- calibration budget
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with traces to learn from and others that are held out."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    return tmp_path
+
+
+def test_the_command_says_what_is_kept_and_goes_on(folder: Path) -> None:
+    """When its budget is spent it says what is kept, and the same command goes on."""
+    with flattering() as (url, asked):
+        path, small = configured(folder, url), ("--set", "budget.max_calls=30")
+        stopped = reflact(path, *small)
+        again = one_line(reflact(path, "--dry-run").stdout)
+        whole = reflact(path)
+        assert len(set(asked)) == len(asked)
+    assert stopped.exit_code == 1
+    *_, kept, error = stopped.stderr.splitlines()
+    assert kept.startswith(
+        "stopped in round 1, with 6 of its 6 traces done, 6 pairs made in all, and batches"
+    )
+    assert "the answers of the 30 calls that were paid for are in the store" in kept
+    assert "goes on with the test of round 1" in kept
+    assert error.startswith("error: budget.max_calls is 30: 30 are used")
+    assert "was begun and stopped: it goes on from there" in again
+    assert whole.exit_code == 0, whole.output
+
+
+def test_one_that_cannot_begin_says_so(folder: Path) -> None:
+    """Without any call nothing is done, and that is what is said."""
+    with flattering() as (url, asked):
+        stopped = reflact(configured(folder, url), "--set", "budget.max_calls=0", "--show", "quiet")
+        assert asked == []
+    assert (
+        "stopped before the first round: no call was answered, so there is nothing to keep" in stopped.stderr
+    )

@@ -1,0 +1,391 @@
+"""What a calibration consumed: every reply counts, whoever asked and whatever became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from itertools import count
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from rich.console import Console
+
+from calibrate_command import configured, flattering, record, reflact
+from calibration_memory import ListMemory
+from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
+from flattered_world import PURPOSE, answer, flattered_traces, steps, transition
+from reflact import Calibrator, Critic, Trace
+from reflact.calibration.call_policies import FAIL_FAST_CALLS, MeteredLLM, UsageLedger, sum_usage
+from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.critic import CriticReply
+from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.events import CalibrationEvent, CalibratorStopped
+from reflact.calibration.judges import JudgeReply
+from reflact.calibration.report import CalibrationReport, PurposeUsage
+from reflact.cli.calibrate_output import print_calibration
+from reflact.errors import ContextOverflow, ProviderDown, ReplyError, RunFailed
+from reflact.memory.models import Evaluation
+from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.records import Usage
+from reflact.reporting.html.calibration import render_calibration_page
+from reflact.testing import ScriptedLLM
+from reflact.testing.llm import ScriptedAnswer
+from test_calibrator import names
+from test_calibrator import recorded as recorded_calibration_mute
+
+pytestmark = pytest.mark.anyio
+
+PLACE = CallId(role="judge", purpose="compare")
+GOOD = json.dumps({"reasoning": "By the states.", "better": "first"})
+ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
+
+
+def booked(usage: Usage = Usage(), **counts: int) -> PurposeUsage:  # noqa: B008 - frozen
+    """Return an entry of comparisons."""
+    return PurposeUsage.model_validate({"role": "judge", "purpose": "compare", "usage": usage, **counts})
+
+
+async def test_replies_that_were_refused_count() -> None:
+    """A valid reply after a refused one took two calls; a question without any took all its attempts."""
+    endpoint, books = Endpoint(completion("?"), completion(GOOD), *[completion("?")] * 3), UsageLedger()
+    async with connected(endpoint) as client:
+        counted = MeteredLLM(client, books)
+        await counted.ask(PROMPT, JudgeReply, call_id=PLACE)
+        with pytest.raises(ReplyError):
+            await counted.ask(PROMPT, JudgeReply, call_id=PLACE.model_copy(update={"trial": 1}))
+    (entry,) = books.entries
+    assert (entry.n_questions, entry.n_unanswered, entry.n_invalid) == (2, 1, 4)
+    assert entry.usage == books.usage == ONE + ONE + ONE + ONE + ONE
+
+
+async def test_what_was_answered_counts_where_a_later_attempt_fails() -> None:
+    """A refused reply was paid for, also where the question does not fit the model's context after it."""
+    store, books = await opened(), UsageLedger()
+    full = {"error": {"code": "context_length_exceeded", "message": "too long"}}
+    async with connected(Endpoint(completion("?"), httpx.Response(400, json=full)), store=store) as client:
+        with pytest.raises(ContextOverflow):
+            await MeteredLLM(client, books).ask(PROMPT, JudgeReply, call_id=PLACE)
+    (spent,) = await store.spend(RUN)
+    assert books.usage == spent.usage
+    assert (books.usage.calls, books.entries[0].n_invalid, books.entries[0].n_unanswered) == (1, 1, 1)
+
+
+async def test_a_question_that_is_cancelled_is_left_to_the_books_of_the_models_store() -> None:
+    """Nobody here knows what it took, so nothing is made up."""
+    books = UsageLedger()
+
+    async def hang(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        await anyio.sleep_forever()
+        return None
+
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                lambda: MeteredLLM(ScriptedLLM(hang), books).ask(PROMPT, JudgeReply, call_id=PLACE)
+            )
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    assert books.entries == ()
+
+
+def test_later_books_say_what_came_since() -> None:
+    """What is booked between two looks is the difference, by role and purpose."""
+    books = UsageLedger()
+    books.add(booked(ONE, n_questions=2, n_invalid=1))
+    earlier = books.entries
+    assert books.entries_since(earlier) == ()
+    books.add(booked(ONE, n_questions=1, n_unanswered=1))
+    books.add(PurposeUsage(role="critic", purpose="score", n_questions=1, usage=ONE))
+    assert books.entries_since(earlier) == (
+        PurposeUsage(role="critic", purpose="score", n_questions=1, usage=ONE),
+        booked(ONE, n_questions=1, n_unanswered=1),
+    )
+    assert books.entries_since(()) == books.entries
+    assert sum_usage(books.entries) == ONE + ONE + ONE
+
+
+def recorded(name: str, number: int) -> Trace:
+    """Return a trace of one step."""
+    trace = Trace(PURPOSE, id=name)
+    ((step, gold),) = steps(name, number, count=1, claims=[True])
+    said = Evaluation(
+        progress_before=0,
+        progress_after=gold.progress_after + 3,
+        reasoning="It says so.",
+        evidence=("filed",),
+    )
+    trace.record(step, said, label=gold)
+    return trace
+
+
+async def test_the_calls_of_a_critic_that_is_passed_in_count() -> None:
+    """Its calls are in the report by purpose, refused replies too; what others ask it is not."""
+    refused = 0
+
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        nonlocal refused
+        if reply_type is CriticReply and call_id.attempt == 0:
+            refused += 1
+            return "?"
+        return answer(prompt, reply_type)
+
+    llm = ScriptedLLM(script)
+    critic = Critic(llm)
+    settings = CalibratorSettings(contrast=PairSettings(n_judges=2, candidates_per_event=2))
+    calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings)
+    learn, held_out = [recorded(f"t{n}", n) for n in range(3)], [recorded(f"h{n}", n) for n in range(20)]
+    await critic.score(learn[0].events[0].transition, purpose=PURPOSE)
+    assert calibrator.usage == Usage()
+    outside, refused = len(llm.calls), 0
+    report = await calibrator.calibrate(learn, heldout=held_out)
+    entries = {(one.role, one.purpose): one for one in report.usage_by_purpose}
+    assert entries["critic", "score"].n_questions >= 20
+    assert entries["critic", "score"].n_invalid == refused > 0
+    assert report.usage == calibrator.usage
+    assert report.usage.calls == len(llm.calls) - outside
+
+
+async def test_the_calls_of_a_critic_that_is_passed_in_wait_for_a_place() -> None:
+    """No more calls are in flight than the calibrator may have, those of the critic included."""
+    flying = most = 0
+
+    async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        nonlocal flying, most
+        flying += 1
+        most = max(most, flying)
+        await anyio.lowlevel.checkpoint()
+        flying -= 1
+        return answer(prompt, reply_type)
+
+    llm = ScriptedLLM(script)
+    settings = CalibratorSettings(contrast=PairSettings(n_judges=2), concurrency=2)
+    calibrator = Calibrator(llm, ListMemory(), critic=Critic(llm), settings=settings)
+    await calibrator.calibrate(
+        [recorded(f"t{n}", n) for n in range(4)], heldout=[recorded("h", 1)], allow_untested=True
+    )
+    assert most == 2
+
+
+# ---------- calibration heard
+
+PLACES = 2
+SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1), concurrency=PLACES)
+
+
+def silent(until: int | None = None) -> ScriptedLLM:
+    """Return the flattered model, which gives no valid score, or none in so many first questions."""
+    numbers = count()
+
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if reply_type is CriticReply and (until is None or next(numbers) < until):
+            return ReplyError("phi_after: 11 is above 10")
+        return answer(prompt, reply_type)
+
+    return ScriptedLLM(script)
+
+
+async def test_it_ends_with_the_last_reason() -> None:
+    """Ten questions without a valid score are enough; nothing more is asked than what was in flight."""
+    llm = silent()
+    with pytest.raises(RunFailed, match=r"any of the first 10 questions.*phi_after: 11 is above 10.*models"):
+        await Calibrator(llm, ListMemory(), settings=SETTINGS).calibrate(
+            flattered_traces("learn", 4), heldout=flattered_traces("held out", 20)
+        )
+    assert FAIL_FAST_CALLS <= len(llm.calls) <= FAIL_FAST_CALLS + PLACES
+
+
+async def test_one_valid_score_is_enough_to_go_on() -> None:
+    """A critic that is often silent is no wrong model: its silence is counted instead."""
+    report = await Calibrator(silent(FAIL_FAST_CALLS - 1), ListMemory(), settings=SETTINGS).calibrate(
+        flattered_traces("learn", 4), heldout=flattered_traces("held out", 20)
+    )
+    assert report.held_out.n_unscored == FAIL_FAST_CALLS - 1
+
+
+async def test_beside_an_agent_it_stops() -> None:
+    """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
+    told: list[CalibrationEvent] = []
+    async with Calibrator(silent(), ListMemory(), settings=SETTINGS, on_event=told.append) as calibrator:
+        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
+            trace = Trace(PURPOSE, id=name)
+            trace.record(transition(name, number, number + 1, claims=True))
+            calibrator.submit(trace)
+        await calibrator.wait_until_idle()
+    (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
+    assert "no valid score" in stopped.reason
+
+
+def test_the_command_ends_with_code_1(tmp_path: Path) -> None:
+    """A model that answers in another form is told after a few calls, in one sentence."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    with flattering(first="What a lovely day.") as (url, asked):
+        path = configured(tmp_path, url)
+        result = reflact(path, "--set", "models.critic.reasks=0", "--show", "quiet")
+    assert result.exit_code == 1
+    kept, error = result.stderr.splitlines()
+    assert kept.startswith("stopped before the first round")
+    assert error.startswith("error: the critic gave no valid score of any of the first 10 questions")
+    assert len(asked) <= FAIL_FAST_CALLS + 8
+
+
+# ---------- calibration mute
+
+Mute = Callable[[CallId], bool]
+
+
+def settings(*, judges: int = 0, places: int = 2, rounds: int = 1) -> CalibratorSettings:
+    """Return settings of a calibration that needs a judge, or a writer for some of its pairs."""
+    return CalibratorSettings(
+        contrast=PairSettings(n_judges=judges, candidates_per_event=8),
+        curriculum=CurriculumSettings(max_rounds=rounds, patience=rounds),
+        concurrency=places,
+    )
+
+
+def muted(mute: Mute, *, stops: int | None = None) -> ScriptedLLM:
+    """Return the flattered model, mute where that says so, and out of reach after so many questions."""
+    numbers = count()
+
+    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+        if stops is not None and next(numbers) >= stops:
+            return ProviderDown("gone")
+        return ReplyError("better: [b]neither[/b]") if mute(call_id) else answer(prompt, reply_type)
+
+    return ScriptedLLM(script)
+
+
+def judging(call_id: CallId) -> bool:
+    """Whether a judge is asked."""
+    return call_id.role == "judge"
+
+
+def writing(call_id: CallId) -> bool:
+    """Whether a writer is asked."""
+    return call_id.role == "contrast"
+
+
+def asked(llm: ScriptedLLM, who: Mute) -> set[str]:
+    """Return the different questions that somebody was asked."""
+    return {call.call_id.label for call in llm.calls if who(call.call_id)}
+
+
+async def calibrated(
+    llm: ScriptedLLM, how: CalibratorSettings, *, learn: int = 4, memory: ListMemory | None = None
+) -> CalibrationReport:
+    """Return the report of a calibration over so many traces."""
+    calibrator = Calibrator(llm, ListMemory() if memory is None else memory, settings=how)
+    return await calibrator.calibrate(
+        flattered_traces("learn", learn), heldout=flattered_traces("held out", 20)
+    )
+
+
+# --------------------------------------------------------------------------------------------------- judges
+
+
+async def test_a_mute_judge_ends_it_with_the_last_reason() -> None:
+    """Ten comparisons without a valid reply are enough; but for what waits already no more is asked."""
+    llm = muted(judging)
+    with pytest.raises(RunFailed, match=r"any of the first 10 comparisons.*neither.*contrast\.n_judges: 0"):
+        await calibrated(llm, settings(judges=3), learn=2 * FAIL_FAST_CALLS)
+    assert FAIL_FAST_CALLS <= len(asked(llm, judging)) < 4 * FAIL_FAST_CALLS
+
+
+async def test_one_valid_comparison_is_enough_to_go_on() -> None:
+    """A judge that is often silent loses pairs, and ends nothing."""
+    numbers = count(1)
+    llm = muted(lambda call_id: judging(call_id) and next(numbers) != FAIL_FAST_CALLS)
+    report = await calibrated(llm, settings(judges=3))
+    assert len(asked(llm, judging)) > FAIL_FAST_CALLS
+    assert {drop.reason for drop in report.dropped} >= {"judged_wrong"}
+
+
+async def test_beside_an_agent_a_mute_judge_stops_it() -> None:
+    """Nothing is raised into the agent; the calibrator says why it takes no further trace."""
+    told: list[CalibrationEvent] = []
+    how = settings(judges=3)
+    async with Calibrator(muted(judging), ListMemory(), settings=how, on_event=told.append) as calibrator:
+        for number, name in enumerate(names("learn", 2 * FAIL_FAST_CALLS)):
+            calibrator.submit(recorded_calibration_mute(name, number))
+        await calibrator.wait_until_idle()
+    (stopped,) = [event for event in told if isinstance(event, CalibratorStopped)]
+    assert "no valid reply to any of the first 10 comparisons" in stopped.reason
+
+
+# -------------------------------------------------------------------------------------------------- writers
+
+
+async def test_a_mute_writer_is_asked_no_more() -> None:
+    """It is asked of the first ten traces, and in no later round; what needs no writer is made and tested."""
+    few, many = muted(writing), muted(writing)
+    await calibrated(few, settings(), learn=FAIL_FAST_CALLS)
+    report = await calibrated(many, settings(rounds=3), learn=3 * FAIL_FAST_CALLS)
+    assert len(asked(many, writing)) >= FAIL_FAST_CALLS
+    assert asked(many, writing) == asked(few, writing)
+    assert report.n_rounds > 1
+    assert report.n_promoted > 0
+    lost = {drop.reason: drop.n_candidates for drop in report.dropped}
+    assert lost["bad_reply"] > len(asked(many, writing))
+
+
+async def test_the_report_says_that_it_was_given_up() -> None:
+    """With the last reason, letter by letter, and with nothing else about its questions."""
+    report = await calibrated(muted(writing), settings(), learn=FAIL_FAST_CALLS)
+    out = StringIO()
+    print_calibration(Console(file=out, width=400), report)
+    (said,) = [line for line in out.getvalue().splitlines() if "no valid reply to any" in line]
+    assert said.startswith("The writer gave no valid reply")
+    assert said.endswith("; the last one: better: [b]neither[/b].")
+    assert "None of the" not in out.getvalue()
+    assert "<p>The writer gave no valid reply" in render_calibration_page(report)
+
+
+async def test_a_writer_that_was_heard_once_is_asked_on() -> None:
+    """One valid reply among the first traces is enough."""
+    mute = muted(writing)
+    await calibrated(mute, settings(), learn=FAIL_FAST_CALLS)
+    valid = min(asked(mute, writing))
+    llm = muted(lambda call_id: writing(call_id) and call_id.label != valid)
+    report = await calibrated(llm, settings(), learn=2 * FAIL_FAST_CALLS)
+    assert report.writer_stop_reason is None
+    assert len(asked(llm, writing)) > len(asked(mute, writing))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", [1, 3, 16])
+async def test_how_many_are_asked_at_a_time_makes_no_difference(places: int) -> None:
+    """That a writer is given up follows from what was said, not from when."""
+    one, several = muted(writing), muted(writing)
+    alone = await calibrated(one, settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
+    together = await calibrated(several, settings(rounds=2, places=places), learn=2 * FAIL_FAST_CALLS)
+    assert asked(several, writing) == asked(one, writing)
+    assert together == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [60, 110, 150])
+async def test_cut_off_it_gives_the_writer_up_at_the_same_place(stops: int) -> None:
+    """The report of a calibration that went on is that of one that was never stopped."""
+    whole = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS)
+    memory = ListMemory()
+    with pytest.raises(ProviderDown):
+        await calibrated(
+            muted(writing, stops=stops), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory
+        )
+    again = await calibrated(muted(writing), settings(rounds=2), learn=2 * FAIL_FAST_CALLS, memory=memory)
+    assert again == whole
+
+
+async def test_beside_an_agent_a_mute_writer_is_asked_no_more() -> None:
+    """Once ten questions of finished traces had no valid reply; the calibrator goes on with the rest."""
+    llm, told = muted(writing), list[CalibrationEvent]()
+    async with Calibrator(llm, ListMemory(), settings=settings(), on_event=told.append) as calibrator:
+        for number, name in enumerate(names("learn", 3 * FAIL_FAST_CALLS)):
+            calibrator.submit(recorded_calibration_mute(name, number))
+        await calibrator.wait_until_idle()
+    assert FAIL_FAST_CALLS <= len(asked(llm, writing)) < FAIL_FAST_CALLS + 4
+    assert not [event for event in told if isinstance(event, CalibratorStopped)]

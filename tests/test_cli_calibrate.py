@@ -1,0 +1,452 @@
+"""`reflact calibrate`: traces of a folder or a memory, a model, a table of before and after."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from typer.testing import CliRunner
+
+from calibrate_command import Hold, configured, flattering, one_line, record, reflact
+from calibration_memory import ListMemory
+from flattered_world import flattered, flattered_traces
+from html_page import read
+from reflact import Calibrator, MemoryStore, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.cost_estimate import CalibrationCostEstimate
+from reflact.calibration.events import (
+    CALIBRATION_EVENT_ADAPTER,
+    CalibrationFinished,
+    CalibrationStarted,
+    PairsGenerated,
+)
+from reflact.calibration.report import CalibrationReport
+from reflact.cli.app import app
+from reflact.cli.calibrate_output import PausePrinter, choose_pause_printer
+from reflact.cli.common import ShowMode
+from reflact.llm.rate_limit import LimitChange
+from reflact.memory.cards import compute_alpha
+from reflact.reporting.html.calibration import render_calibration_page
+from served import HANGS, MAIN, reflact_process
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with traces to learn from and others that are held out."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    return tmp_path
+
+
+def test_before_and_after_stand_side_by_side(folder: Path) -> None:
+    """The table shows each measure with its interval, and the batch that was promoted."""
+    with flattering() as (url, asked):
+        result = reflact(configured(folder, url))
+    assert result.exit_code == 0, result.output
+    assert "held-out traces: 24 traces, 24 steps; mean absolute error 1.50 -> 0.00" in result.stdout
+    assert "Averaged within each trace, the error fell by 1.50 points [" in one_line(result.stdout)
+    assert "mean absolute error" in result.stdout
+    assert "1.50 [" in result.stdout
+    assert "0.00 [0.00, 0.00]" in result.stdout
+    assert ": promoted." in result.stdout
+    calls = len(asked)
+    assert f"questions took {calls} calls, {10 * calls} tokens in, {3 * calls} out" in one_line(result.stdout)
+    assert f"paid by this start: {calls} calls, {10 * calls} tokens in" in result.stdout
+
+
+def test_started_again_it_pays_for_nothing_twice(folder: Path) -> None:
+    """The same command asks nothing that was answered before, and finds the critic as it was left."""
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        first = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
+        paid = len(asked)
+        second = CalibrationReport.model_validate_json(reflact(path, "--json", "--again").stdout)
+    assert len(set(asked)) == len(asked)
+    assert paid >= 48
+    assert first.held_out.after is not None
+    assert second.held_out.before == first.held_out.after
+
+
+def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -> None:
+    """What agents kept in the memory is calibrated on; a slice of it is held out."""
+
+    async def keep() -> None:
+        async with MemoryStore(folder / "memory.db") as store:
+            for path in sorted((folder / "held out").glob("*.jsonl")):
+                await Trace.load(path).save_to(store)
+
+    anyio.run(keep)
+    with flattering() as (url, _):
+        settings = ("--set", "traces=null", "--set", "heldout=null", "--json", "--anyway")
+        report = CalibrationReport.model_validate_json(reflact(configured(folder, url), *settings).stdout)
+    assert report.held_out_name == "1 slice of 4"
+    assert 0 < report.n_training_traces < 24
+    assert report.not_tested_reason is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["models.critic.model=''"], "models.critic.model is required"),
+        (["traces=nowhere"], "is not a folder of traces"),
+        (["calibrator.holdout_fold=3"], "did you mean holdout_folds?"),
+        (["budget.max_tokens=100"], "budget.max_tokens needs models.critic.max_tokens"),
+        (["traces=null"], "the memory holds no trace"),
+    ],
+    ids=["no model", "no folder", "a wrong key", "no cap", "an empty memory"],
+)
+def test_what_is_wrong_is_one_sentence(folder: Path, overrides: list[str], words: str) -> None:
+    """A wrong setting ends with code 2, says what to do, and asks nothing."""
+    options = [part for one in overrides for part in ("--set", one)]
+    result = reflact(configured(folder), *options)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_budget_holds_over_all_starts(folder: Path) -> None:
+    """Reaching it is a clean stop; started again with the same one, nothing more is asked."""
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        for _ in range(2):
+            result = reflact(path, "--set", "budget.max_calls=10")
+            assert result.exit_code == 1, result.output
+            assert "max_calls" in result.stderr
+            assert len(asked) == 10
+
+
+# ------------------------------------------------------------------------------ before, during and after
+
+
+def test_a_dry_run_asks_and_writes_nothing(folder: Path) -> None:
+    """How many calls it takes is printed; no call is made, no file appears."""
+    before = sorted(folder.rglob("*"))
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        result = reflact(path, "--dry-run")
+        as_json = reflact(path, "--dry-run", "--json")
+        assert result.exit_code == 0, result.output
+        assert asked == []
+        assert sorted(folder.rglob("*")) == sorted([*before, path])
+        reflact(path)
+    shown = one_line(result.stdout)
+    assert "6 traces to learn from; held out: 24 traces with 24 known steps; anchors: 0 steps" in shown
+    assert "24 held-out traces show with 95% power" in shown
+    estimate = CalibrationCostEstimate.model_validate_json(as_json.stdout)
+    assert f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls" in shown
+    assert estimate.min_calls <= len(asked) <= estimate.max_calls
+
+
+def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
+    """With too few held-out traces it is said before anything is paid for, and what is paid already."""
+    for path in sorted((folder / "held out").glob("*"))[:5]:
+        path.unlink()
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        first = one_line(reflact(path, "--dry-run").stdout)
+        refused = reflact(path)
+        assert (refused.exit_code, refused.stdout, asked) == (2, "", [])
+        reflact(path, "--anyway")
+        paid = len(asked)
+        second = one_line(reflact(path, "--dry-run").stdout)
+        assert len(asked) == paid
+    assert "Nothing can be tested or promoted: 19 held-out traces have steps with a gold score" in first
+    assert "so 1 more is missing: hold out more traces with gold" in first
+    assert "no call was made: 19 held-out traces have steps with a gold score" in refused.stderr
+    assert "paid for" not in first
+    assert f"{paid} calls are paid for already" in second
+
+
+def test_progress_is_told_on_standard_error(folder: Path) -> None:
+    """Rounds, pairs, tests and measurements are lines there, with calls so far; the report is apart."""
+    with flattering() as (url, asked):
+        path = configured(folder, url)
+        shown = reflact(path, "--set", "models.critic.price={input: 1, output: 2}")
+        calls = len(asked)
+        quiet = reflact(path, "--show", "quiet")
+    lines = shown.stderr.splitlines()
+    starts = [line[:9].strip() for line in lines]
+    assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
+    assert "6 of 6 candidates" in lines[-3]
+    assert lines[-1].endswith("so far)")
+    assert f"({calls} calls, $" in lines[-1]
+    assert "began" not in shown.stdout
+    assert quiet.stderr == ""
+    assert "mean absolute error" in quiet.stdout
+
+
+def test_events_are_lines_of_json(folder: Path) -> None:
+    """With --show json each line of standard output is an event, and the last one holds the report."""
+    with flattering() as (url, _):
+        result = reflact(configured(folder, url), "--show", "json")
+    told = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
+    assert isinstance(told[0], CalibrationStarted)
+    assert isinstance(told[-1], CalibrationFinished)
+    made = [event for event in told if isinstance(event, PairsGenerated)]
+    assert sum(event.n_candidates for event in made) == told[-1].report.n_candidates
+    assert result.stderr == ""
+
+
+def test_refused_replies_are_printed(folder: Path) -> None:
+    """What was refused was paid for: it counts, by purpose, and is said."""
+    with flattering(first="no JSON") as (url, asked):
+        result = reflact(configured(folder, url))
+    shown = one_line(result.stdout)
+    questions = len(asked) // 2
+    assert f"{questions} questions took {len(asked)} calls" in shown
+    assert f"{questions} replies were refused, 0 questions got no valid one" in shown
+    assert "critic, score: 48 questions, 96 calls, 960 tokens in, 288 out, 48 refused" in shown
+    assert f"paid by this start: {len(asked)} calls" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code: int) -> None:
+    """Calls under way at a signal finish and are kept; started again, nothing is asked twice."""
+    hold = Hold(after=30)
+    with flattering(hold) as (url, asked):
+        path = configured(folder, url)
+        with reflact_process("calibrate", path) as process:
+            assert hold.reached.wait(HANGS)
+            process.send_signal(number)
+            assert process.stderr is not None
+            said = ""
+            while "goes on" not in said:
+                said = process.stderr.readline()
+            hold.go_on.set()
+            out, errors = process.communicate(timeout=HANGS)
+        assert process.returncode == code, errors
+        assert "work under way may finish" in said
+        assert f"the answers of the {len(asked)} calls that were paid for are in the store" in errors
+        assert out == ""
+        report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
+    assert report.n_promoted > 0
+    assert len(set(asked)) == len(asked)
+
+
+# ---------- calibration again
+
+SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1))
+
+
+async def test_nothing_is_asked_made_or_tested_while_nothing_has_changed() -> None:
+    """The report is the stored one, marked as such; neither calls nor pairs nor tests come about."""
+    llm, memory = flattered(), ListMemory()
+    learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
+    first = await Calibrator(llm, memory, settings=SETTINGS).calibrate(learn, heldout=held_out)
+    assert first.n_tests is not None
+    calls, pairs = len(llm.calls), len(memory.stored)
+    calibrator = Calibrator(llm, memory, settings=SETTINGS)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
+    second = await calibrator.calibrate(learn, heldout=held_out)
+    assert (estimate.is_finished, estimate.n_earlier_tests) == (True, first.n_tests)
+    assert second == first.model_copy(update={"is_earlier_result": True})
+    assert (len(llm.calls), len(memory.stored), len(memory.booked)) == (calls, pairs, first.n_tests)
+
+
+async def test_again_opens_another_test_at_the_level_that_is_left() -> None:
+    """Further pairs of the same traces are made and tested as the next batch on these traces."""
+    memory, calibrator = ListMemory(), None
+    learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
+    calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
+    first = await calibrator.calibrate(learn, heldout=held_out)
+    second = await calibrator.calibrate(learn, heldout=held_out, ignore_finished=True)
+    assert first.n_tests is not None
+    assert not second.is_earlier_result
+    assert second.tests[0].n_earlier_tests == first.n_tests
+    assert second.tests[0].alpha == pytest.approx(compute_alpha(first.n_tests))
+    assert (await calibrator.calibrate(learn, heldout=held_out)).tests == second.tests
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["traces", "held out", "settings", "memory"])
+async def test_what_has_changed_is_calibrated(change: str) -> None:
+    """Another trace, another setting, or a promoted pair that was taken back make it another calibration."""
+    memory, settings = ListMemory(), SETTINGS
+    learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
+    await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
+    if change == "traces":
+        learn = flattered_traces("learn", 5)
+    elif change == "held out":
+        held_out = flattered_traces("held out", 21)
+    elif change == "settings":
+        settings = settings.model_copy(update={"contrast": PairSettings(n_judges=0, candidates_per_event=2)})
+    else:
+        name, one = next((name, one) for name, one in memory.stored.items() if one.status == "promoted")
+        memory.stored[name] = one.model_copy(update={"status": "quarantined", "reason": "measured harm"})
+    report = await Calibrator(flattered(), memory, settings=settings).calibrate(learn, heldout=held_out)
+    assert not report.is_earlier_result
+    assert report.n_candidates > 0
+
+
+def test_the_command_says_so_before_and_after(tmp_path: Path) -> None:
+    """A dry run names the tests that were made and what is left; the report names it too."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    with flattering() as (url, asked):
+        path = configured(tmp_path, url)
+        fresh = one_line(reflact(path, "--dry-run").stdout)
+        first = one_line(reflact(path).stdout)
+        paid = len(asked)
+        estimate = one_line(reflact(path, "--dry-run").stdout)
+        second = reflact(path)
+        assert len(asked) == paid
+    left = f"1 batch was tested on these held-out traces: another one passes at p of at most {compute_alpha(1):.2g}"
+    assert left not in fresh
+    assert left in first
+    assert left in estimate
+    assert "the command asks nothing, opens no test" in estimate
+    assert second.exit_code == 0
+    assert one_line(second.stdout).startswith("Nothing has changed since this calibration was made")
+    assert "--again makes further pairs" in one_line(second.stdout)
+    assert second.stderr == ""
+
+
+# ---------- calibration closed port
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A configuration whose endpoint is a closed port."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    return configured(tmp_path)
+
+
+def test_it_is_told_once_that_it_is_tried_again(path: Path) -> None:
+    """Eight calls at a time make one line, and it stands before the end."""
+    result = reflact(path, "--set", "models.critic.max_retries=1")
+    assert result.exit_code == 1
+    began, tries, kept, error = result.stderr.splitlines()
+    assert began.startswith("began ")
+    assert tries == "retry     http://127.0.0.1:9/v1 cannot be reached; trying again"
+    assert kept.endswith("no call was answered, so there is nothing to keep")
+    assert "models.critic.base_url" in error
+
+
+@pytest.mark.parametrize("options", [["--show", "quiet"], ["--json"], ["--show", "json"]])
+def test_it_is_told_only_among_lines(path: Path, options: list[str]) -> None:
+    """Where lines are not asked for and no terminal is there, nothing is."""
+    result = reflact(path, "--set", "models.critic.max_retries=1", *options)
+    assert result.exit_code == 1
+    assert "trying again" not in result.output
+
+
+def test_beside_the_report_as_json_a_terminal_is_told() -> None:
+    """Whoever looks on sees why nothing comes; who asked for quiet does not."""
+    assert isinstance(choose_pause_printer(None, as_json=True, terminal=True), PausePrinter)
+    assert choose_pause_printer(None, as_json=True, terminal=False) is None
+    assert choose_pause_printer(ShowMode.quiet, as_json=True, terminal=True) is None
+
+
+def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """An address is shown letter by letter; the same back-off is told once."""
+    tell = PausePrinter()
+    for _ in range(2):
+        tell(LimitChange("http://\x1b[2J", 429, 9.0, 2.5))
+    assert (
+        capsys.readouterr().err == "limit     http://\\x1b[2J answered 429; waiting 9 s, then 2.5 calls/s\n"
+    )
+
+
+# ---------- calibration page cli
+
+
+@pytest.fixture
+def page_folder(tmp_path: Path) -> Path:
+    """A folder with traces to learn from and too few that are held out."""
+    record(tmp_path / "learn", 2)
+    record(tmp_path / "held out", 3)
+    return tmp_path
+
+
+def test_the_page_is_written_beside_what_is_printed(page_folder: Path) -> None:
+    """The last line names the file; the page is that of the report that `--json` prints."""
+    page = page_folder / "pages" / "report.html"
+    with flattering() as (url, _):
+        result = reflact(configured(page_folder, url), "--anyway", "--html", page)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines()[-1] == f"{page} shows this as a page."
+        printed = reflact(
+            configured(page_folder, url), "--anyway", "--json", "--set", f"memory={page_folder}/other.db"
+        )
+    report = CalibrationReport.model_validate_json(printed.stdout)
+    assert page.read_text(encoding="utf-8") == render_calibration_page(report)
+    assert [path.name for path in page.parent.iterdir()] == ["report.html"]
+
+
+def test_json_stays_alone(page_folder: Path) -> None:
+    """With `--json` or events nothing but JSON is printed, and the page is written all the same."""
+    with flattering() as (url, _):
+        for options in (["--json"], ["--show", "json"]):
+            page = page_folder / f"{len(options)}.html"
+            result = reflact(configured(page_folder, url), *options, "--anyway", "--html", page)
+            assert all(line.startswith("{") for line in result.stdout.splitlines())
+            assert "3 held-out traces" in read(page.read_text(encoding="utf-8")).text
+
+
+@pytest.mark.parametrize("place", ["file/report.html", "learn"], ids=["below a file", "a folder"])
+def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(
+    page_folder: Path, place: str
+) -> None:
+    """The error is one sentence that names the file; nothing is asked and nothing is left behind."""
+    (page_folder / "file").write_text("", encoding="utf-8")
+    before = sorted(page_folder.iterdir())
+    with flattering() as (url, asked):
+        path = configured(page_folder, url)
+        result = reflact(path, "--anyway", "--html", page_folder / place)
+    assert (result.exit_code, result.stdout, asked) == (2, "", [])
+    assert result.stderr.startswith(f"error: --html {page_folder / place} cannot be written: ")
+    assert sorted(page_folder.iterdir()) == sorted([*before, path])
+
+
+def test_the_demo_leaves_its_page(tmp_path: Path) -> None:
+    """It stands beside the memory, and the last line says so."""
+    result = CliRunner().invoke(app, ["demo", "--calibrate", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == f"{tmp_path / 'calibration.html'} shows this as a page."
+    assert read((tmp_path / "calibration.html").read_text(encoding="utf-8"))
+
+
+# ---------- calibration pipes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there")
+@pytest.mark.parametrize(
+    ("options", "both"),
+    [([], False), ([], True), (["--json"], False), (["--show", "json"], False)],
+    ids=["a report", "lines too", "json", "events"],
+)
+def test_a_reader_that_goes_away_loses_nothing_but_lines(
+    tmp_path: Path, options: list[str], both: bool
+) -> None:
+    """It goes on to its end with code 0 and without a traceback: page and memory are as they would be."""
+    record(tmp_path / "learn", 6)
+    record(tmp_path / "held out", 24)
+    page = tmp_path / "report.html"
+    with flattering() as (url, asked):
+        path = configured(tmp_path, url)
+        arguments = [sys.executable, "-c", MAIN, "calibrate", str(path), "--html", str(page), *options]
+        errors = subprocess.STDOUT if both else subprocess.PIPE
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.close()
+            said = "" if process.stderr is None else process.stderr.read()
+            assert process.wait(HANGS) == 0, said
+        paid = len(asked)
+        report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
+        assert len(asked) == paid
+    assert "Traceback" not in said
+    assert "Broken" not in said
+    assert page.is_file()
+    assert report.is_earlier_result
+    assert report.n_promoted > 0

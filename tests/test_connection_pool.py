@@ -1,0 +1,125 @@
+"""The network: calls are spread over pools that stay small, and places come back whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import httpx
+import pytest
+
+from reflact.concurrency import open_task_group
+from reflact.llm.connection_pool import CALLS_PER_POOL, PooledTransport
+
+pytestmark = pytest.mark.anyio
+
+
+class Body(httpx.AsyncByteStream):
+    """A body in two pieces."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"a"
+        yield b"b"
+
+
+class Pool(httpx.AsyncBaseTransport):
+    """Answers once it is let, and counts what is sent and whether it was closed."""
+
+    def __init__(self, let: anyio.Event) -> None:
+        self._let = let
+        self.sent = 0
+        self.closed = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent += 1
+        await self._let.wait()
+        if request.method == "PUT":
+            raise httpx.ReadError("cut")
+        return httpx.Response(200, stream=Body())
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Pools(list[Pool]):
+    """Opens pools and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = anyio.Event()
+
+    def open(self) -> Pool:
+        self.append(Pool(self.let))
+        return self[-1]
+
+
+def request(method: str = "POST") -> httpx.Request:
+    """Return a request."""
+    return httpx.Request(method, "http://endpoint.test/v1")
+
+
+async def test_pools_are_opened_as_they_are_needed_and_closed_together() -> None:
+    """Three pools for two and a half pools' calls, whose answers arrive whole."""
+    pools, read = Pools(), list[bytes]()
+    async with PooledTransport(pools.open) as network:
+
+        async def one() -> None:
+            response = await network.handle_async_request(request())
+            read.append(await response.aread())
+            await response.aclose()
+
+        async with open_task_group() as tasks:
+            for _ in range(5 * CALLS_PER_POOL // 2):
+                tasks.start_soon(one)
+            await anyio.wait_all_tasks_blocked()
+            assert [pool.sent for pool in pools] == [CALLS_PER_POOL, CALLS_PER_POOL, CALLS_PER_POOL // 2]
+            pools.let.set()
+        for _ in range(CALLS_PER_POOL):
+            await one()
+        assert len(pools) == 3
+    assert read == [b"ab"] * (5 * CALLS_PER_POOL // 2 + CALLS_PER_POOL)
+    assert all(pool.closed for pool in pools)
+
+
+@pytest.mark.parametrize("how", ["closed", "closed twice", "failed", "cancelled"])
+async def test_a_place_comes_back_once(how: str) -> None:
+    """However calls end, as many fit into the first pool as before, and no more."""
+    pools = Pools()
+    if how != "cancelled":
+        pools.let.set()
+    network = PooledTransport(pools.open)
+    for _ in range(CALLS_PER_POOL + 1):
+        if how == "failed":
+            with pytest.raises(httpx.ReadError):
+                await network.handle_async_request(request("PUT"))
+        elif how == "cancelled":
+            with anyio.move_on_after(0):
+                await network.handle_async_request(request())
+        else:
+            response = await network.handle_async_request(request())
+            await response.aclose()
+            if how == "closed twice":
+                await response.aclose()
+    assert len(pools) == 1
+    pools.let.set()
+    for _ in range(CALLS_PER_POOL + 1):
+        await network.handle_async_request(request())
+    assert len(pools) == 2
+
+
+async def test_an_answer_under_way_keeps_its_place() -> None:
+    """A call is in flight until its answer is closed, not until its head arrives."""
+    pools = Pools()
+    pools.let.set()
+    network = PooledTransport(pools.open)
+    for _ in range(CALLS_PER_POOL):
+        await network.handle_async_request(request())
+    await network.handle_async_request(request())
+    assert len(pools) == 2
+
+
+async def test_without_pools_of_ones_own_the_network_is_asked() -> None:
+    """A port that nobody listens on is a failure to connect."""
+    async with PooledTransport() as network:
+        with pytest.raises(httpx.ConnectError):
+            await network.handle_async_request(httpx.Request("GET", "http://127.0.0.1:9/"))

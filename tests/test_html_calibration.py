@@ -1,0 +1,375 @@
+"""The page of a calibration: whole, self-contained, safe, and with the report's numbers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration_reports import NOTHING, everything, evidence, hostile, measures
+from html_page import Node, read, tables
+from reflact.calibration.mistakes import DropReason
+from reflact.calibration.report import OUTCOME_TEXTS, CalibrationReport, DropCount, MetricsChange, PairCount
+from reflact.calibration.significance import ReplayTestOutcome
+from reflact.prompts import find_data_folder
+from reflact.records import IntervalEstimate
+from reflact.reporting.html.calibration import render_calibration_page
+from reflact.reporting.html.page import format_count, format_number
+from reflact.reporting.html.wording import DROP_MEANINGS, build_verdict
+
+MARKUP = (
+    "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
+    "\"'&amp;{{7*7}}{% x %}${y}\x1b[31m\u202e"
+)
+
+
+def recorded() -> CalibrationReport:
+    """Return the report of the recorded calibration."""
+    return CalibrationReport.model_validate_json(
+        (find_data_folder("calibration") / "report.json").read_bytes()
+    )
+
+
+REPORTS = {
+    "everything": everything(),
+    "nothing": NOTHING,
+    "hostile": hostile(MARKUP),
+    "recorded": recorded(),
+    "one trace": NOTHING.model_copy(
+        update={
+            "held_out": MetricsChange(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)
+        }
+    ),
+}
+each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+
+
+def page_of(report: CalibrationReport) -> Node:
+    """Return the elements of a report's page."""
+    return read(render_calibration_page(report))
+
+
+def shown(estimate: IntervalEstimate | None) -> str:
+    """Return a figure as a table shows it."""
+    if estimate is None:
+        return "–"
+    value, low, high = (
+        f"{one:.2f}".replace("-0.00", "0.00") for one in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} [{low},\N{NO-BREAK SPACE}{high}]".replace("-", "−")
+
+
+def drawing(root: Node, name: str) -> Node:
+    """Return the chart of a name."""
+    return next(
+        svg for svg in root.all("svg") if svg.attributes["aria-labelledby"].startswith(f"{name}-title")
+    )
+
+
+def places(chart: Node, look: str) -> list[tuple[float, float]]:
+    """Return the centres of a chart's marks."""
+    found = []
+    for one in chart.all():
+        if one.name == "circle" and one.attributes["class"] == look:
+            found.append((float(one.attributes["cx"]), float(one.attributes["cy"])))
+        elif one.name == "polygon" and one.attributes["class"] == look:
+            corners = [tuple(map(float, corner.split(","))) for corner in one.attributes["points"].split()]
+            found.append((corners[0][0], corners[1][1]))
+    return found
+
+
+@each_report
+def test_a_page_is_whole(report: CalibrationReport) -> None:
+    """Elements are closed, ids are unique, references find them, and headings follow each other."""
+    root = page_of(report)
+    ids = [node.attributes["id"] for node in root.all() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+    for node in root.all():
+        for name in node.attributes.get("aria-labelledby", "").split():
+            assert name in ids
+        if node.name == "a":
+            assert node.attributes["href"].removeprefix("#") in ids
+    assert len([*root.all("h1")]) == 1
+    assert next(root.all("html")).attributes["lang"] == "en"
+    assert {"header", "nav", "section"} <= {node.name for node in next(root.all("main")).all()}
+
+
+@each_report
+def test_a_page_asks_for_nothing_and_runs_nothing(report: CalibrationReport) -> None:
+    """It holds no script, no handler, and no address of anything outside; its policy forbids all of them."""
+    root = page_of(report)
+    assert not {"script", "iframe", "object", "img", "form", "base"} & {node.name for node in root.all()}
+    for node in root.all():
+        assert not [name for name in node.attributes if name.startswith("on")]
+        for name in {"src", "href", "action", "xlink:href"} & node.attributes.keys():
+            assert re.match(r"#|data:", node.attributes[name])
+        assert not re.search(r"https?:|url\(", node.attributes.get("style", ""))
+    (style,) = root.all("style")
+    assert not re.search(r"https?:|url\(|@import", style.text)
+    (policy,) = (meta for meta in root.all("meta") if meta.attributes.get("http-equiv"))
+    assert policy.attributes["content"].startswith(
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    )
+
+
+@each_report
+def test_everything_is_named_for_those_who_do_not_see_it(report: CalibrationReport) -> None:
+    """Tables have captions and scopes, charts a title and a description."""
+    root = page_of(report)
+    for table in root.all("table"):
+        assert next(table.all("caption")).text
+        assert {cell.attributes["scope"] for cell in table.all("th")} == {"col", "row"}
+        widths = {len([c for c in row.all() if c.name in {"th", "td"}]) for row in table.all("tr")}
+        assert len(widths) == 1
+    for svg in root.all("svg"):
+        assert svg.attributes["role"] == "img"
+        assert next(svg.all("title")).text
+        assert next(svg.all("desc")).text
+    assert len([*root.all("table")]) == len(tables(root)), "two tables have one caption"
+
+
+def test_hostile_text_stays_text() -> None:
+    """Markup in any field of a report appears as it was written, its unseen characters as escapes."""
+    root = page_of(hostile(MARKUP))
+    written = MARKUP.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
+    for section in ("evidence", "pairs", "kinds", "outlook", "cost", "versions"):
+        (part,) = (node for node in root.all("section") if node.attributes["id"] == section)
+        assert written in part.text
+    assert "\x1b" not in root.text
+    assert "\u202e" not in root.text
+    assert {node.name for node in page_of(everything()).all()} >= {node.name for node in root.all()} - {"wbr"}
+
+
+def test_a_page_can_be_written_whatever_is_in_it() -> None:
+    """Half a surrogate pair, which UTF-8 does not have, appears as its escape."""
+    page = render_calibration_page(hostile("half \ud800 a pair"))
+    assert "half \\ud800 a pair" in page.encode("utf-8").decode("utf-8")
+
+
+@given(st.text(max_size=40))
+def test_no_text_adds_an_element_or_an_attribute(text: str) -> None:
+    """Whatever an outlook says, the page has the elements and attributes that it has without it."""
+
+    def bones(report: CalibrationReport) -> list[tuple[str, tuple[str, ...]]]:
+        return [(node.name, tuple(node.attributes)) for node in page_of(report).all()]
+
+    said = NOTHING.model_copy(update={"power_summary": text, "not_tested_reason": text})
+    assert bones(said) == bones(NOTHING.model_copy(update={"not_tested_reason": ""}))
+
+
+def test_the_figures_are_the_reports() -> None:
+    """Each figure before and after, with its interval and the constant beside it, as the report has it."""
+    report = everything()
+    found = tables(page_of(report))
+    for heading, change in (("Held-out traces", report.held_out), ("Anchors", report.anchors)):
+        before, after = change.before, change.after
+        assert before is not None
+        assert after is not None
+        rows = found[f"{heading}: {before.n_traces} traces, {before.n_transitions} steps"][1:]
+        fields = ("error", "bias", "accuracy", "consistency", "brier", "calibration")
+        assert [row[1:3] for row in rows] == [
+            [shown(getattr(before, field)), shown(getattr(after, field))] for field in fields
+        ]
+        constant = before.constant
+        assert [row[3] for row in rows] == [
+            f"{constant.error:.2f}", "–", f"{constant.accuracy:.2f}", "–", f"{constant.brier:.2f}", "–"
+        ]  # fmt: skip
+
+
+def test_the_tests_are_the_reports() -> None:
+    """Every batch stands there with its effect, interval, p and alpha, counts and outcome in words."""
+    rows = [
+        [cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row]
+        for row in tables(page_of(everything()))["Every batch that was tested"][1:]
+    ]
+    counts = ["4", "24", "72"]
+    assert rows == [
+        ["Batch 1", "promoted", "0.61 [0.36, 0.86]", "0.0021", "0.015", "+0.05", *counts],
+        [
+            "Batch 2",
+            "not promoted: pairwise accuracy fell",
+            "0.37 [0.12, 0.62]",
+            "0.0021",
+            "0.015",
+            "−0.07",
+            *counts,
+        ],
+        [
+            "Batch 3",
+            "not promoted: no gain was shown",
+            "−0.43 [−0.68, −0.18]",
+            "0.0021",
+            "0.015",
+            "–",
+            *counts,
+        ],
+    ]
+
+
+def test_pairs_that_were_not_compared_do_not_deny_that_there_were_judges() -> None:
+    """Judges may have compared candidates and dropped them all; only what they did to the pairs is said."""
+    report = everything().model_copy(
+        update={
+            "pairs": (PairCount(mistake="inflated_score", n_pairs=12, difficulty=None),),
+            "dropped": (DropCount(reason="judged_wrong", n_candidates=3),),
+        }
+    )
+    page = render_calibration_page(report)
+    assert tables(read(page))["Pairs by the mistake that they show"][1:] == [
+        ["inflated_score", "12", "not compared"]
+    ]
+    assert "no judges" not in page
+
+
+def test_pairs_drops_groups_and_costs_are_the_reports() -> None:
+    """Counts by kind, by reason and by who asked, with their sums and what they mean."""
+    report = everything()
+    found = tables(page_of(report))
+    assert found["Pairs by the mistake that they show"][1:] == [
+        ["credit_for_intention", "20", "0.25"],
+        ["inflated_score", "12", "not compared"],
+    ]
+    assert [row[:2] for row in found["Candidates that became no pair"][1:]] == [
+        ["bad_reply", "6"],
+        ["judged_wrong", "3"],
+    ]
+    assert all(row[2] for row in found["Candidates that became no pair"][1:])
+    before = report.held_out.before
+    assert before is not None
+    by_mistake = found["Held-out traces: by the mistake that a step invites"]
+    assert by_mistake[1][:3] == ["inflated_score", "72", shown(before.by_mistake[0].error)]
+    assert [row[0] for row in found["Held-out traces: by the difficulty of its pairs"][1:]] == [
+        "easy",
+        "middle",
+        "hard",
+    ]
+    cost = found["Replies, by who asked and what for"]
+    assert cost[1] == ["critic, score", "900", "1", "2", "902", "0", "0", "–"]
+    assert cost[-1] == ["all", "1,230", "1", "5", "1,234", "56,789", "4,321", "1.2345"]
+
+
+def test_the_reliability_diagram_shows_the_bins() -> None:
+    """Each filled bin is a mark at its confidence and share right, with its count below."""
+    report = everything()
+    root = page_of(report)
+    for look, one in (("before", report.held_out.before), ("after", report.held_out.after)):
+        assert one is not None
+        chart = drawing(root, f"reliability-held-out-{look}")
+        right = [(46 + 284 * part.confidence, 314 - 284 * part.right_share) for part in one.reliability]
+        assert [pytest.approx(place, abs=0.06) for place in right] == places(chart, look)
+        counts = [str(part.n_transitions) for part in one.reliability]
+        assert [text.text for text in chart.all("text") if text.attributes.get("class") == "value"] == counts
+        assert len([*chart.all("rect")]) == len(counts)
+
+
+def test_the_rounds_are_drawn_in_order_with_their_intervals() -> None:
+    """Before any round and after each there is a mark at its accuracy, and an upright of its interval."""
+    report = everything()
+    chart = drawing(page_of(report), "rounds-accuracy")
+    found = places(chart, "before") + places(chart, "after")
+    accuracies = [one.accuracy for one in report.metrics_by_round if one.accuracy is not None]
+    assert [y for _, y in found] == [pytest.approx(202 - 172 * one.value, abs=0.06) for one in accuracies]
+    assert [x for x, _ in found] == sorted({x for x, _ in found})
+    labels = [text.text for text in chart.all("text")]
+    assert [label for label in labels if label in {"before", "1", "2", "3"}] == ["before", "1", "2", "3"]
+    uprights = [
+        line
+        for line in chart.all("line")
+        if "whisker" in line.attributes["class"] and line.attributes["x1"] == line.attributes["x2"]
+    ]
+    ends = [(float(line.attributes["y1"]), float(line.attributes["y2"])) for line in uprights]
+    assert ends == [pytest.approx((202 - 172 * a.low, 202 - 172 * a.high), abs=0.06) for a in accuracies]
+
+
+def test_a_calibration_without_rounds_has_no_course() -> None:
+    """One measurement is no course: the page says that there was none instead of drawing it."""
+    root = page_of(everything().model_copy(update={"metrics_by_round": (measures(1),)}))
+    assert "rounds-error-title" not in [node.attributes.get("id") for node in root.all()]
+    assert "No round was made." in page_of(NOTHING).text
+    assert "3 rounds were made, and the critic was not measured after any of them." in root.text
+
+
+def test_the_versions_name_prompt_and_model() -> None:
+    """The critic's prompt, its model and its settings are read out of its identity."""
+    root = page_of(NOTHING)
+    rows = dict(tables(root)["The critic"][1:])
+    assert rows["llm.model"] == "qwen-small"
+    assert rows["settings.examples"] == "2"
+    assert "All scores were made with the prompt critic@1 and the model qwen-small." in root.text
+
+
+def test_the_same_report_gives_the_same_page() -> None:
+    """A page depends on its report alone, also on one that was saved as JSON and read again."""
+    report = everything()
+    again = CalibrationReport.model_validate_json(report.model_dump_json())
+    assert render_calibration_page(again) == render_calibration_page(report)
+
+
+def test_the_verdict_says_what_was_promoted() -> None:
+    """One sentence: how many pairs, by how much the error fell, with its interval, on how many traces."""
+    found = build_verdict(everything())
+    assert found.headline == (
+        "4 pairs were promoted, and on 24 held-out traces the critic's mean absolute error went from "
+        "2.00 to 0.50; averaged within each trace it fell by 1.41 points [1.02,\N{NO-BREAK SPACE}1.83]."
+    )
+    assert found.tone == "better"
+    assert "On 5 anchor traces, which chose nothing, the error fell by 0.83 points" in found.notes[2]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("accuracy_fell", "with the batch of 4 pairs the error fell by 0.37 points"),
+        ("not_shown", "that the batch of 4 pairs helps was not shown."),
+        ("strange", "the batch of 4 pairs did not pass (strange)."),
+    ],
+)
+def test_the_verdict_says_why_nothing_was_promoted(outcome: str, words: str) -> None:
+    """A refused batch is named with its reason; a batch that was not tested with what was missing."""
+    test = evidence(1, 0.37, promoted=False, outcome=outcome, accuracy=-0.07)
+    refused = NOTHING.model_copy(update={"tests": (test,)})
+    assert build_verdict(refused).headline.startswith(f"Nothing was promoted: {words}")
+    untested = NOTHING.model_copy(update={"not_tested_reason": "19 held-out traces are too few"})
+    said = "No batch was tested, so nothing was promoted: 19 held-out traces are too few."
+    assert build_verdict(untested).headline == said
+    assert build_verdict(NOTHING).headline == "No batch was tested, so nothing was promoted."
+
+
+def test_a_rising_error_is_said_to_rise() -> None:
+    """An effect below zero turns its interval round with it."""
+    gain = IntervalEstimate(value=-0.5, low=-0.8, high=-0.2)
+    full = everything()
+    worse = full.model_copy(update={"held_out": full.held_out.model_copy(update={"gain": gain})})
+    assert "rose by 0.50 points [0.20,\N{NO-BREAK SPACE}0.80]" in build_verdict(worse).headline
+    assert build_verdict(worse).tone == "worse"
+
+
+def test_a_change_without_a_promotion_is_not_claimed() -> None:
+    """What others promoted meanwhile is said, and not ascribed to this calibration."""
+    full = everything()
+    refused = full.model_copy(update={"tests": full.tests[1:]})
+    assert "none of 2 batches passed its test" in build_verdict(refused).headline
+    assert any(
+        "which no batch of this calibration accounts for" in words for words in build_verdict(refused).notes
+    )
+
+
+def test_every_reason_and_every_outcome_has_words() -> None:
+    """What a candidate can be dropped for and how a test can end is all explained."""
+    assert DropReason.__args__ == tuple(DROP_MEANINGS)
+    assert set(ReplayTestOutcome.__args__) == set(OUTCOME_TEXTS)
+    drops = tuple(DropCount(reason=reason, n_candidates=1) for reason in DROP_MEANINGS)
+    rows = tables(page_of(NOTHING.model_copy(update={"dropped": drops})))["Candidates that became no pair"]
+    assert all(row[2] for row in rows)
+
+
+def test_numbers_are_read_as_written() -> None:
+    """Nothing is minus zero, minus is a minus sign, and one is singular."""
+    assert [format_number(-0.001), format_number(-1.005), format_number(2)] == ["0.00", "−1.00", "2.00"]
+    assert [format_count(1, "trace"), format_count(1200, "trace"), format_count(0, "x", "y")] == [
+        "1 trace",
+        "1,200 traces",
+        "0 y",
+    ]

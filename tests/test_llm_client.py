@@ -1,0 +1,753 @@
+"""The one door to a model: modes, settings, keys, plain replies, and errors under the house's names."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import instructor
+import pytest
+import respx
+from instructor.processing.response import handle_response_model
+from pydantic import Field
+
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.concurrency import fan_out
+from reflact.errors import (
+    AccessDenied,
+    BadRequest,
+    ConfigError,
+    ContextOverflow,
+    ModelError,
+    ProviderDown,
+    ReplyError,
+    UnknownModel,
+)
+from reflact.llm.client import Client
+from reflact.llm.structured import bind, build_schema
+from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
+from reflact.protocols import LLM
+from reflact.records import Usage
+from reflact.store.runs import open_store
+from reflact.types import FrozenModel
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+SECRET = "sk-very-secret-key"
+
+
+class Part(FrozenModel):
+    """A nested value."""
+
+    title: str = Field(description="What it is called.")
+    size: int | None = Field(None, ge=0, description="How large it is.")
+
+
+class Pick(ReplyModel):
+    """A reply with nested values."""
+
+    reasoning: str = Field(max_length=4000, description="Why, in a sentence.")
+    parts: list[Part] = Field(min_length=1, max_length=3, description="The parts, best first.")
+
+
+VALUE = Pick(reasoning="so", parts=[Part(title="a", size=1)])
+TEXT = VALUE.model_dump_json()
+GOOD = completion(TEXT)
+
+
+def refused(status: int, message: str, code: str | None = None) -> httpx.Response:
+    """Return a refusal in the shape of OpenAI's errors."""
+    return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
+
+
+# ------------------------------------------------------------------------------------------------- replies
+
+
+async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
+    """Values are equal to, and pickled and compared like, any other of their type."""
+    async with connected(Endpoint(GOOD)) as client:
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    assert reply.value == VALUE
+    assert type(reply.value) is Pick
+    assert reply.attempts == 1
+    assert reply.usage == Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
+
+
+def test_a_client_is_an_llm() -> None:
+    """The client has the shape of the port."""
+
+    def door(llm: LLM) -> LLM:
+        return llm
+
+    assert door(Client.__new__(Client))
+
+
+HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell}, %s and "quotes"\\n.'
+
+
+@pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
+async def test_prompts_are_never_templates(mode: str) -> None:
+    """What a skill contains arrives as it is, in every mode."""
+    prompt = RenderedPrompt(
+        name="p",
+        version=1,
+        messages=(Message(role="system", content=HOSTILE), Message(role="user", content=HOSTILE)),
+    )
+    endpoint = Endpoint(completion(TEXT, arguments=TEXT))
+    async with connected(endpoint, config(mode=mode)) as client:
+        await client.ask(prompt, Pick, call_id=call_id())
+    system, user = endpoint.bodies[0]["messages"]
+    assert user == {"role": "user", "content": HOSTILE}
+    assert system["content"].startswith(HOSTILE)
+    assert (system == {"role": "system", "content": HOSTILE}) is (mode != "json")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (completion("two\nlines"), "two\nlines"),
+        (completion(""), ""),
+        (completion(None), ""),
+        (completion("cut o", finish="length"), "cut o"),
+        (completion('{"json": true}'), '{"json": true}'),
+        (completion(None, refusal="I would rather not."), "I would rather not."),
+    ],
+)
+async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text: str) -> None:
+    """Text is asked for without a format; empty, cut off and unwilling answers are answers."""
+    endpoint = Endpoint(answer)
+    async with connected(endpoint, config(mode="auto")) as client:
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    assert (reply.value, reply.attempts) == (Text(text=text), 1)
+    assert endpoint.bodies == [{"model": "m", "messages": [m.model_dump() for m in PROMPT.messages]}]
+
+
+async def test_plain_replies_are_checked_too() -> None:
+    """A check that refuses a text sends it back with the reason."""
+
+    def short(reply: Text) -> None:
+        if len(reply.text) > 3:
+            raise ValueError("more than three characters")
+
+    endpoint = Endpoint(completion("four"), completion("two"))
+    async with connected(endpoint) as client:
+        reply = await client.ask(PROMPT, Text, call_id=call_id(), check=short)
+    assert (reply.value.text, reply.attempts) == ("two", 2)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+async def test_settings_are_sent_and_absent_ones_left_out() -> None:
+    """Only what is configured is on the wire, extra fields included."""
+    endpoint = Endpoint(GOOD)
+    settings = config(
+        temperature=0.0,
+        top_p=0.5,
+        seed=7,
+        max_tokens=100,
+        max_tokens_key="max_completion_tokens",
+        reasoning_effort="low",
+        extra_body={"top_k": 3, "nested": {"a": [1.5]}},
+    )
+    async with connected(endpoint, settings) as client:
+        await client.ask(PROMPT, Text, call_id=call_id())
+    (body,) = endpoint.bodies
+    del body["messages"]
+    assert body == {
+        "model": "m",
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "seed": 7,
+        "max_completion_tokens": 100,
+        "reasoning_effort": "low",
+        "top_k": 3,
+        "nested": {"a": [1.5]},
+    }
+
+
+async def test_seeds_follow_the_place_in_the_plan() -> None:
+    """``per_call`` gives each place its own seed, the same in every run."""
+    seeds = []
+    for _ in range(2):
+        endpoint = Endpoint(GOOD)
+        async with connected(endpoint, config(seed="per_call")) as client:
+            for part in ("a", "b"):
+                await client.ask(PROMPT, Text, call_id=call_id(part))
+        seeds.append([body["seed"] for body in endpoint.bodies])
+    assert seeds[0] == seeds[1]
+    assert seeds[0][0] != seeds[0][1]
+
+
+async def test_the_identity_holds_what_influences_replies() -> None:
+    """Settings that change replies change it; keys, time-outs and limits do not."""
+
+    async def key() -> str:
+        return SECRET
+
+    store = await opened()
+
+    def identity(**settings: Any) -> str:
+        arguments: dict[str, Any] = {"responses": store, "decision_log": store.decision_log(RUN)}
+        return Client(config(**settings), role="optimizer", run_id=RUN, **arguments).identity
+
+    plain = identity()
+    changes: list[dict[str, Any]] = [
+        {"model": "other"},
+        {"base_url": "http://elsewhere.test/v1"},
+        {"temperature": 0.5},
+        {"seed": "per_call"},
+        {"max_tokens": 5},
+        {"extra_body": {"top_k": 1}},
+        {"mode": "tools"},
+        {"reasks": 5},
+    ]
+    assert len({plain, *(identity(**change) for change in changes)}) == len(changes) + 1
+    same: list[dict[str, Any]] = [{"key": key}, {"timeout": 5}, {"concurrency": 1}, {"max_retries": 0}]
+    assert {identity(**change) for change in same} == {plain}
+    assert SECRET not in identity(key=key)
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+async def test_a_missing_key_is_named_before_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence names the variable, and nothing was sent."""
+    monkeypatch.delenv("REFLACT_TEST_KEY", raising=False)
+    endpoint = Endpoint(GOOD)
+    with pytest.raises(ConfigError, match="REFLACT_TEST_KEY"):
+        async with connected(endpoint, config(api_key_env="REFLACT_TEST_KEY")):
+            pass
+    assert endpoint.requests == []
+
+
+@pytest.mark.parametrize("key", ["", f"{SECRET}\n", f" {SECRET}", f"{SECRET}\u2026", "two words"])
+async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line break or a space that came along is said at once, without quoting what it came along with."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", key)
+
+    async def given() -> str:
+        return key
+
+    for settings in (config(api_key_env="REFLACT_TEST_KEY"), config(key=given)):
+        endpoint = Endpoint(GOOD)
+        with pytest.raises(ConfigError, match=r"models\.optimizer: the (environment|function)") as refused:
+            async with connected(endpoint, settings):
+                pass
+        assert SECRET not in str(refused.value)
+        assert endpoint.requests == []
+
+
+async def test_keys_come_from_the_environment_or_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function wins over the variable; both are sent and neither is in the body."""
+
+    async def key() -> str:
+        return "from-function"
+
+    monkeypatch.setenv("REFLACT_TEST_KEY", "from-variable")
+    for settings, sent in (
+        (config(api_key_env="REFLACT_TEST_KEY"), "Bearer from-variable"),
+        (config(api_key_env="REFLACT_TEST_KEY", key=key), "Bearer from-function"),
+    ):
+        endpoint = Endpoint(GOOD)
+        async with connected(endpoint, settings) as client:
+            await client.ask(PROMPT, Text, call_id=call_id())
+        assert endpoint.requests[0].headers["authorization"] == sent
+        assert "from-" not in endpoint.requests[0].content.decode()
+
+
+async def test_azure_has_its_own_address_and_header() -> None:
+    """The deployment is in the path, the version in the query, the key in `api-key`."""
+
+    async def key() -> str:
+        return SECRET
+
+    endpoint = Endpoint(GOOD)
+    settings = config(api="azure", api_version="2024-10-21", base_url="https://acme.test", key=key)
+    async with connected(endpoint, settings) as client:
+        reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    (request,) = endpoint.requests
+    assert reply.value == VALUE
+    assert str(request.url) == (
+        "https://acme.test/openai/deployments/m/chat/completions?api-version=2024-10-21"
+    )
+    assert request.headers["api-key"] == SECRET
+
+
+async def test_azure_needs_a_version() -> None:
+    """What is missing is said on entering, and nothing is left open."""
+    with pytest.raises(ConfigError, match="api_version"):
+        async with connected(Endpoint(GOOD), config(api="azure")):
+            pass
+
+
+# --------------------------------------------------------------------------------------------------- modes
+
+
+KINDS = {
+    "json_schema": instructor.Mode.JSON_SCHEMA,
+    "tools": instructor.Mode.TOOLS,
+    "json_object_with_schema": instructor.Mode.JSON_SCHEMA,
+    "json": instructor.Mode.JSON,
+}
+
+
+@pytest.mark.parametrize("mode", KINDS)
+async def test_instructor_writes_the_schema_and_the_format_of_each_mode(mode: Any) -> None:
+    """What is on the wire is what instructor makes of the prompt and of the type's plain schema."""
+    messages = [message.model_dump() for message in PROMPT.messages]
+    _, made = handle_response_model(bind(Pick, mode), mode=KINDS[mode], messages=messages)
+    if mode == "json_object_with_schema":
+        schema = made["response_format"]["json_schema"]["schema"]
+        made["response_format"] = {"type": "json_object", "schema": schema}
+    endpoint = Endpoint(completion(TEXT, arguments=TEXT))
+    async with connected(endpoint, config(mode=mode)) as client:
+        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
+    assert endpoint.bodies == [{"model": "m", **made}]
+
+
+async def test_each_mode_has_its_own_field() -> None:
+    """The schema stands in the field of the mode, and mode ``json`` alone adds it to the prompt."""
+    schema = build_schema(Pick)
+    parameters = {k: v for k, v in schema.items() if k != "description"}
+    parameters["required"] = sorted(parameters["required"])
+    function = {"name": "Pick", "description": "A reply with nested values.", "parameters": parameters}
+    expected: dict[str, Any] = {
+        "json_schema": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "Pick", "schema": schema}}
+        },
+        "tools": {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": {"type": "function", "function": {"name": "Pick"}},
+        },
+        "json_object_with_schema": {"response_format": {"type": "json_object", "schema": schema}},
+        "json": {"response_format": {"type": "json_object"}},
+    }
+    for mode, fields in expected.items():
+        endpoint = Endpoint(completion(TEXT, arguments=TEXT))
+        async with connected(endpoint, config(mode=mode)) as client:
+            await client.ask(PROMPT, Pick, call_id=call_id())
+        (body,) = endpoint.bodies
+        messages = body.pop("messages")
+        assert body == {"model": "m", **fields}
+        written = json.dumps(schema, indent=2, ensure_ascii=False)
+        assert (written in messages[0]["content"]) is (mode == "json")
+
+
+def test_schemas_are_small_and_plain() -> None:
+    """No definitions, titles or open objects; descriptions and counts stay, long bounds on texts go."""
+    part = {
+        "description": "A nested value.",
+        "type": "object",
+        "properties": {
+            "title": {"description": "What it is called.", "type": "string"},
+            "size": {
+                "anyOf": [{"minimum": 0, "type": "integer"}, {"type": "null"}],
+                "default": None,
+                "description": "How large it is.",
+            },
+        },
+        "required": ["title", "size"],
+        "additionalProperties": False,
+    }
+    assert build_schema(Pick) == {
+        "description": "A reply with nested values.",
+        "type": "object",
+        "properties": {
+            "reasoning": {"description": "Why, in a sentence.", "type": "string"},
+            "parts": {
+                "description": "The parts, best first.",
+                "type": "array",
+                "items": part,
+                "minItems": 1,
+                "maxItems": 3,
+            },
+        },
+        "required": ["reasoning", "parts"],
+        "additionalProperties": False,
+    }
+
+
+def only(mode: str, status: int = 400) -> Endpoint:
+    """Return an endpoint that knows one mode."""
+
+    def answer(body: Any) -> httpx.Response:
+        form = body.get("response_format", {})
+        kind = "tools" if "tools" in body else form["type"]
+        kind = "json_object_with_schema" if kind == "json_object" and "schema" in form else kind
+        kind = "json" if kind == "json_object" else kind
+        return completion(TEXT, arguments=TEXT) if kind == mode else refused(status, "unknown format")
+
+    return Endpoint(answer)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 501])
+@pytest.mark.parametrize(
+    ("mode", "tried"), [("json_schema", 1), ("tools", 2), ("json_object_with_schema", 3), ("json", 4)]
+)
+async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
+    mode: str, tried: int, status: int
+) -> None:
+    """Each mode is tried once, in order, and the call that found out is paid for once."""
+    endpoint = only(mode, status)
+    store = await opened()
+    async with connected(endpoint, config(mode="auto"), store=store) as client:
+        for part in ("a", "b"):
+            assert (await client.ask(PROMPT, Pick, call_id=call_id(part))).value == VALUE
+    assert len(endpoint.requests) == tried + 1
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") == mode
+    (spent,) = await store.spend(RUN)
+    assert spent.usage.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "settles"), [("'loc': ('body', 'response_format', 'type')", True), ("out of memory", False)]
+)
+async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_field(
+    said: str, settles: bool
+) -> None:
+    """Servers that fail with 500 on a field they cannot read are asked in the next mode."""
+
+    def answer(body: Any) -> httpx.Response:
+        if "tools" in body:
+            return completion(TEXT, arguments=TEXT)
+        return refused(500, said)
+
+    store = await opened()
+    async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
+        if settles:
+            assert (await client.ask(PROMPT, Pick, call_id=call_id("a"))).value == VALUE
+            return
+        with pytest.raises(ProviderDown, match=said):
+            await client.ask(PROMPT, Pick, call_id=call_id("a"))
+
+
+async def test_a_settled_mode_is_remembered_by_the_run() -> None:
+    """The next start asks in the noted mode at once."""
+    store = await opened()
+    async with connected(only("tools"), config(mode="auto"), store=store) as client:
+        await client.ask(PROMPT, Pick, call_id=call_id("a"))
+    endpoint = only("tools")
+    async with connected(endpoint, config(mode="auto"), store=store) as client:
+        await client.ask(PROMPT, Pick, call_id=call_id("b"))
+    assert len(endpoint.requests) == 1
+
+
+async def test_concurrent_calls_settle_the_mode_once() -> None:
+    """Ten calls that start together cost one round of refusals."""
+    endpoint = only("json_object_with_schema")
+    async with connected(endpoint, config(mode="auto")) as client:
+        await fan_out(lambda n: client.ask(PROMPT, Pick, call_id=call_id(str(n))), range(10))
+    assert len(endpoint.requests) == 2 + 10
+
+
+async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
+    """The first refusal is the error: it answers the format that most endpoints know."""
+    endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
+    async with connected(endpoint, config(mode="auto")) as client:
+        with pytest.raises(BadRequest, match="no such page"):
+            await client.ask(PROMPT, Pick, call_id=call_id())
+    assert len(endpoint.requests) == 4
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_an_unknown_model_is_asked_for_once(status: int) -> None:
+    """No other mode is tried, no other call is sent, and all say which setting is wrong."""
+    endpoint = Endpoint(refused(status, "the model m does not exist"))
+    async with connected(endpoint, config(mode="auto")) as client:
+        for part in ("a", "b"):
+            with pytest.raises(UnknownModel, match=r"set models\.optimizer\.model .* m does not exist"):
+                await client.ask(PROMPT, Pick, call_id=call_id(part))
+    assert len(endpoint.requests) == 1
+
+
+async def test_a_refused_key_costs_at_most_one_call_for_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 workers with four slots: at most four requests, and each worker is told which variable to set."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
+    endpoint, told = Endpoint(refused(401, "bad key")), list[str]()
+    settings = config(api_key_env="REFLACT_TEST_KEY", concurrency=4)
+
+    async with connected(endpoint, settings) as client:
+
+        async def worker(number: int) -> None:
+            try:
+                await client.ask(PROMPT, Text, call_id=call_id(str(number)))
+            except AccessDenied as denied:
+                told.append(str(denied))
+
+        await fan_out(worker, range(64))
+    assert len(endpoint.requests) <= 4
+    assert len(told) == 64
+    (message,) = set(told)
+    assert "set REFLACT_TEST_KEY to a valid key" in message
+
+
+async def test_failures_to_connect_name_the_setting() -> None:
+    """A closed port and a certificate that is not trusted say which key of the configuration to look at."""
+    untrusted = httpx.ConnectError("handshake failed")
+    untrusted.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    for failure, words in (
+        (httpx.ConnectError("refused"), r"check models\.optimizer\.base_url: refused"),
+        (untrusted, r"certificate .* models\.optimizer\.base_url.* SSL_CERT_FILE: .*self-signed"),
+    ):
+        endpoint = Endpoint(failure)
+        async with connected(endpoint, config(max_retries=0)) as client:
+            messages = set()
+            for part in ("a", "b"):
+                with pytest.raises(ProviderDown, match=words) as down:
+                    await client.ask(PROMPT, Text, call_id=call_id(part))
+                messages.add(str(down.value))
+        assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(refused(401, "no"), AccessDenied), (refused(500, "no"), ProviderDown)],
+)
+async def test_other_failures_do_not_settle_a_mode(answer: httpx.Response, error: type[Exception]) -> None:
+    """What is no refusal of the format ends the search with its own error."""
+    store = await opened()
+    endpoint = Endpoint(answer)
+    async with connected(endpoint, config(mode="auto", max_retries=0), store=store) as client:
+        with pytest.raises(error):
+            await client.ask(PROMPT, Pick, call_id=call_id())
+    assert len(endpoint.requests) == 1
+    assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
+
+
+async def test_one_exchange_on_the_wire() -> None:
+    """Without a transport of its own the client posts to the configured address, with the key and once."""
+
+    async def key() -> str:
+        return SECRET
+
+    store = await opened()
+    settings = config(key=key, temperature=0.5)
+    client = Client(
+        settings, role="optimizer", run_id=RUN, responses=store, decision_log=store.decision_log(RUN)
+    )
+    with respx.mock(assert_all_called=True) as router:
+        route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
+        async with client:
+            reply = await client.ask(PROMPT, Pick, call_id=call_id())
+    assert reply.value == VALUE
+    (call,) = route.calls
+    assert call.request.headers["authorization"] == f"Bearer {SECRET}"
+    assert json.loads(call.request.content)["temperature"] == 0.5
+
+
+# -------------------------------------------------------------------------------------------------- errors
+
+OVERFLOWS = [
+    refused(400, "This model's maximum context length is 8192 tokens.", "context_length_exceeded"),
+    httpx.Response(
+        400,
+        json={
+            "object": "error",
+            "message": "This model's maximum context length is 4096 tokens. However, you requested 5000.",
+            "code": 400,
+        },
+    ),
+    httpx.Response(
+        400,
+        json={
+            "error": {
+                "code": 400,
+                "message": "the request exceeds the available context size, try increasing it",
+                "type": "exceed_context_size_error",
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("answer", OVERFLOWS)
+async def test_a_request_that_is_too_long_has_its_own_error(answer: httpx.Response) -> None:
+    """OpenAI's, vLLM's and llama.cpp's words for it are known; no other mode is tried."""
+    endpoint = Endpoint(answer)
+    async with connected(endpoint, config(mode="auto")) as client:
+        with pytest.raises(ContextOverflow):
+            await client.ask(PROMPT, Pick, call_id=call_id())
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
+        (refused(403, "not allowed"), AccessDenied, "403"),
+        (refused(400, "bad field"), BadRequest, "bad field"),
+        (refused(404, "no such page"), BadRequest, "no such page"),
+        (refused(404, "no such model"), UnknownModel, "no such model"),
+        (refused(422, "bad value"), BadRequest, "422"),
+        (refused(408, "slow"), ProviderDown, "408"),
+        (refused(409, "conflict"), ProviderDown, "409"),
+        (refused(429, "busy"), ProviderDown, "429"),
+        (refused(503, "down"), ProviderDown, "503"),
+        (httpx.ConnectError("no route"), ProviderDown, "no route"),
+        (httpx.ReadTimeout("slow"), ProviderDown, "120 seconds"),
+    ],
+)
+async def test_failures_have_the_names_of_the_house(
+    answer: httpx.Response | Exception,
+    error: type[ModelError],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Errors say what happened and where, in one sentence, whatever the client library calls them."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
+    settings = config(max_retries=0, api_key_env="REFLACT_TEST_KEY")
+    async with connected(Endpoint(answer), settings) as client:
+        with pytest.raises(error, match=words) as failure:
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert type(failure.value) is error
+    assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
+
+
+async def test_no_error_quotes_a_key() -> None:
+    """Where a provider repeats the key, messages leave it out."""
+
+    async def key() -> str:
+        return SECRET
+
+    endpoint = Endpoint(refused(401, f"Incorrect API key: {SECRET}."))
+    async with connected(endpoint, config(key=key)) as client:
+        with pytest.raises(AccessDenied) as failure:
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert SECRET not in str(failure.value)
+    assert "[key]" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.LocalProtocolError(f"Illegal header value b'Bearer {SECRET}'"),
+        httpx.Response(200, json={"headers": {"authorization": SECRET}}),
+        httpx.Response(200, text=f"You sent {SECRET}.", headers={"content-type": "text/plain"}),
+    ],
+)
+async def test_failures_on_the_way_quote_no_key(answer: httpx.Response | Exception) -> None:
+    """Neither a network library nor an endpoint that echoes can put the key into a message."""
+
+    async def key() -> str:
+        return SECRET
+
+    async with connected(Endpoint(answer), config(key=key, max_retries=0)) as client:
+        with pytest.raises(ModelError) as failure:
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert SECRET not in str(failure.value)
+    assert "[key]" in str(failure.value)
+
+
+async def test_an_error_that_is_being_handled_is_not_taken_for_the_new_one() -> None:
+    """Asking again because of one failure tells about the second failure as it is."""
+    async with connected(Endpoint(httpx.ConnectError("no route")), config(max_retries=0)) as client:
+        try:
+            raise ContextOverflow("the first failure")
+        except ContextOverflow:
+            with pytest.raises(ProviderDown, match="no route"):
+                await client.ask(PROMPT, Text, call_id=call_id())
+
+
+async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
+    """JSON can name what no file can hold: it is replaced in plain replies and in what is sent back."""
+    half = GOOD.content.replace(json.dumps(TEXT).encode(), b'"a \\ud800 b"')
+    endpoint = Endpoint(httpx.Response(200, content=half), httpx.Response(200, content=half), GOOD)
+    async with open_store(tmp_path / "run.db") as store:
+        await store.open_run(RUN, {}, {})
+        client = Client(
+            config(),
+            role="optimizer",
+            run_id=RUN,
+            responses=store,
+            decision_log=store.decision_log(RUN),
+            transport=endpoint,
+        )
+        async with client:
+            plain = await client.ask(PROMPT, Text, call_id=call_id())
+            typed = await client.ask(PROMPT, Pick, call_id=call_id("typed"))
+    assert plain.value.text == "a \ufffd b"
+    assert (typed.value, typed.attempts) == (VALUE, 2)
+    assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"
+
+
+async def test_nothing_secret_is_stored() -> None:
+    """The key is in no intent and in no stored reply."""
+
+    async def key() -> str:
+        return SECRET
+
+    seen: list[str] = []
+    store = await opened()
+
+    class Noting:
+        async def find_response(self, key: str) -> None:
+            seen.append(key)
+
+        async def reserve(self, reservation: Any) -> None:
+            seen.append(reservation.model_dump_json())
+
+        async def store_response(self, response: Any, reservation: Any) -> None:
+            seen.append(response.model_dump_json())
+
+        async def release(self, reservation: Any) -> None:
+            raise AssertionError
+
+    async with connected(Endpoint(GOOD), config(key=key), store=store, responses=Noting()) as client:
+        await client.ask(PROMPT, Pick, call_id=call_id())
+    assert len(seen) == 3
+    assert SECRET not in "".join(seen)
+
+
+# ------------------------------------------------------------------------------------------ living together
+
+
+async def test_two_clients_in_one_loop_keep_apart() -> None:
+    """Different models, keys and stores give what they give alone."""
+
+    async def run(number: int) -> tuple[str, str, int]:
+        async def key() -> str:
+            return f"key-{number}"
+
+        endpoint = Endpoint(completion(f"I am {number}"))
+        store = await opened()
+        settings = config(key=key, model=f"model-{number}")
+        async with connected(endpoint, settings, store=store) as client:
+            replies = await fan_out(lambda n: client.ask(PROMPT, Text, call_id=call_id(str(n))), range(5))
+        (spent,) = await store.spend(RUN)
+        (text,) = {reply.value.text for reply in replies}
+        (header,) = {request.headers["authorization"] for request in endpoint.requests}
+        return text, header, spent.usage.calls
+
+    assert await fan_out(run, [1, 2]) == (("I am 1", "Bearer key-1", 5), ("I am 2", "Bearer key-2", 5))
+
+
+async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:
+    """Leaving because of an error wraps it in nothing, and what was in flight is cancelled."""
+
+    class Endless(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    async def work() -> None:
+        async with connected(Endless()) as client:
+            with anyio.move_on_after(0):
+                await client.ask(PROMPT, Text, call_id=call_id())
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"), anyio.fail_after(5):
+        await work()
+
+
+async def test_a_reply_error_is_no_provider_error() -> None:
+    """Replies that came and were no good are told apart from replies that did not come."""
+    async with connected(Endpoint(completion("no")), config(reasks=0)) as client:
+        with pytest.raises(ReplyError) as failure:
+            await client.ask(PROMPT, Pick, call_id=call_id())
+    assert failure.value.reasons
+    assert not isinstance(failure.value, ProviderDown | BadRequest)

@@ -1,0 +1,344 @@
+"""Single attempts: sent once they fit, booked for what they cost, at their worst case where nobody knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+import virtual_time
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig, Price
+from reflact.config.training import BudgetConfig
+from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
+from reflact.llm.budget import Budget
+from reflact.llm.metering import RESERVATION, MeteredTransport
+from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
+from reflact.llm.rate_limit import endpoint_for
+from reflact.messages import CallReservation, StoredResponse, Text
+from reflact.records import Usage
+from reflact.testing import InMemoryRunStore
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+PRICE = Price(input=1000, cached_input=100, output=10_000)
+PRICED = config(max_tokens=50, price=PRICE, max_retries=0)
+GOOD = completion("fine", tokens=(100, 40, 7))
+COST = 0.06 + 0.004 + 0.07
+
+
+def budget(**limits: Any) -> Budget:
+    """Return a budget with limits."""
+    return Budget(BudgetConfig(**limits))
+
+
+async def taken(store: InMemoryRunStore) -> tuple[Usage, int, Usage]:
+    """Return usage, unsettled calls and worst case of the only purpose in a store."""
+    (spent,) = await store.spend(RUN)
+    return spent.usage, spent.unsettled, spent.worst_case
+
+
+# ------------------------------------------------------------------------------------------------- booking
+
+
+async def test_an_answer_costs_what_it_consumed() -> None:
+    """Ledger and reply hold the same tokens and the same price, and nothing is left reserved."""
+    store = await opened()
+    async with connected(Endpoint(GOOD), PRICED, store=store) as client:
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    expected = Usage(calls=1, input_tokens=100, cached_tokens=40, output_tokens=7, usd=COST)
+    assert await taken(store) == (expected, 0, Usage())
+    assert reply.usage == expected
+
+
+async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
+    """A token for each byte of the body, the cap, and the price of both."""
+    reservations: list[CallReservation] = []
+
+    class Watched(InMemoryRunStore):
+        async def reserve(self, reservation: CallReservation) -> None:
+            reservations.append(reservation)
+            await super().reserve(reservation)
+
+    store, endpoint = Watched(), Endpoint(GOOD)
+    await store.open_run(RUN, {}, {})
+    async with connected(endpoint, PRICED, store=store) as client:
+        await client.ask(PROMPT, Text, call_id=call_id())
+    read = len(endpoint.requests[0].content) + OVERHEAD_TOKENS
+    worst = Usage(calls=1, input_tokens=read, output_tokens=50)
+    assert reservations[0].worst_case == worst.model_copy(update={"usd": usd_of(worst, PRICED)})
+
+
+async def test_an_answer_without_counts_costs_its_worst_case() -> None:
+    """It is a call whose tokens nobody told; its bounds count instead, beside the usage."""
+    silent = json.loads(GOOD.content)
+    del silent["usage"]
+    store, held = await opened(), budget(max_tokens=2000)
+    async with connected(
+        Endpoint(httpx.Response(200, json=silent)), PRICED, store=store, budget=held
+    ) as client:
+        await client.ask(PROMPT, Text, call_id=call_id())
+    usage, unsettled, worst = await taken(store)
+    assert usage == Usage(calls=1, uncounted=1)
+    assert (unsettled, worst.calls, worst.output_tokens) == (0, 0, 50)
+    assert worst.input_tokens > OVERHEAD_TOKENS
+    assert (worst.usd or 0) > 0
+    with pytest.raises(BudgetSpent, match=f"{worst.input_tokens + 50} are used"):
+        async with held.reserve(Usage(calls=1, output_tokens=2000)):
+            pass
+
+
+FREE = [
+    httpx.Response(429),
+    httpx.Response(500),
+    httpx.Response(400),
+    httpx.ConnectError("refused"),
+    httpx.PoolTimeout("full"),
+    CassetteMiss("not recorded"),
+]
+CHARGED = [
+    httpx.ReadTimeout("slow"),
+    httpx.ReadError("reset"),
+    httpx.RemoteProtocolError("cut"),
+    httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}),
+]
+
+
+@pytest.mark.parametrize("failure", FREE)
+async def test_what_is_refused_or_never_left_is_free(failure: httpx.Response | Exception) -> None:
+    """Neither the ledger nor the budget knows of it afterwards."""
+    store, held = await opened(), budget(max_calls=1)
+    async with connected(Endpoint(failure), PRICED, store=store, budget=held) as client:
+        with pytest.raises((ModelError, CassetteMiss)):
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert await store.spend(RUN) == ()
+    async with connected(Endpoint(GOOD), PRICED, store=store, budget=held) as client:
+        await client.ask(PROMPT, Text, call_id=call_id())
+    assert (await taken(store))[0].calls == 1
+
+
+@pytest.mark.parametrize("failure", CHARGED)
+async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
+    failure: httpx.Response | Exception,
+) -> None:
+    """The attempt that was cut off and the one that was answered are two calls."""
+    store, held = await opened(), budget(max_calls=2)
+    async with connected(Endpoint(failure, GOOD), PRICED, store=store, budget=held) as client:
+        with pytest.raises(ProviderDown):
+            await client.ask(PROMPT, Text, call_id=call_id())
+        await client.ask(PROMPT, Text, call_id=call_id())
+        usage, unsettled, worst = await taken(store)
+        assert (usage.calls, unsettled, worst.calls, worst.output_tokens) == (1, 1, 1, 50)
+        with pytest.raises(BudgetSpent, match="2 are used"):
+            await client.ask(PROMPT, Text, call_id=call_id("next"))
+
+
+async def test_what_is_stored_costs_nothing() -> None:
+    """A second start with nothing left of its budget still has the answers of the first."""
+    store = await opened()
+    async with connected(Endpoint(GOOD), PRICED, store=store) as client:
+        first = await client.ask(PROMPT, Text, call_id=call_id())
+    async with connected(Endpoint(GOOD), PRICED, store=store, budget=budget(max_calls=0)) as client:
+        assert await client.ask(PROMPT, Text, call_id=call_id()) == first
+        with pytest.raises(BudgetSpent, match=r"budget\.max_calls is 0"):
+            await client.ask(PROMPT, Text, call_id=call_id("next"))
+
+
+# ------------------------------------------------------------------------------------------- time and order
+
+
+def paying(inner: httpx.AsyncBaseTransport, store: InMemoryRunStore, held: Budget, model: ModelConfig) -> Any:
+    """Return a transport of its own endpoint, and a function that sends a call through it."""
+    client = endpoint_for(model)
+    transport = MeteredTransport(inner, config=model, budget=held, endpoint=client, responses=store)
+
+    async def send(key: str) -> httpx.Response:
+        intent = CallReservation(
+            key=key, run_id=RUN, call_id=key, role="target", purpose="rollout", endpoint="e", model="m"
+        )
+        request = httpx.Request(
+            "POST", "http://endpoint.test/v1", json={"max_tokens": 50}, extensions={RESERVATION: intent}
+        )
+        return await transport.handle_async_request(request)
+
+    return client, send
+
+
+class Slow(httpx.AsyncBaseTransport):
+    """Answers after some seconds, the body in as many pieces, and counts what is open.
+
+    Args:
+        head: Seconds until the status.
+        pieces: Seconds until each piece of the body.
+    """
+
+    def __init__(self, head: float = 0, *pieces: float) -> None:
+        self._head = head
+        self._pieces = pieces
+        self.closed = self.sent = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.sent += 1
+        await anyio.sleep(self._head)
+        return httpx.Response(200, headers=GOOD.headers, stream=_Body(self, self._pieces))
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, of: Slow, seconds: tuple[float, ...]) -> None:
+        self._of = of
+        self._seconds = seconds
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for seconds in self._seconds:
+            await anyio.sleep(seconds)
+            yield b""
+        yield GOOD.content
+
+    async def aclose(self) -> None:
+        self._of.closed += 1
+
+
+def spent_on_time(main: Callable[[InMemoryRunStore], Any]) -> Callable[[], None]:
+    """Run a test with a store on an event loop on which nothing is waited for."""
+
+    def test() -> None:
+        async def run() -> None:
+            await main(await opened())
+
+        virtual_time.run(run)
+
+    test.__name__, test.__doc__ = main.__name__, main.__doc__
+    return test
+
+
+@spent_on_time
+async def test_the_time_for_one_attempt_counts_to_the_last_byte(store: InMemoryRunStore) -> None:
+    """A body that trickles in is cut off like an answer that never comes, and its connection is closed."""
+    for network in (Slow(11), Slow(1, 5, 5)):
+        client, send = paying(network, store, budget(), config(timeout=10))
+        with client, pytest.raises(httpx.ReadTimeout, match="no whole answer in 10 seconds"):
+            await send("k")
+    assert network.closed == 1
+    assert (await taken(store))[1] == 2
+
+
+@spent_on_time
+async def test_a_call_that_was_never_sent_returns_what_it_held(store: InMemoryRunStore) -> None:
+    """Cancelled while it waits for the endpoint, it has cost nothing."""
+    network = Slow(5)
+    held = budget(max_calls=2)
+    client, send = paying(network, store, held, config(concurrency=1))
+
+    async def impatient() -> None:
+        with anyio.move_on_after(1):
+            await send("impatient")
+
+    with client:
+        async with open_task_group() as tasks:
+            tasks.start_soon(send, "first")
+            tasks.start_soon(impatient)
+        await send("second")
+        with pytest.raises(BudgetSpent):
+            await send("third")
+    assert network.sent == 2
+    assert (await taken(store))[:2] == (
+        Usage(calls=2, input_tokens=200, cached_tokens=80, output_tokens=14),
+        0,
+    )
+
+
+@spent_on_time
+async def test_a_call_cut_off_in_flight_is_booked_at_once(store: InMemoryRunStore) -> None:
+    """The next call of the same start already finds less room."""
+    client, send = paying(Slow(5), store, budget(max_calls=1), config())
+    with client:
+        with anyio.move_on_after(1):
+            await send("k")
+        with pytest.raises(BudgetSpent, match="1 are used"):
+            await send("k")
+    assert (await taken(store))[1] == 1
+
+
+@spent_on_time
+async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint(store: InMemoryRunStore) -> None:
+    """Another run that shares the endpoint is not held up by it."""
+    ended: list[tuple[str, float]] = []
+    model = config(concurrency=2)
+    client, poor = paying(Slow(10), store, budget(max_calls=1), model)
+    other, rich = paying(Slow(1), store, budget(), model)
+
+    async def call(send: Any, key: str) -> None:
+        try:
+            await send(key)
+        except BudgetSpent:
+            key = f"{key} refused"
+        ended.append((key, anyio.current_time()))
+
+    with client, other:
+        async with open_task_group() as tasks:
+            for send, key in ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d")):
+                tasks.start_soon(call, send, key)
+    assert ended == [("c", 1), ("d", 2), ("a", 10), ("b refused", 10)]
+
+
+@spent_on_time
+async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves(store: InMemoryRunStore) -> None:
+    """Cancelled while it is stored, it is stored all the same, and costs what it says."""
+    scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
+
+    class Cancelling(InMemoryRunStore):
+        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+            scope.cancel()
+            await anyio.sleep(0.1)
+            await store.store_response(response, reservation)
+
+    slow = Cancelling()
+    await slow.open_run(RUN, {}, {})
+    client, send = paying(Slow(1), slow, held, config())
+    with client, scope:
+        await send("k")
+    assert await store.find_response("k") is not None
+    async with held.reserve(Usage(calls=1, output_tokens=500 - 107)):
+        pass
+
+
+@spent_on_time
+async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing(store: InMemoryRunStore) -> None:
+    """Cancelled while its intent is written, it is neither reserved nor booked as cut off in flight."""
+    scope, held = anyio.CancelScope(), budget(max_calls=1)
+
+    class Leaving(InMemoryRunStore):
+        async def reserve(self, reservation: CallReservation) -> None:
+            await super().reserve(reservation)
+            scope.cancel()
+            await anyio.sleep(0.1)
+
+    left = Leaving()
+    await left.open_run(RUN, {}, {})
+    client, send = paying(Slow(1), left, held, config())
+    with client, scope:
+        await send("k")
+    assert scope.cancelled_caught
+    assert await left.spend(RUN) == ()
+    async with held.reserve(Usage(calls=1)):
+        pass
+
+
+# ------------------------------------------------------------------------------------------------- overruns
+
+
+async def test_a_provider_that_ignores_caps_stops_the_run() -> None:
+    """What it did is booked as it was, its answer is kept, and the next call is not sent."""
+    store, held = await opened(), budget(max_tokens=10_000)
+    endpoint = Endpoint(completion("long", tokens=(10, 0, 51)))
+    async with connected(endpoint, PRICED, store=store, budget=held) as client:
+        await client.ask(PROMPT, Text, call_id=call_id())
+        with pytest.raises(BudgetSpent, match="it wrote 51 tokens, and the request allowed 50"):
+            await client.ask(PROMPT, Text, call_id=call_id("next"))
+    assert len(endpoint.requests) == 1
+    assert (await taken(store))[0].output_tokens == 51

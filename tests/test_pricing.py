@@ -1,0 +1,158 @@
+"""Prices: what is given wins, lists are asked by address and model, and no call costs more than reserved."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.config.models import ModelConfig, ModelsConfig, Price
+from reflact.llm.pricing import OVERHEAD_TOKENS, read_cap, usd_of, worst_case
+from reflact.records import Usage
+
+MILLION = Usage(calls=1, input_tokens=1_000_000, cached_tokens=400_000, output_tokens=1_000_000)
+OPENAI = "https://api.openai.com/v1"
+
+
+def model(**settings: Any) -> ModelConfig:
+    """Return a model of OpenAI's."""
+    return ModelConfig(**{"model": "gpt-4o-mini", **settings})
+
+
+def test_a_given_price_counts_each_kind_of_token() -> None:
+    """Cached input has a price of its own, or else that of all input."""
+    cached = model(price=Price(input=2, cached_input=0.5, output=8))
+    assert usd_of(MILLION, cached) == 0.6 * 2 + 0.4 * 0.5 + 8
+    assert usd_of(MILLION, model(price=Price(input=2, output=8))) == 10
+
+
+def test_listed_prices_are_those_of_the_model_at_its_address() -> None:
+    """The list price of a call is known by address and model; a dated name is the same model."""
+    usage = Usage(calls=1, input_tokens=1000, cached_tokens=400, output_tokens=100)
+    assert usd_of(usage, model()) == pytest.approx((600 * 0.15 + 400 * 0.075 + 100 * 0.6) / 1e6)
+    assert usd_of(usage, model(model="gpt-4o-mini-2024-07-18")) == usd_of(usage, model())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "my-finetune"},
+        {"base_url": "http://127.0.0.1:8000/v1"},
+        {"model": "text-embedding-3-small"},
+    ],
+)
+def test_what_is_not_listed_has_no_price(settings: dict[str, Any]) -> None:
+    """Not zero: unknown, also where a model is listed without a price for what it writes."""
+    assert usd_of(MILLION, model(**settings)) is None
+    assert usd_of(MILLION, model(**settings, price=Price(input=0, output=0))) == 0
+
+
+def test_prices_follow_the_length_of_each_call() -> None:
+    """A long call costs more than its tokens in short ones, where the list says so."""
+    gemini = model(
+        model="gemini-2.5-pro", base_url="https://generativelanguage.googleapis.com/v1beta/openai/"
+    )
+    short, long = (usd_of(Usage(calls=1, input_tokens=n), gemini) for n in (100_000, 300_000))
+    assert short is not None
+    assert long is not None
+    assert long > 3.5 * short
+
+
+def test_a_dearer_service_tier_is_priced_as_such() -> None:
+    """What the request asks for beside the model counts."""
+    dear = model(model="gpt-5", extra_body={"service_tier": "priority"})
+    plain = model(model="gpt-5")
+    assert (usd_of(MILLION, dear) or 0) > (usd_of(MILLION, plain) or 0) > 0
+
+
+def test_money_is_rounded_up_to_a_billionth() -> None:
+    """The smallest fraction of it counts."""
+    assert usd_of(Usage(calls=1, input_tokens=1), model(price=Price(input=0.0001, output=1))) == 1e-9
+    assert usd_of(Usage(calls=1), model()) == 0
+
+
+PRICES = st.builds(
+    Price,
+    input=st.floats(0, 1000),
+    cached_input=st.none() | st.floats(0, 1000),
+    output=st.floats(0, 1000),
+)
+LISTED = st.sampled_from(
+    [
+        ("gpt-4o-mini", OPENAI),
+        ("gpt-5", OPENAI),
+        ("deepseek-chat", "https://api.deepseek.com/v1"),
+        ("gemini-2.5-pro", "https://generativelanguage.googleapis.com/v1beta/openai/"),
+    ]
+)
+CONFIGS = st.builds(lambda price: model(price=price), PRICES) | st.builds(
+    lambda found: model(model=found[0], base_url=found[1]), LISTED
+)
+
+
+@given(
+    config=CONFIGS,
+    size=st.integers(0, 10**6),
+    cap=st.integers(1, 10**5),
+    shares=st.tuples(*(st.floats(0, 1) for _ in range(3))),
+    hour=st.integers(0, 23),
+)
+def test_no_call_costs_more_than_its_worst_case(
+    config: ModelConfig, size: int, cap: int, shares: tuple[float, float, float], hour: int
+) -> None:
+    """Whatever it reads, finds cached and writes within the request's bounds."""
+    at = datetime(2026, 3, 1, hour, tzinfo=UTC)
+    worst = worst_case(size, cap, config, at=at)
+    read = int(shares[0] * worst.input_tokens)
+    usage = Usage(
+        calls=1,
+        input_tokens=read,
+        cached_tokens=int(shares[1] * read),
+        output_tokens=int(shares[2] * worst.output_tokens),
+    )
+    most, cost = worst.usd, usd_of(usage, config, at=at)
+    assert most is not None
+    assert cost is not None
+    assert Decimal(str(cost)) <= Decimal(str(most))
+
+
+def test_the_worst_case_is_a_token_for_each_byte_and_the_cap() -> None:
+    """Bytes bound tokens from above; no price leaves the money open."""
+    worst = worst_case(1000, 50, model(model="own"))
+    assert worst == Usage(calls=1, input_tokens=1000 + OVERHEAD_TOKENS, output_tokens=50, usd=None)
+    assert worst_case(1000, None, model()).output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "cap"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 7, "max_tokens": 5}, 7),
+        ({"max_tokens": 5, "n": 3}, 15),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": True}, None),
+        ({}, None),
+        ([], None),
+    ],
+)
+def test_the_cap_is_the_body_s_own(body: Any, cap: int | None) -> None:
+    """Wherever it was set, and for each of several answers."""
+    assert read_cap(body) == cap
+
+
+def test_a_price_goes_with_its_model() -> None:
+    """The optimizer takes the target's price where it is the same model at the same address."""
+    target = {"model": "m", "price": {"input": 1, "output": 2}, "unpriced": True}
+
+    def optimizer(own: dict[str, Any]) -> tuple[Price | None, bool]:
+        both = ModelsConfig.model_validate({"target": target, "optimizer": own})
+        return both.optimizer.price, both.optimizer.unpriced
+
+    assert optimizer({}) == (Price(input=1, output=2), True)
+    assert optimizer({"model": "m", "temperature": 1}) == (Price(input=1, output=2), True)
+    assert optimizer({"model": "other"}) == (None, False)
+    assert optimizer({"base_url": "http://elsewhere.test"}) == (None, False)

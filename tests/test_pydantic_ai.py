@@ -1,0 +1,139 @@
+"""Recorded runs of pydantic-ai agents: each call of a tool is a transition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import pytest
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.exceptions import CallDeferred, ModelRetry
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.tools import DeferredToolRequests
+
+from reflact import Critic, Trace
+from reflact.errors import DataError
+from reflact.integrations.pydantic_ai import record_tools
+from reflact.memory.models import Action, Transition
+from reflact.testing import ScriptedLLM
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Shop:
+    """What the agent works on."""
+
+    paid: bool = False
+    shipped: list[str] = field(default_factory=list)
+
+    def state(self) -> Any:
+        """The live state, not a copy."""
+        return self.__dict__
+
+
+def agent(*turns: list[ToolCallPart]) -> Agent[Shop, Any]:
+    """Return an agent whose model calls these tools, turn by turn, and then stops."""
+    script = iter(turns)
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=next(script, [TextPart("Done.")]))
+
+    made = Agent(FunctionModel(model), deps_type=Shop, output_type=[str, DeferredToolRequests], retries=1)
+
+    @made.tool
+    async def pay(ctx: RunContext[Shop]) -> str:
+        ctx.deps.paid = True
+        return "paid"
+
+    @made.tool
+    async def ship(ctx: RunContext[Shop], item: str) -> str:
+        ctx.deps.shipped.append(f"packing {item}")
+        await anyio.wait_all_tasks_blocked()
+        ctx.deps.shipped[-1] = item
+        return "shipped"
+
+    @made.tool
+    async def fail(ctx: RunContext[Shop]) -> str:
+        ctx.deps.shipped.append("half")
+        raise ModelRetry("again")
+
+    @made.tool
+    async def later(ctx: RunContext[Shop]) -> str:
+        raise CallDeferred
+
+    return made
+
+
+async def test_each_call_of_a_tool_is_a_transition() -> None:
+    """Name, arguments and the states around it are there, in order; later changes do not reach them."""
+    shop = Shop()
+    with record_tools(Shop.state) as recorder:
+        worker = agent([ToolCallPart("pay", {})], [ToolCallPart("ship", '{"item": "lamp"}')])
+        await worker.run("Go.", deps=shop, capabilities=[recorder])
+    shop.shipped.append("more")
+    new, paid, done = ({"paid": p, "shipped": s} for p, s in ((False, []), (True, []), (True, ["lamp"])))
+    assert recorder.transitions == (
+        Transition(before=new, action=Action(name="pay", arguments={}), after=paid),
+        Transition(before=paid, action=Action(name="ship", arguments={"item": "lamp"}), after=done),
+    )
+
+
+async def test_tools_of_one_turn_do_not_mix() -> None:
+    """Tools that the model calls at once run one after another: each state before is the last one after."""
+    calls = [ToolCallPart("ship", {"item": item}) for item in ("lamp", "desk", "chair")]
+    with record_tools(Shop.state) as recorder:
+        await agent(calls).run("Go.", deps=Shop(), capabilities=[recorder])
+    states = [(step.before["shipped"], step.after["shipped"]) for step in recorder.transitions]  # type: ignore[index, call-overload]
+    assert states == [
+        ([], ["lamp"]),
+        (["lamp"], ["lamp", "desk"]),
+        (["lamp", "desk"], ["lamp", "desk", "chair"]),
+    ]
+
+
+async def test_a_tool_that_fails_has_acted() -> None:
+    """What a failed call changed is recorded, and the agent sees the failure as ever."""
+    with record_tools(Shop.state) as recorder:
+        result = await agent([ToolCallPart("fail", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
+    (step,) = recorder.transitions
+    assert (step.action.name, step.after) == ("fail", {"paid": False, "shipped": ["half"]})
+    assert result.output == "Done."
+
+
+async def test_a_tool_that_is_put_off_has_not() -> None:
+    """A call that is deferred did nothing, and is no transition."""
+    with record_tools(Shop.state) as recorder:
+        result = await agent([ToolCallPart("later", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
+    assert isinstance(result.output, DeferredToolRequests)
+    assert recorder.transitions == ()
+
+
+async def test_a_state_that_is_no_json_is_one_sentence() -> None:
+    """Whoever renders a state as something else is told where, and what to do."""
+    with (
+        record_tools(lambda shop: {"shop": shop}) as recorder,
+        pytest.raises(DataError, match="around pay is neither"),
+    ):
+        await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
+
+
+async def test_a_recorded_run_becomes_a_trace() -> None:
+    """Steps are handed over as they happen and scored beside or after the run."""
+    seen: list[Transition] = []
+    with record_tools(Shop.state, on_transition=seen.append) as recorder:
+        await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
+    reply = {
+        "reasoning": "r",
+        "evidence": ["paid: true"],
+        "phi_before": 0,
+        "phi_after": 3,
+        "confidence": 1,
+    }
+    critic, trace = Critic(ScriptedLLM(lambda *_: reply)), Trace(purpose="Pay and ship.")
+    for transition in seen:
+        trace.record(transition, await critic.score(transition, purpose=trace.purpose))
+    assert tuple(event.transition for event in trace.events) == recorder.transitions
+    assert trace.events[0].evaluation.delta == 3

@@ -1,0 +1,610 @@
+"""Limits of an endpoint: who waits for what, how fast it is asked, and when a role is asked no more."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.concurrency import open_task_group
+from reflact.config.models import ModelConfig
+from reflact.llm.rate_limit import (
+    MINUTE_SECONDS,
+    PATIENCE_SECONDS,
+    AdaptiveRate,
+    Endpoint,
+    EndpointClient,
+    LimitChange,
+    MinuteWindow,
+    RoleRefused,
+    endpoint_for,
+)
+from virtual_time import run
+
+WIDE = {"concurrency": 1000}
+
+
+def limits(**keys: Any) -> ModelConfig:
+    """Return settings of a role."""
+    return ModelConfig(model="m", base_url="http://endpoint.test/v1", api_key_env=None, **keys)
+
+
+async def call(
+    client: EndpointClient,
+    done: list[float],
+    *,
+    tokens: int = 1,
+    seconds: float = 0.0,
+    status: int | None = 200,
+    retry_after: float | None = None,
+    took: int | None = None,
+) -> None:
+    """Make a call and note when it was admitted."""
+    async with client.admit(tokens) as slot:
+        done.append(anyio.current_time())
+        await anyio.sleep(seconds)
+        slot.observe(status, retry_after, took)
+
+
+# -------------------------------------------------------------------------------------------- concurrency
+
+
+def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
+    """Two roles of one endpoint share its slots, and the bound is reached."""
+    highest: list[int] = []
+
+    async def main() -> None:
+        endpoint = Endpoint("e")
+
+        async def one(client: EndpointClient) -> None:
+            async with client.admit(1):
+                highest.append(endpoint.in_flight)
+                await anyio.sleep(1)
+
+        with endpoint.connect(limits(concurrency=3)) as strict, endpoint.connect(limits(**WIDE)) as wide:
+            async with open_task_group() as tasks:
+                for client in (strict, wide) * 10:
+                    tasks.start_soon(one, client)
+
+    run(main)
+    assert max(highest) == 3
+    assert len(highest) == 20
+
+
+def test_limits_count_while_their_role_is_open() -> None:
+    """When the strict role leaves, its waiting neighbours go at once."""
+
+    async def main() -> list[float]:
+        endpoint, done = Endpoint("e"), list[float]()
+        with endpoint.connect(limits(**WIDE)) as wide:
+            async with open_task_group() as tasks:
+                with endpoint.connect(limits(concurrency=1)):
+                    for _ in range(5):
+                        tasks.start_soon(lambda: call(wide, done, seconds=10))
+                    await anyio.sleep(1)
+        return done
+
+    assert run(main) == [0.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
+    """A large call is not overtaken by small ones that would fit."""
+
+    async def main() -> list[int]:
+        endpoint, order = Endpoint("e"), list[int]()
+
+        async def one(client: EndpointClient, tokens: int) -> None:
+            async with client.admit(tokens) as slot:
+                order.append(tokens)
+                slot.observe(200, None, tokens)
+
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+            async with open_task_group() as tasks:
+                for tokens in (60, 90, 10, 20, 30):
+                    tasks.start_soon(one, client, tokens)
+        return order
+
+    assert run(main) == [60, 90, 10, 20, 30]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4))
+def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
+    """Wherever calls are cancelled, waiting or in flight, all slots are free in the end."""
+
+    async def main() -> tuple[int, int, int]:
+        draw = random.Random(seed)
+        endpoint = Endpoint("e", draw=draw.random)
+
+        async def one(client: EndpointClient) -> None:
+            with anyio.move_on_after(draw.choice([0.0, 1.0, 2.0, 2.5, math.inf])):
+                await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
+                async with client.admit(1) as slot:
+                    await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
+                    slot.observe(draw.choice([200, 429, None]), None, 1)
+
+        with endpoint.connect(limits(concurrency=slots, requests_per_minute=600)) as client:
+            async with open_task_group() as tasks:
+                for _ in range(30):
+                    tasks.start_soon(one, client)
+            last: list[float] = []
+            for _ in range(slots + 1):
+                await call(client, last)
+        return endpoint.in_flight, endpoint.waiting, len(last) - slots
+
+    assert run(main) == (0, 0, 1)
+
+
+# -------------------------------------------------------------------------------------------- the minute
+
+
+@given(st.integers(1, 700))
+def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
+    """Counted over any sixty seconds, with calls always waiting."""
+
+    async def main() -> list[float]:
+        endpoint, done = Endpoint("e"), list[float]()
+        with endpoint.connect(limits(requests_per_minute=most, **WIDE)) as client:
+            for _ in range(3 * most + 3):
+                await call(client, done)
+        return done
+
+    done = run(main)
+    assert all(later - sooner > MINUTE_SECONDS for sooner, later in zip(done, done[most:], strict=False))
+    assert done[-1] <= 1.02 * MINUTE_SECONDS * (3 + 3 / most)
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 120)), min_size=1, max_size=60))
+def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) -> None:
+    """No call goes while its estimate does not fit beside what the last sixty seconds took."""
+
+    async def main() -> list[tuple[float, int, int]]:
+        endpoint, seen = Endpoint("e"), list[tuple[float, int, int]]()
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+            for estimate, took in calls:
+                async with client.admit(estimate) as slot:
+                    seen.append((anyio.current_time(), estimate, took))
+                    await anyio.sleep(1)
+                    slot.observe(200, None, took)
+        return seen
+
+    seen = run(main)
+    for at, estimate, _ in seen:
+        before = sum(took for then, _, took in seen if at - MINUTE_SECONDS <= then < at)
+        assert before == 0 or before + estimate <= 100
+
+
+def test_a_call_larger_than_a_minute_goes_alone() -> None:
+    """It could never fit, so it waits for an empty minute instead of for ever."""
+
+    async def main() -> list[float]:
+        endpoint, done = Endpoint("e"), list[float]()
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+            for tokens in (50, 5000, 1):
+                await call(client, done, tokens=tokens)
+        return done
+
+    first, second, third = run(main)
+    assert (first, MINUTE_SECONDS < second < 62, MINUTE_SECONDS < third - second < 62) == (0.0, True, True)
+
+
+def test_estimates_are_corrected_by_what_calls_took() -> None:
+    """A cautious estimate holds others back only until the answer says what was taken."""
+
+    async def main() -> list[float]:
+        endpoint, done = Endpoint("e"), list[float]()
+        with endpoint.connect(limits(tokens_per_minute=100, **WIDE)) as client:
+            async with open_task_group() as tasks:
+                tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+                tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+        return done
+
+    assert run(main) == [0.0, 2.0]
+
+
+def test_a_correction_that_comes_after_the_minute_changes_nothing() -> None:
+    """What a call took is no longer counted once its minute is over."""
+    minute = MinuteWindow()
+    early = minute.take(0.0, 50)
+    assert minute.delay(100.0, 100, 100) == 0.0
+    minute.correct(early, 90)
+    assert minute.delay(100.0, 100, 100) == 0.0
+
+
+# ---------------------------------------------------------------------------------------------- back-off
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_endpoint_backs_off_as_one(status: int) -> None:
+    """Ten refusals of calls that were in flight together are one back-off, which every role waits for."""
+
+    async def main() -> tuple[list[float], list[LimitChange]]:
+        told = list[LimitChange]()
+        endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
+        with (
+            endpoint.connect(limits(**WIDE), on_limit=told.append) as one,
+            endpoint.connect(limits(**WIDE)) as other,
+        ):
+            async with open_task_group() as tasks:
+                for _ in range(10):
+                    tasks.start_soon(lambda: call(one, [], seconds=1, status=status))
+            await call(other, done)
+        return done, told
+
+    done, told = run(main)
+    assert done == [1.5]
+    assert told == [LimitChange("e", status, 0.5, 5.0)]
+
+
+def test_the_endpoint_is_not_asked_before_the_time_it_names() -> None:
+    """The latest time that any answer names counts."""
+
+    async def main() -> list[float]:
+        endpoint, done = Endpoint("e", draw=lambda: 0.0), list[float]()
+        with endpoint.connect(limits(**WIDE)) as client:
+            async with open_task_group() as tasks:
+                for asked in (20.0, 60.0, 40.0):
+                    tasks.start_soon(lambda asked: call(client, [], status=429, retry_after=asked), asked)
+            await call(client, done)
+        return done
+
+    assert run(main) == [60.0]
+
+
+@pytest.mark.parametrize("asked", [None, 0.0, PATIENCE_SECONDS + 1])
+def test_without_a_sensible_time_fruitless_back_offs_double(asked: float | None) -> None:
+    """Each back-off after which nothing was served is twice as long, up to a cap; an answer ends that."""
+
+    async def main() -> list[float]:
+        told = list[LimitChange]()
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.connect(limits(adaptive=False, **WIDE), on_limit=told.append) as client:
+            for _ in range(8):
+                await call(client, [], status=503, retry_after=asked)
+            await call(client, [])
+            await call(client, [], status=503, retry_after=asked)
+        return [change.seconds for change in told]
+
+    assert run(main) == [0.5, 1, 2, 4, 8, 16, 30, 30, 0.5]
+
+
+def test_without_adaptation_the_endpoint_backs_off_and_keeps_its_rate() -> None:
+    """``adaptive: false`` finds no rate."""
+
+    async def main() -> float | None:
+        endpoint = Endpoint("e")
+        with endpoint.connect(limits(adaptive=False)) as client:
+            await call(client, [], status=429)
+        return endpoint.rate
+
+    assert run(main) is None
+
+
+@pytest.mark.parametrize("status", [None, 400, 500, 502])
+def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> None:
+    """Only 429 and 503 say that an endpoint is asked too much."""
+
+    async def main() -> list[float]:
+        endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
+        with endpoint.connect(limits()) as client:
+            await call(client, done, status=status)
+            await call(client, done)
+        return done
+
+    assert run(main) == [0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------------ adaptive rate
+
+
+class Server:
+    """Allows so many requests in each window of so many seconds, counted as they arrive."""
+
+    def __init__(self, most: float, seconds: float, *, sliding: bool) -> None:
+        self._most, self._seconds, self._sliding = most, seconds, sliding
+        self._served: deque[float] = deque()
+
+    def refuses_for(self, now: float) -> float | None:
+        """Serve a request, or return for how many seconds none will be."""
+        start = now - self._seconds if self._sliding else now // self._seconds * self._seconds
+        while self._served and (self._served[0] <= start if self._sliding else self._served[0] < start):
+            self._served.popleft()
+        if len(self._served) < self._most:
+            self._served.append(now)
+            return None
+        return (self._served[0] if self._sliding else start) + self._seconds - now
+
+
+class Bucket:
+    """Allows so many requests a second and saves up so many."""
+
+    def __init__(self, rate: float, most: float) -> None:
+        self._rate, self._most, self._level, self._at = rate, most, most, 0.0
+
+    def refuses_for(self, now: float) -> float | None:
+        """Serve a request, or return for how many seconds none will be."""
+        self._level = min(self._most, self._level + (now - self._at) * self._rate)
+        self._at = now
+        if self._level >= 1:
+            self._level -= 1
+            return None
+        return (1 - self._level) / self._rate
+
+
+def load(
+    server: Server | Bucket | Chance | Drop,
+    *,
+    seconds: float,
+    warm: float,
+    says: Callable[[float], float | None],
+    slots: int = 64,
+    adaptive: bool = True,
+) -> tuple[float, float]:
+    """Keep an endpoint busy; return calls served a second and the share refused, both after the warm-up."""
+    heard: list[tuple[float, bool]] = []
+
+    async def worker(client: EndpointClient, draw: random.Random) -> None:
+        while anyio.current_time() < seconds:
+            async with client.admit(1) as slot:
+                await anyio.sleep(draw.uniform(0.005, 0.015))
+                wait = server.refuses_for(anyio.current_time())
+                await anyio.sleep(draw.uniform(0.02, 0.2) if wait is None else 0.005)
+                heard.append((anyio.current_time(), wait is None))
+                slot.observe(200 if wait is None else 429, None if wait is None else says(wait), None)
+
+    async def main() -> None:
+        draw = random.Random(7)
+        with Endpoint("e", draw=draw.random).connect(limits(concurrency=slots, adaptive=adaptive)) as client:
+            async with open_task_group() as tasks:
+                for _ in range(2 * slots):
+                    tasks.start_soon(worker, client, draw)
+
+    run(main)
+    late = [served for at, served in heard if warm <= at < seconds]
+    return sum(late) / (seconds - warm), 1 - sum(late) / len(late)
+
+
+class Chance:
+    """Refuses calls at random, at any rate."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._draw = share, random.Random(3)
+
+    def refuses_for(self, now: float) -> float | None:
+        """Serve a request, or not."""
+        return 0.0 if self._draw.random() < self._share else None
+
+
+class Drop:
+    """Another server from some second on."""
+
+    def __init__(self, first: Server, second: Server, at: float) -> None:
+        self._first, self._second, self._at = first, second, at
+
+    def refuses_for(self, now: float) -> float | None:
+        """Serve a request, or return for how many seconds none will be."""
+        return (self._first if now < self._at else self._second).refuses_for(now)
+
+
+SERVERS: dict[str, Callable[[float], Server | Bucket]] = {
+    "sliding": lambda rate: Server(rate, 1.0, sliding=True),
+    "fixed": lambda rate: Server(rate, 1.0, sliding=False),
+    "bucket": lambda rate: Bucket(rate, rate / 10),
+    "full bucket": lambda rate: Bucket(rate, rate),
+}
+SAYS: dict[str, Callable[[float], float | None]] = {
+    "nothing": lambda wait: None,
+    "seconds": lambda wait: float(math.ceil(wait)),
+    "exactly": lambda wait: wait,
+}
+
+
+CASES = [(50, server, says) for server in SERVERS for says in SAYS]
+CASES += [(200, "sliding", "nothing"), (200, "fixed", "seconds"), (200, "bucket", "seconds")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "server", "says"), CASES)
+def test_the_sustainable_rate_is_found(rate: int, server: str, says: str) -> None:
+    """Nine tenths of what a server allows, and at most one call in twenty refused, from second 30 on."""
+    served, refused = load(SERVERS[server](rate), seconds=75, warm=30, says=SAYS[says])
+    assert served >= 0.9 * rate
+    assert refused <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [8, 64])
+def test_refusals_by_chance_do_not_stop_an_endpoint(slots: int) -> None:
+    """Where a call in a hundred is refused at any rate, most of what goes without adaptation still goes."""
+    found, plain = (
+        load(Chance(0.01), seconds=120, warm=30, says=SAYS["nothing"], slots=slots, adaptive=adaptive)
+        for adaptive in (True, False)
+    )
+    assert found[0] >= 0.6 * plain[0]
+
+
+@pytest.mark.parametrize("rate", [160, 100, 20])
+def test_an_endpoint_that_allows_less_from_now_on_is_followed(rate: int) -> None:
+    """Ten seconds later most of what it still allows is served, and little is refused."""
+    server = Drop(Server(200, 1.0, sliding=True), Server(rate, 1.0, sliding=True), 40)
+    served, refused = load(server, seconds=80, warm=50, says=SAYS["nothing"])
+    assert served >= 0.85 * rate
+    assert refused <= 0.05
+
+
+def test_without_adaptation_a_server_refuses_much_more() -> None:
+    """What the rate that is found is good for: the same load without it."""
+    server = SERVERS["sliding"](50)
+    _, refused = load(server, seconds=75, warm=30, says=SAYS["exactly"], adaptive=False)
+    assert refused > 0.1
+
+
+@pytest.mark.parametrize(
+    ("workers", "keys"), [(9, {"concurrency": 1}), (9, {"requests_per_minute": 60}), (1, {})]
+)
+def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[str, int]) -> None:
+    """Where slots, the user's ceiling or a lack of calls keep it from being reached, nothing is learned."""
+
+    async def main() -> tuple[float | None, float | None]:
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.connect(limits(**WIDE)) as client:
+            async with open_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(lambda: call(client, [], seconds=1, status=429))
+        await anyio.sleep(5)
+        found = endpoint.rate
+
+        async def worker(client: EndpointClient) -> None:
+            for _ in range(10):
+                await call(client, [], seconds=1)
+
+        with endpoint.connect(limits(**WIDE | keys)) as client:
+            async with open_task_group() as tasks:
+                for _ in range(workers):
+                    tasks.start_soon(worker, client)
+        return found, endpoint.rate
+
+    assert run(main) == (10.0, 10.0)
+
+
+def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
+    """Of a queue that first waits for its turns and then for slots, only the first part teaches anything."""
+
+    async def main() -> float:
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.connect(limits(concurrency=2)) as client:
+            await call(client, [], status=429)
+            await anyio.sleep(5)
+            async with open_task_group() as tasks:
+                for number in range(30):
+                    seconds = 0.0 if number < 5 else 10.0
+                    tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
+        return endpoint.rate or 0.0
+
+    assert 2.0 < run(main) < 10.0
+
+
+def test_a_rate_that_holds_calls_back_grows() -> None:
+    """The same load without other bounds finds that the endpoint serves more."""
+
+    async def main() -> float:
+        endpoint = Endpoint("e", draw=lambda: 1.0)
+        with endpoint.connect(limits(**WIDE)) as client:
+            await call(client, [], status=429)
+            async with open_task_group() as tasks:
+                for _ in range(40):
+                    tasks.start_soon(lambda: call(client, [], seconds=1))
+        return endpoint.rate or 0.0
+
+    assert run(main) > 20
+
+
+def measured_rate(rate: float, served: int, seconds: float) -> AdaptiveRate:
+    """Return a rate control that began at a rate, and served so many calls evenly within so many seconds since."""
+    rate_control = AdaptiveRate()
+    rate_control.decrease(0.0, int(2 * rate), 0.5)
+    for number in range(served):
+        rate_control.observe((number + 1) * seconds / served, served=True)
+    return rate_control
+
+
+@given(st.integers(1, 100), st.integers(0, 400))
+def test_a_refusal_takes_half_of_the_way_to_what_was_served(rate: int, served: int) -> None:
+    """Never less than a twentieth, never more than half, and nothing where nothing was served."""
+    rate_control = measured_rate(rate, served, 10.0)
+    rate_control.decrease(10.0, 1, 0.5)
+    assert rate_control.rate is not None
+    if served == 0:
+        assert rate_control.rate == rate
+    elif rate_control.rate != rate:
+        assert rate / 2 <= rate_control.rate <= 0.95 * rate + 1e-9
+
+
+def test_a_rate_grows_evenly_to_what_was_refused_and_faster_beyond() -> None:
+    """Growth counts only calls that the rate held back."""
+    rate_control = measured_rate(40.0, 400, 10.0)
+    rate_control.decrease(10.0, 1, 0.2)
+    assert rate_control.rate == pytest.approx(38.0)
+    rate_control.observe(10.0, served=True)
+    assert rate_control.rate == pytest.approx(38.0)
+    rates = []
+    now = 10.0
+    while rate_control.rate < 80:
+        now += 1 / rate_control.rate
+        rate_control.observe(now, served=True, rate_limited=True)
+        rates.append((now - 10.0, rate_control.rate))
+    halfway = next(at for at, rate in rates if rate >= 39)
+    back = next(at for at, rate in rates if rate >= 40)
+    double = rates[-1][0]
+    assert halfway == pytest.approx(2.5, abs=0.2)
+    assert back == pytest.approx(5.0, abs=0.2)
+    assert double < 12
+
+
+# -------------------------------------------------------------------------------------------------- leases
+
+
+async def refused_calls(client: EndpointClient, count: int) -> list[float]:
+    """Make calls of a role that is refused half a second later, and return when they were told."""
+    told: list[float] = []
+
+    async def one() -> None:
+        try:
+            async with client.admit(1):
+                await anyio.sleep(1)
+        except RoleRefused:
+            told.append(anyio.current_time())
+
+    async with open_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(one)
+        await anyio.sleep(0.5)
+        client.refuse(httpx.Response(401))
+    return told
+
+
+def test_a_refused_role_is_admitted_no_more() -> None:
+    """Waiting calls of the role end at once, later ones too; the other role goes on."""
+
+    async def main() -> tuple[list[float], list[float], int]:
+        endpoint, done = Endpoint("e"), list[float]()
+        with endpoint.connect(limits(concurrency=2)) as one, endpoint.connect(limits(concurrency=2)) as other:
+            told = await refused_calls(one, 10)
+            with pytest.raises(RoleRefused):
+                await call(one, [])
+            await call(other, done)
+        return told, done, endpoint.in_flight + endpoint.waiting
+
+    assert run(main) == ([0.5] * 8, [1.0], 0)
+
+
+def test_the_first_refusal_of_a_role_counts() -> None:
+    """What was said first is what all later calls are told."""
+    client = Endpoint("e").connect(limits())
+    first = httpx.Response(401)
+    client.refuse(first)
+    client.refuse(httpx.Response(403))
+    assert client.refusal is first
+
+
+def test_one_address_is_one_endpoint_in_a_loop() -> None:
+    """Spelling does not matter, paths and ports do; another loop has endpoints of its own."""
+
+    def at(address: str) -> Endpoint:
+        return endpoint_for(ModelConfig(model="m", base_url=address)).endpoint
+
+    async def main() -> tuple[bool, bool, int, Endpoint]:
+        same = {at(a) for a in ("https://E.test/v1", "https://e.test:443/v1/")}
+        others = {at(a) for a in ("http://e.test/v1", "https://e.test:8443/v1", "https://e.test/v2")}
+        return len(same) == 1, len(others) == 3, len(same | others), at("https://e.test/v1")
+
+    first, second = run(main), run(main)
+    assert first[:3] == second[:3] == (True, True, 4)
+    assert first[3] is not second[3]

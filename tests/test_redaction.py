@@ -1,0 +1,505 @@
+"""Keys never land: no file, log, event, message or traceback holds one, whatever a server does with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected
+from echo_server import Behaviour, Echoing, echoing
+from pure_world import settings, write_world
+from reflact import Trainer
+from reflact.cli.app import app
+from reflact.config.loading import load_config
+from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
+from reflact.errors import ConfigError, ReflactError
+from reflact.llm.cassettes import open_cassette
+from reflact.llm.client import Client
+from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
+from reflact.messages import Text
+from reflact.testing import InMemoryRunStore
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-canary-9c41e07ab3d25f68"
+ENVIRONMENT = {
+    "CANARY_KEY": "sk-canary-variable-31d9a7",
+    "OPENAI_API_KEY": "sk-canary-unused-88b1f4",
+    "AZURE_OPENAI_AD_TOKEN": "canary-directory-50e6c2",
+    "OPENAI_ORG_ID": "canary-organisation-7ab0d3",
+    "OPENAI_CUSTOM_HEADERS": "X-Gateway: canary-gateway-2f9be8",
+    "HTTP_PROXY": "http://user:canary-proxy-64f2aa@127.0.0.1:9",
+}
+CANARIES = ("canary-", "anary-9c41e07ab3d25f6")
+"""What all of them have in common; no name of a variable, and nothing else that a run writes, holds it."""
+LOOKALIKE = "sk-proj-51aZ0000000000000000"
+"""Data that looks like a key and is none."""
+
+
+async def give_key() -> str:
+    return KEY
+
+
+def texts(error: BaseException) -> Iterable[str]:
+    """Yield all that an error says, and what a traceback says of it and of those behind it."""
+    yield from (str(error), repr(error), repr(vars(error)))
+    yield from traceback.format_exception(error)
+
+
+def assert_clean(*words: str) -> None:
+    """Check that no text holds a canary."""
+    for text in words:
+        for canary in CANARIES:
+            place = text.find(canary)
+            assert place < 0, text[max(0, place - 200) : place + 100]
+
+
+def assert_clean_files(folder: Path) -> int:
+    """Check that no byte of a folder belongs to a canary, and return how many bytes there were."""
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for path, content in files.items():
+        for canary in CANARIES:
+            place = content.find(canary.encode())
+            assert place < 0, (path, content[max(0, place - 200) : place + 100])
+    return sum(map(len, files.values()))
+
+
+# ------------------------------------------------------------------------------------------ whole runs
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Set all variables that could leak, and return the whole environment."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return environment()
+
+
+def environment() -> dict[str, str]:
+    """Return this process's variables, but for the one in which pytest counts."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def canaries(server: Echoing) -> set[str]:
+    """Return the headers with canaries that a server was sent."""
+    return {value for value in server.heard if any(canary in value for canary in CANARIES)}
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Everything that any logger writes at any level."""
+    caplog.set_level(logging.DEBUG)
+    return caplog
+
+
+def written(folder: Path, server: Echoing, **target: Any) -> Path:
+    """Write the configuration of a short run against a server, and return its path."""
+    world = write_world(folder / "world", train=3, val=3, test=2)
+    plain = settings(world, folder / "run", url=server.url.removesuffix("/v1"))
+    plain["models"]["target"] |= {"api_key_env": "CANARY_KEY", "max_retries": 0, **target}
+    plain["train"] = {"num_epochs": 2, "batch_size": 3}
+    (folder / "run.yaml").write_text(json.dumps(plain), encoding="utf-8")
+    return folder / "run.yaml"
+
+
+def reflact(*arguments: object) -> tuple[int, str]:
+    """Run a command and return its exit code and all that it printed, or all that its defect says."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="reflact")
+    crash = result.exception if not isinstance(result.exception, SystemExit) else None
+    return result.exit_code, "\n".join([result.output, *(texts(crash) if crash else ())])
+
+
+@pytest.mark.parametrize("behaviour", get_args(Behaviour))
+def test_commands_leave_no_key_anywhere(
+    behaviour: Behaviour,
+    tmp_path: Path,
+    variables: dict[str, str],
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    """Training, measuring and looking, whether or not the server serves: no file, output or log has it."""
+    with echoing(behaviour) as server:
+        path = written(tmp_path, server)
+        ended, output = reflact("train", path)
+        assert (ended == 0) == (behaviour == "answers"), output
+        assert_clean(output)
+        (tmp_path / "skill.md").write_text("- rule alpha.\n", encoding="utf-8")
+        folder = tmp_path / "run"
+        commands: list[tuple[object, ...]] = [
+            ("train", path, "--json"),
+            ("eval", path, "--skill", tmp_path / "skill.md"),
+            ("show", folder),
+            ("show", folder, 1),
+            ("runs", tmp_path),
+        ]
+        for command in commands:
+            assert_clean(reflact(*command)[1])
+        assert canaries(server) == {f"Bearer {ENVIRONMENT['CANARY_KEY']}"}
+    assert_clean(logged.text)
+    assert "receive_response_headers.complete" in logged.text
+    assert assert_clean_files(tmp_path) > 50_000
+    assert environment() == variables
+
+
+def test_a_recording_holds_no_key(
+    tmp_path: Path, variables: dict[str, str], logged: pytest.LogCaptureFixture
+) -> None:
+    """A cassette is recorded through a server that echoes; and it replays."""
+    with echoing("answers") as server:
+        path = written(tmp_path, server)
+        ended, output = reflact("record", path, "--cassette", tmp_path / "c.jsonl")
+        assert ended == 0, output
+        assert canaries(server)
+    again = reflact(
+        "replay", path, "--cassette", tmp_path / "c.jsonl", "--set", f"out_dir={tmp_path / 'again'}"
+    )
+    assert again[0] == 0, again[1]
+    assert_clean(output, again[1], logged.text)
+    assert_clean_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flavour", [{}, {"api": "azure", "api_version": "2025-01-01"}], ids=["openai", "azure"]
+)
+@pytest.mark.parametrize("behaviour", ["answers", "refuses"])
+async def test_a_run_in_python_leaves_no_key_anywhere(
+    flavour: dict[str, str],
+    behaviour: Behaviour,
+    tmp_path: Path,
+    variables: dict[str, str],
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    """With a key from a function: events, summary, and the open database with its log file are clean."""
+    with echoing(behaviour) as server:
+        plain = json.loads(written(tmp_path, server).read_text(encoding="utf-8"))
+        plain["models"]["target"] |= {"key": give_key, **flavour}
+        trainer = Trainer(plain)
+        sizes = []
+        async with trainer.stream() as happenings:
+            async for event in happenings:
+                assert_clean(event.model_dump_json(), repr(event))
+                sizes.append(assert_clean_files(tmp_path))
+        assert canaries(server) == {KEY if flavour else f"Bearer {KEY}"}
+    assert len(sizes) > 1
+    assert_clean(logged.text, repr(trainer), repr(load_config(plain)))
+    assert_clean_files(tmp_path)
+    assert environment() == variables
+
+
+async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
+    """Only the key itself is taken out; what an item or an answer holds stays as it is."""
+    store = InMemoryRunStore()
+    endpoint = Endpoint(completion(f"{LOOKALIKE} {KEY}"))
+    async with connected(endpoint, config(key=give_key), store=store) as client:
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    assert reply.value.text == f"{LOOKALIKE} [key]"
+
+
+# -------------------------------------------------------------------------------------- what comes back
+
+
+def echo(body: bytes, **headers: str) -> httpx.Response:
+    return httpx.Response(200, headers={"x-echo": f"Bearer {KEY}", **headers}, content=body)
+
+
+async def through(response: httpx.Response, key: str = KEY, header: str = "Authorization") -> httpx.Response:
+    """Return what comes of a response to a request that carried a key."""
+    transport = RedactingTransport(Endpoint(response))
+    request = httpx.Request("POST", "http://endpoint.test", headers={header: f"Bearer {key}"}, json={})
+    received = await transport.handle_async_request(request)
+    await received.aread()
+    return received
+
+
+@pytest.mark.parametrize("header", ["Authorization", "api-key"])
+async def test_keys_are_taken_out_of_answers(header: str) -> None:
+    """Headers and body come without the key that went out."""
+    received = await through(echo(f'{{"a": "{KEY}", "b": "Bearer {KEY}"}}'.encode()), header=header)
+    assert received.headers["x-echo"] == "Bearer [key]"
+    assert received.json() == {"a": "[key]", "b": "Bearer [key]"}
+
+
+async def test_keys_are_taken_out_of_packed_answers() -> None:
+    """A compressed body is unpacked first."""
+    packed = echo(gzip.compress(f"It is {KEY}!".encode()), **{"content-encoding": "gzip"})
+    transport = RedactingTransport(httpx.MockTransport(lambda _: packed))
+    request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
+    received = await transport.handle_async_request(request)
+    assert (await received.aread()).decode() == "It is [key]!"
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+async def test_keys_in_pieces_are_taken_out(size: int) -> None:
+    """A key that arrives in pieces is found, and nothing else is lost or held back for good."""
+    text = f"sk-can {KEY}{KEY} sk-canary-9c {KEY[:-1]}".encode()
+
+    class Pieces(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            async def pieces() -> Any:
+                for start in range(0, len(text), size):
+                    yield text[start : start + size]
+
+            return httpx.Response(200, content=pieces())
+
+    request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
+    received = await RedactingTransport(Pieces()).handle_async_request(request)
+    assert (await received.aread()).decode() == remove_keys([KEY], text.decode())
+
+
+def in_json(text: str, deep: int, *, ascii_only: bool = True) -> str:
+    """Return a text as it stands in JSON, in JSON within JSON, and so on."""
+    for _ in range(deep):
+        text = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+    return text
+
+
+ODD_KEYS = ('sk-"9c41/07ab\\\\3d25', "\\sk-9c41e07ab3d", "sk-9c41é07ab😀3d25")
+"""Keys that JSON spells in another way."""
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+@pytest.mark.parametrize("deep", range(4))
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_keys_are_known_in_the_spelling_of_json(key: str, deep: int, ascii_only: bool) -> None:
+    """A key that JSON escapes is taken out, wherever its text is cut, and what only begins like it stays."""
+    quoted = in_json(key, deep, ascii_only=ascii_only)
+    other = in_json(f"{key[:-1]}x", deep, ascii_only=ascii_only)
+    text = f"a {quoted}{quoted} b {other} c"
+    assert remove_keys([key], text) == f"a {KEY_MARK}{KEY_MARK} b {other} c"
+    for size in range(1, 12):
+        scrubber = Scrubber([key])
+        pieces = [scrubber.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        assert "".join(pieces) == f"a {KEY_MARK}{KEY_MARK} b {other} c"
+
+
+def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
+    """Every character may stand as its number, in either case, and a slash behind a backslash."""
+    numbered = "".join(f"\\u{ord(character):04X}" for character in KEY)
+    assert remove_keys([KEY], f"{numbered} {numbered.lower()}") == f"{KEY_MARK} {KEY_MARK}"
+    assert remove_keys(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == KEY_MARK
+
+
+async def test_a_key_with_a_quotation_mark_is_taken_out_of_an_answer() -> None:
+    """The answer is JSON, and the key a text in it, or in JSON within it."""
+    key = ODD_KEYS[0]
+    body = {"content": f"It is {key}.", "arguments": json.dumps({"why": f"I know {key}."})}
+    received = await through(httpx.Response(200, json=body), key)
+    assert received.json() == {"content": "It is [key].", "arguments": '{"why": "I know [key]."}'}
+
+
+@pytest.mark.parametrize("placeholder", ["none", "EMPTY", "not-needed", "no-key-required"])
+async def test_placeholders_are_words(placeholder: str) -> None:
+    """What stands for a key where there is none may be a word of an answer, and stays in it."""
+    received = await through(httpx.Response(200, text=f"There are none: {placeholder}."), placeholder)
+    assert received.text == f"There are none: {placeholder}."
+
+
+async def test_recorders_get_answers_without_keys(tmp_path: Path) -> None:
+    """What a cassette writes has been freed of the key before."""
+    path = tmp_path / "c.jsonl"
+    inner = Endpoint(completion(f"It is {KEY}."))
+    async with (
+        open_cassette(path, mode="record", inner=inner) as transport,
+        connected(transport, config(key=give_key)) as client,
+    ):
+        reply = await client.ask(PROMPT, Text, call_id=call_id())
+    assert reply.value.text == "It is [key]."
+    assert_clean_files(tmp_path)
+
+
+async def test_logs_are_freed_for_as_long_as_a_client_is_open() -> None:
+    """Filters come and go with the client; another one's stay."""
+    before = [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS]
+    async with connected(Endpoint(completion("x")), config(key=give_key)):
+        assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS] == [
+            n + 1 for n in before
+        ]
+    assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS] == before
+
+
+@pytest.mark.parametrize("api", ["openai", "azure"])
+async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
+    """A server that sends a request on to another host does not send the key with it."""
+    away = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
+    endpoint = Endpoint(away, completion("x"))
+    async with connected(endpoint, config(key=give_key, api=api, api_version="1")) as client:
+        await client.ask(PROMPT, Text, call_id=call_id())
+    first, second = ("\n".join(request.headers.values()) for request in endpoint.requests)
+    assert endpoint.requests[1].url.host == "elsewhere.test"
+    assert KEY in first
+    assert KEY not in second
+
+
+# --------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(401, json={"error": {"message": f"Incorrect API key provided: {KEY}"}}),
+        httpx.Response(400, text=f"{'x' * 290}{KEY}"),
+        httpx.Response(500, text=KEY),
+        httpx.Response(200, text=KEY),
+        httpx.Response(200, json={"headers": {"authorization": KEY}}),
+        httpx.ConnectError(f"cannot connect with {KEY}"),
+        httpx.LocalProtocolError(f"Illegal header value b'Bearer {KEY}'"),
+    ],
+    ids=lambda answer: str(getattr(answer, "status_code", type(answer).__name__)),
+)
+async def test_no_error_has_a_key_in_or_behind_it(answer: httpx.Response | Exception) -> None:
+    """Neither the message nor any error that it came from says the key."""
+    async with connected(Endpoint(answer), config(key=give_key, max_retries=0)) as client:
+        with pytest.raises(ReflactError) as failure:
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert_clean(*texts(failure.value))
+
+
+async def test_a_function_that_fails_is_not_quoted() -> None:
+    """An error of the function that gives the key may hold it."""
+
+    async def fail() -> str:
+        raise ValueError(f"cannot refresh {KEY}")
+
+    with pytest.raises(ConfigError, match="passed as `key` failed with ValueError") as failure:
+        async with connected(Endpoint(completion("x")), config(key=fail)):
+            pass
+    assert_clean(*texts(failure.value))
+
+
+# ---------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"base_url": f"https://user:{KEY}@endpoint.test/v1"},
+        {"base_url": f"https://{KEY}@endpoint.test/v1"},
+        {"base_url": f"https://endpoint.test/v1?api_key={KEY}"},
+        {"base_url": f"https://endpoint.test/v1#{KEY}"},
+        {"base_url": f"https://[{KEY}/v1"},
+        {"base_url": KEY},
+        {"api_key_env": KEY},
+        {"api_key": KEY},
+        {"key": KEY},
+        {"call_id_header": f"Authorization: {KEY}"},
+        {"extra_body": {"api_key": KEY}},
+        {"extra_body": {"options": [{"headers": {"X-Api-Key": KEY}}]}},
+        {"extra_body": [KEY]},
+        {"temperature": KEY},
+        {"mode": KEY},
+        {"seed": [KEY]},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_keys_are_refused_where_settings_are_stored(given: dict[str, Any], tmp_path: Path) -> None:
+    """A key in the wrong place is refused, by a message that does not repeat it."""
+    with pytest.raises(ConfigError, match=r"models\.target") as failure:
+        load_config({"models": {"target": given}})
+    assert_clean(*texts(failure.value))
+    with pytest.raises(ValidationError) as invalid:
+        ModelConfig(**given)
+    assert_clean(str(invalid.value), repr(invalid.value))
+    (tmp_path / "run.yaml").write_text(json.dumps({"models": {"target": given}}), encoding="utf-8")
+    code, output = reflact("train", tmp_path / "run.yaml")
+    assert code == 2
+    assert_clean(output)
+
+
+@pytest.mark.parametrize(
+    "text", [f"models: {{target: {{api_key: {KEY}: {KEY}}}}}", f"models: [{KEY}", f"models: '{KEY}"]
+)
+def test_a_malformed_file_is_not_quoted(text: str, tmp_path: Path) -> None:
+    """The place of a mistake is told by line and column, without the line."""
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"is malformed: .*line 1") as failure:
+        load_config(tmp_path / "run.yaml")
+    assert_clean(*texts(failure.value))
+    with pytest.raises(ConfigError) as failure:
+        load_config({}, overrides=[f"models.target.api_key_env=[{KEY}"])
+    assert_clean(*texts(failure.value))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", KEY),
+        ("call_id_header", KEY),
+        ("reasoning_effort", KEY),
+        ("base_url", f"http://endpoint.test/{KEY}/v1"),
+        ("extra_body", {"user": [f"it is {KEY}"]}),
+    ],
+)
+async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: Any) -> None:
+    """Once the key is known, no setting may hold it, whatever its name."""
+    store = InMemoryRunStore()
+    client = Client(
+        config(key=give_key, **{field: value}),
+        role="target",
+        run_id=RUN,
+        responses=store,
+        decision_log=store.decision_log(RUN),
+    )
+    with pytest.raises(ConfigError, match=rf"models\.target\.{field} contains the key") as failure:
+        async with client:
+            pass
+    assert_clean(*texts(failure.value))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key",
+        "apikey",
+        "X-API-Key",
+        "client_secret",
+        "password",
+        "Authorization",
+        "access_token",
+        "token",
+        "cookies",
+    ],
+)
+def test_names_of_secrets_are_known(name: str) -> None:
+    """Fields of these names are refused at any depth."""
+    assert is_secret_name(name)
+    assert find_secret_names({"a": [{name: 1}]}) == {name}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_tokens",
+        "stop_token_ids",
+        "prompt_cache_key",
+        "bos_token",
+        "logit_bias",
+        "top_k",
+        "tokenizer",
+        "keys",
+    ],
+)
+def test_ordinary_fields_are_none(name: str) -> None:
+    """Fields that providers know under these names may be sent."""
+    assert not is_secret_name(name)
+    assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}
+
+
+def test_a_function_is_no_part_of_what_is_shown() -> None:
+    """A key bound into the function that gives it shows in no representation."""
+    from functools import partial
+
+    async def give(key: str) -> str:
+        return key
+
+    shown = ModelConfig(model="m", key=partial(give, KEY))
+    assert_clean(repr(shown), str(shown), shown.model_dump_json())

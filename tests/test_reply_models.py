@@ -1,0 +1,483 @@
+"""Replies of the optimizer: each kind of malformed reply is sent back, and a missing reply is logged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import Field
+
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.config.training import AggregateConfig, ReflectConfig
+from reflact.errors import ContextOverflow, ProviderDown, ReplyError
+from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
+from reflact.prompts import load_prompts
+from reflact.records import Usage
+from reflact.stages.aggregate import aggregate
+from reflact.stages.reflect import Analyst, Minibatch, make_edit_analysis
+from reflact.stages.reply_models import NoReply, ask_or_fallback
+from reflact.stages.select import select
+from reflact.testing import InMemoryRunStore, ScriptedLLM
+from reflact.testing.llm import ScriptedAnswer
+from reflact.types import (
+    AggregateResult,
+    AnalystReport,
+    Edit,
+    Item,
+    Operation,
+    Patch,
+    Rollout,
+    Score,
+    SelectResult,
+    Skill,
+)
+
+pytestmark = pytest.mark.anyio
+
+DOCUMENT = "Answer in one word.\nNever guess.\nAnswer in English."
+
+
+class Pick(ReplyModel):
+    """A reply with an anchor in a document, numbers of proposals and a weight."""
+
+    anchor: str = Field(description="Text that occurs once in the document.")
+    numbers: list[int] = Field(description="Numbers of the chosen proposals.")
+    weight: float = Field(ge=0, le=1, description="How sure you are.")
+
+
+GOOD = Pick(anchor="Never guess.", numbers=[2, 1], weight=0.5)
+
+
+def fits(pick: Pick) -> None:
+    """Refuse what contradicts the document or the three proposals."""
+    if DOCUMENT.count(pick.anchor) != 1:
+        raise ValueError(f"the anchor {pick.anchor!r} occurs {DOCUMENT.count(pick.anchor)} times")
+    if len(set(pick.numbers)) != len(pick.numbers):
+        raise ValueError("a number occurs twice")
+    if not set(pick.numbers) <= {1, 2, 3}:
+        raise ValueError("there are proposals 1 to 3")
+
+
+def text(**changed: Any) -> str:
+    """Return a good reply's JSON with some fields changed."""
+    return json.dumps(GOOD.model_dump() | changed)
+
+
+KINDS: dict[str, tuple[str, str]] = {
+    "code fence": (f"```json\n{text()}\n```", "Invalid JSON"),
+    "prose around": (f"Here it is: {text()} I hope that helps.", "Invalid JSON"),
+    "trailing comma": (text()[:-1] + ",}", "Invalid JSON"),
+    "wrong type": (text(weight="high"), "weight: Input should be a valid number"),
+    "missing field": (json.dumps({"anchor": "Never guess.", "numbers": [1]}), "weight: Field required"),
+    "extra object": (text() + text(), "Invalid JSON"),
+    "truncated": (text()[:30], "cut off"),
+    "refusal": ("", "it was a refusal: I would rather not."),
+    "empty": ("", "Invalid JSON"),
+    "not a number": (text(weight=float("nan")), "weight: Input should be a finite number"),
+    "huge integer": (text(numbers=[1]).replace("[1]", f"[{'9' * 5000}]"), ""),
+    "deep nesting": (text(numbers=[1]).replace("[1]", "[" * 3000 + "]" * 3000), ""),
+    "wrong anchor": (text(anchor="Answer in"), "the anchor 'Answer in' occurs 2 times"),
+    "duplicate index": (text(numbers=[1, 1]), "a number occurs twice"),
+    "index out of range": (text(numbers=[1, 4]), "there are proposals 1 to 3"),
+}
+
+
+def bad(kind: str, mode: str) -> httpx.Response:
+    """Return the malformed answer of one kind, where this mode looks for it."""
+    if kind == "refusal":
+        return completion(None, refusal="I would rather not.")
+    finish = "length" if kind == "truncated" else "stop"
+    return answer(KINDS[kind][0], mode, finish)
+
+
+def answer(content: str, mode: str, finish: str = "stop") -> httpx.Response:
+    """Return an answer in the shape of a mode."""
+    if mode == "tools":
+        return completion(None, arguments=content, finish=finish)
+    return completion(content, finish=finish)
+
+
+MODES = ("json_schema", "tools")
+EACH = [(kind, mode) for kind in KINDS for mode in MODES]
+
+
+async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
+    """A good second reply is the value; both attempts are counted and paid for."""
+    usage = Usage(calls=2, input_tokens=20, cached_tokens=8, output_tokens=6)
+    replies = {}
+    for kind, mode in EACH:
+        async with connected(Endpoint(bad(kind, mode), answer(text(), mode)), config(mode=mode)) as client:
+            reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+        replies[kind, mode] = (type(reply.value), reply.value, reply.attempts, reply.usage)
+    assert {case: found for case, found in replies.items() if found != (Pick, GOOD, 2, usage)} == {}
+
+
+async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> None:
+    """Three bad replies end in ReplyError, which says for each what was wrong."""
+    for kind, mode in EACH:
+        endpoint = Endpoint(bad(kind, mode))
+        async with connected(endpoint, config(mode=mode)) as client:
+            with pytest.raises(ReplyError) as refused:
+                await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+        assert len(refused.value.reasons) == len(endpoint.requests) == 3, (kind, mode)
+        expected = "" if (mode, kind) == ("tools", "empty") else KINDS[kind][1]
+        assert all(reason and expected in reason for reason in refused.value.reasons), (kind, mode)
+        assert "optimizer/merge/step=1" in str(refused.value)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_model_is_told_what_was_wrong(mode: str) -> None:
+    """The second request repeats the first one's messages, the bad reply, and the reason."""
+    endpoint = Endpoint(bad("wrong anchor", mode), answer(text(), mode))
+    async with connected(endpoint, config(mode=mode)) as client:
+        await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+    first, second = (body["messages"] for body in endpoint.bodies)
+    assert second[: len(first)] == first
+    said, told = second[len(first) :]
+    written = said["tool_calls"][0]["function"]["arguments"] if mode == "tools" else said["content"]
+    assert (said["role"], written) == ("assistant", KINDS["wrong anchor"][0])
+    assert told["role"] == ("tool" if mode == "tools" else "user")
+    assert KINDS["wrong anchor"][1] in told["content"]
+    assert told.get("tool_call_id") == ("c1" if mode == "tools" else None)
+
+
+@pytest.mark.parametrize("reasks", [0, 1, 4])
+async def test_replies_are_sent_back_as_often_as_configured(reasks: int) -> None:
+    """``reasks`` counts what follows the first attempt."""
+    endpoint = Endpoint(completion("no"))
+    async with connected(endpoint, config(reasks=reasks)) as client:
+        with pytest.raises(ReplyError):
+            await client.ask(PROMPT, Pick, call_id=call_id())
+    assert len(endpoint.requests) == reasks + 1
+
+
+async def test_a_check_that_breaks_is_not_a_bad_reply() -> None:
+    """Only ValueError sends a reply back; a mistake in a check comes out as it is."""
+
+    def broken(pick: Pick) -> None:
+        raise KeyError("a mistake")
+
+    async with connected(Endpoint(completion(text()))) as client:
+        with pytest.raises(KeyError, match="a mistake"):
+            await client.ask(PROMPT, Pick, call_id=call_id(), check=broken)
+
+
+async def test_a_plain_answer_where_a_tool_was_to_be_called_is_sent_back() -> None:
+    """In tools mode a reply in prose is a bad reply, not a crash."""
+    endpoint = Endpoint(completion("I pick the second."), answer(text(), "tools"))
+    async with connected(endpoint, config(mode="tools")) as client:
+        reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
+    assert reply.attempts == 2
+
+
+def test_fifteen_kinds_are_covered() -> None:
+    """The kinds are those that the documents promise."""
+    assert len(KINDS) == 15
+
+
+# ---------------------------------------------------------------------------------------- through the stages
+
+SKILL = Skill(text=DOCUMENT)
+PROMPTS = load_prompts()
+OPERATIONS: tuple[Operation, ...] = ("append", "insert_after", "replace", "delete")
+ITEM = Item(id="q1", input="What?", reference="this")
+FAILED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="that", score=Score.of(0))
+SOLVED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="this", score=Score.of(1))
+
+
+def edit(
+    content: str = "Name the unit.", target: str = "", op: str = "append", **more: Any
+) -> dict[str, Any]:
+    """Return an edit as a model writes it."""
+    return {"op": op, "target": target, "content": content} | more
+
+
+PATTERN = {"type": "unit", "count": 1, "description": "The unit is missing."}
+WRONG = edit(op="replace", target="Answer in")
+ANALYSIS = {"patterns": [PATTERN], "edits": [edit()]}
+PRAISE = {"strengths": "Short.", "edits": []}
+MERGE = {"edits": [edit(sources=[1, 2])]}
+RANK = {"reasoning": "The first matters most.", "selected": [1]}
+
+DEFECTS: dict[str, Callable[[str, str], str]] = {
+    "code fence": lambda good, key: f"```json\n{good}\n```",
+    "prose around": lambda good, key: f"Here: {good} Good luck.",
+    "trailing comma": lambda good, key: good[:-1] + ",}",
+    "wrong type": lambda good, key: json.dumps(json.loads(good) | {key: "none"}),
+    "missing field": lambda good, key: json.dumps({k: v for k, v in json.loads(good).items() if k != key}),
+    "extra object": lambda good, key: good + good,
+    "truncated": lambda good, key: good[:20],
+    "refusal": lambda good, key: "",
+    "empty": lambda good, key: "",
+    "not a number": lambda good, key: json.dumps(json.loads(good) | {key: float("nan")}),
+    "huge integer": lambda good, key: json.dumps(json.loads(good) | {key: 0}).replace(
+        ": 0", f": {'9' * 5000}"
+    ),
+    "deep nesting": lambda good, key: json.dumps(json.loads(good) | {key: 0}).replace(
+        ": 0", ": " + "[" * 3000
+    ),
+}
+"""Defects that any reply can have; ``key`` is the field that holds the list."""
+
+FITTING: dict[str, list[tuple[str, Any, str]]] = {
+    "analyst_failure": [
+        ("wrong anchor", ANALYSIS | {"edits": [WRONG]}, "edit 1 (replace)"),
+        ("count out of range", ANALYSIS | {"patterns": [PATTERN | {"count": 2}]}, "there are 1 cases"),
+        ("too many edits", ANALYSIS | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
+    ],
+    "analyst_success": [
+        ("wrong anchor", PRAISE | {"edits": [WRONG]}, "edit 1 (replace)"),
+        ("too many edits", PRAISE | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
+    ],
+    "merge": [
+        ("wrong anchor", {"edits": [WRONG | {"sources": [1]}]}, "edit 1 (replace)"),
+        ("no index", {"edits": [edit(sources=[])]}, "at least 1 item"),
+        ("index out of range", {"edits": [edit(sources=[3])]}, "less than or equal to 2"),
+    ],
+    "ranking": [
+        ("duplicate index", RANK | {"selected": [1, 1]}, "at most 1"),
+        ("index out of range", RANK | {"selected": [4]}, "less than or equal to 3"),
+        ("index zero", RANK | {"selected": [0]}, "greater than or equal to 1"),
+    ],
+}
+"""Well-formed replies of each stage that do not fit its data, and what the refusal says."""
+
+PROPER: dict[str, tuple[Any, str]] = {
+    "analyst_failure": (ANALYSIS, "edits"),
+    "analyst_success": (PRAISE, "edits"),
+    "merge": (MERGE, "edits"),
+    "ranking": (RANK, "selected"),
+}
+
+CASES = [
+    *(
+        (s, kind, make(json.dumps(good), key), "")
+        for s, (good, key) in PROPER.items()
+        for kind, make in DEFECTS.items()
+    ),
+    *((s, kind, json.dumps(reply), words) for s, cases in FITTING.items() for kind, reply, words in cases),
+]
+
+
+def replied(kind: str, written: str) -> httpx.Response:
+    """Return a defective answer."""
+    if kind == "refusal":
+        return completion(None, refusal="I would rather not.")
+    return completion(written, finish="length" if kind == "truncated" else "stop")
+
+
+def edits(*contents: str) -> tuple[Edit, ...]:
+    """Return additions with these contents, the last with the highest support."""
+    return tuple(Edit(op="append", content=c, support_count=n) for n, c in enumerate(contents, 1))
+
+
+async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateResult | SelectResult:
+    """Run one stage in front of an endpoint, on data that needs exactly one model call."""
+    journal = (await opened()).decision_log(RUN)
+    async with connected(endpoint) as llm:
+        if stage.startswith("analyst"):
+            failed = stage == "analyst_failure"
+            batch = Minibatch(
+                source="failure" if failed else "success",
+                index=0,
+                items=(ITEM,),
+                rollouts=(FAILED if failed else SOLVED,),
+            )
+            analyst = Analyst(
+                llm=llm,
+                prompts=PROMPTS,
+                decision_log=journal,
+                step=1,
+                tokens=ReflectConfig().trajectory_tokens,
+                analysis=make_edit_analysis(SKILL, max_edits=2, operations=OPERATIONS),
+                notes=lambda batch: "",
+            )
+            return await analyst.report(batch)
+        if stage == "merge":
+            reports = [
+                AnalystReport(
+                    source_type="failure", index=n, item_ids=("q1",), patch=Patch(edits=edits(word))
+                )
+                for n, word in enumerate(("a", "b"))
+            ]
+            return await aggregate(
+                reports,
+                SKILL,
+                llm=llm,
+                prompts=PROMPTS,
+                config=AggregateConfig(),
+                operations=OPERATIONS,
+                notes="",
+                decision_log=journal,
+                step=1,
+            )
+        pool = AggregateResult(patch=Patch(edits=edits("a", "b", "c")))
+        return await select(
+            pool, SKILL, budget=1, notes="", llm=llm, prompts=PROMPTS, decision_log=journal, step=1
+        )
+
+
+async def test_every_stage_mends_every_kind() -> None:
+    """One defective reply costs one more request, which names the reason, and leaves no other trace."""
+    for stage, kind, written, words in CASES:
+        good = completion(json.dumps(PROPER[stage][0]))
+        endpoint = Endpoint(replied(kind, written), good)
+        mended = await outcome(stage, endpoint)
+        assert mended == await outcome(stage, Endpoint(good)), (stage, kind)
+        assert len(endpoint.requests) == 2, (stage, kind)
+        assert words in endpoint.bodies[1]["messages"][-1]["content"], (stage, kind)
+        if isinstance(mended, AnalystReport):
+            assert mended.no_reply_reason is None, (stage, kind)
+        else:
+            assert mended.fallbacks == (), (stage, kind)
+
+
+async def test_no_stage_loses_a_missing_reply() -> None:
+    """A reply that stays defective is a reason in the report, or a fallback that names its replacement."""
+    for stage, kind, written, words in CASES:
+        endpoint = Endpoint(replied(kind, written))
+        result = await outcome(stage, endpoint)
+        assert len(endpoint.requests) == 3, (stage, kind)
+        if isinstance(result, AnalystReport):
+            reason = result.no_reply_reason
+            assert (result.patch, result.item_ids) == (Patch(), ("q1",)), (stage, kind)
+        else:
+            (fallback,) = result.fallbacks
+            reason = fallback.reason
+            assert fallback.replacement
+            contents = [e.content for e in result.patch.edits]
+            assert contents == (["c"] if stage == "ranking" else ["a", "b"]), (stage, kind)
+        assert reason is not None, (stage, kind)
+        assert words in reason, (stage, kind)
+        assert "in 3 attempts" in reason, (stage, kind)
+
+
+RUN_ID = "r0"
+WORD_CALL = CallId(role="optimizer", purpose="merge", step=3, part="a")
+
+
+class Word(ReplyModel):
+    """One word."""
+
+    word: str
+
+
+def word_prompt(text: str) -> RenderedPrompt:
+    """Return a word_prompt of one message."""
+    return RenderedPrompt(name="p", version=1, messages=(Message(role="user", content=text),))
+
+
+async def open_run() -> InMemoryRunStore:
+    """Return a store in which the run is open."""
+    store = InMemoryRunStore()
+    await store.open_run(RUN_ID, {}, {})
+    return store
+
+
+async def ask_word(
+    llm: ScriptedLLM, store: InMemoryRunStore, *, shorter: bool = False, call_id: CallId = WORD_CALL
+) -> Word | NoReply:
+    """Ask for a word other than ``bad``, with a long word_prompt and maybe a short one in reserve."""
+
+    def check(reply: Word) -> None:
+        if reply.word == "bad":
+            raise ValueError("not that word")
+
+    return await ask_or_fallback(
+        llm,
+        word_prompt("long"),
+        Word,
+        call_id=call_id,
+        check=check,
+        decision_log=store.decision_log(RUN_ID),
+        shorten=(lambda: word_prompt("short")) if shorter else None,
+    )
+
+
+def scripted(long: ScriptedAnswer, short: ScriptedAnswer = None) -> ScriptedLLM:
+    """Return a model that gives one answer to the long word_prompt and one to the short."""
+
+    def answer(
+        shown_prompts: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
+        return long if shown_prompts.messages[0].content == "long" else short
+
+    return ScriptedLLM(answer)
+
+
+def shown_prompts(llm: ScriptedLLM) -> list[str]:
+    """Return the prompts that were sent, attempts of one call once."""
+    return [call.prompt.messages[0].content for call in llm.calls if call.call_id.attempt == 0]
+
+
+async def test_a_valid_reply_comes_back_and_leaves_no_note() -> None:
+    """What was had is a stored reply's business, not the journal's."""
+    store = await open_run()
+    assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
+    assert not store._runs[RUN_ID].notes
+
+
+async def test_a_refusal_is_final() -> None:
+    """No valid reply is journalled with the reason; after a restart the model is not ask_word again."""
+    store = await open_run()
+    refusal = await ask_word(scripted({"word": "bad"}), store)
+    assert isinstance(refusal, NoReply)
+    assert "not that word" in refusal.reason
+    better = scripted({"word": "yes"})
+    assert await ask_word(better, store) == refusal
+    assert better.calls == []
+    other = WORD_CALL.model_copy(update={"part": "b"})
+    assert await ask_word(better, store, call_id=other) == Word(word="yes")
+
+
+async def test_a_prompt_that_is_too_long_is_refused() -> None:
+    """Without a shorter one, an overflow is a reason like any other."""
+    store = await open_run()
+    assert await ask_word(scripted(ContextOverflow("too long")), store) == NoReply(reason="too long")
+    assert await ask_word(scripted({"word": "yes"}), store) == NoReply(reason="too long")
+
+
+async def test_a_prompt_is_shortened_once() -> None:
+    """An overflow leads to the shorter word_prompt; one that overflows too is refused."""
+    store = await open_run()
+    llm = scripted(ContextOverflow("too long"), ContextOverflow("still too long"))
+    assert await ask_word(llm, store, shorter=True) == NoReply(reason="still too long")
+    assert shown_prompts(llm) == ["long", "short"]
+
+
+async def test_a_restart_asks_with_the_same_prompt() -> None:
+    """Once it was shortened a word_prompt stays so, even for a model with more room."""
+    store = await open_run()
+    first = scripted(ContextOverflow("too long"), {"word": "short"})
+    assert await ask_word(first, store, shorter=True) == Word(word="short")
+    second = scripted({"word": "long"}, {"word": "short"})
+    assert await ask_word(second, store, shorter=True) == Word(word="short")
+    assert (shown_prompts(first), shown_prompts(second)) == (["long", "short"], ["short"])
+
+
+async def test_a_shorter_prompt_may_be_refused_for_another_reason() -> None:
+    """Invalid replies to the shorter word_prompt are refused as those to a first one are."""
+    store = await open_run()
+    refusal = await ask_word(scripted(ContextOverflow("too long"), {"word": "bad"}), store, shorter=True)
+    assert isinstance(refusal, NoReply)
+    assert "not that word" in refusal.reason
+
+
+@pytest.mark.parametrize("shorter", [False, True])
+async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
+    """An endpoint that cannot be reached has decided nothing: the error is passed on, nothing is noted."""
+    store = await open_run()
+    with pytest.raises(ProviderDown, match="gone"):
+        await ask_word(scripted(ProviderDown("gone")), store, shorter=shorter)
+    assert not store._runs[RUN_ID].notes
+    assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
+
+
+async def test_a_sample_without_a_step_is_a_mistake() -> None:
+    """Absences are journalled under a step, so there must be one."""
+    outside = CallId(role="optimizer", purpose="merge", rollout="k")
+    with pytest.raises(ValueError, match="has no step"):
+        await ask_word(scripted({"word": "yes"}), await open_run(), call_id=outside)

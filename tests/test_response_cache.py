@@ -1,0 +1,571 @@
+"""Effects: keys that never change, answers paid once, on disk before anyone sees them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from anyio.abc import TaskGroup
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reflact.llm.cache_keys as keys_module
+from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
+from reflact.errors import AccessDenied, ProviderDown
+from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_credentials, strip_to_endpoint
+from reflact.messages import CallId, CallReservation, ReplyModel, StoredResponse, Text
+from reflact.testing import InMemoryRunStore
+from reflact.types import digest_json
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+CASES: list[tuple[dict[str, str], str]] = [
+    (
+        {
+            "endpoint": "http://localhost:8000",
+            "path": "/v1/chat/completions",
+            "body": json.dumps({"model": "m", "messages": MESSAGES}),
+            "call_id": "target/rollout/step=None/part=/trial=0/attempt=0",
+            "reply": "Text@1",
+        },
+        "56a92fb1a194ebe3d107da39cc1f46e8bb8d10b63e039a002e84e7cfa84f213b",
+    ),
+    (
+        {
+            "endpoint": "https://api.example.com",
+            "path": "/v1/chat/completions",
+            "body": json.dumps(
+                {"model": "m", "messages": [{"role": "user", "content": "Grüße, 世界 🌍 \u2028 \x00"}]},
+                ensure_ascii=False,
+            ),
+            "call_id": "target/rollout/rollout=abc/0/part=/trial=0/attempt=0",
+            "reply": "Text@1",
+        },
+        "43a26bd0fcf02cab97b5b3b3508cd42ee0300fd6cbc1164a784a2766226075e9",
+    ),
+    (
+        {
+            "endpoint": "https://api.example.com",
+            "path": "/v1/chat/completions",
+            "body": json.dumps({"model": "m", "temperature": 0.1, "top_p": 1e-07, "x": [1.0, 1e22, -0.0, 3]}),
+            "call_id": "optimizer/merge/step=3/part=0.1/trial=0/attempt=2",
+            "reply": "MergeReply@1",
+        },
+        "d94d3b46c1a730fdb0b9eb3043cf0524a27592b7c1196032e4235c3ebbf16706",
+    ),
+    (
+        {
+            "endpoint": "https://api.example.com:8443",
+            "path": "/openai/deployments/m/chat/completions",
+            "body": json.dumps({"model": "m", "z": {"b": {"y": None, "x": [True, {"q": []}]}, "a": {}}}),
+            "call_id": "optimizer/rank/step=1/part=/trial=0/attempt=0",
+            "reply": "RankReply@2",
+        },
+        "c15975c06133b24042338ebbf55ca56e02a0fd3d021094ee96f0e584f7ad4a5a",
+    ),
+    (
+        {
+            "endpoint": "http://localhost",
+            "path": "/v1/chat/completions",
+            "body": json.dumps({"seed": 2**31 - 1, "big": 2**70, "text": '{"a": "{{ b }}"}'}),
+            "call_id": "",
+            "reply": "",
+        },
+        "bfa9dab76c549b39c31f03b5a683e6f57c978ed6a4a6acf306fd51006790038d",
+    ),
+]
+
+ECHO = (
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache_keys import build_cache_key; "
+    "print(json.dumps([build_cache_key(**case) for case in json.load(sys.stdin)]))"
+)
+
+
+class Word(ReplyModel):
+    """One word."""
+
+    word: str
+
+
+GOOD = completion('{"word": "yes"}')
+
+# -------------------------------------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(("parts", "key"), CASES)
+def test_keys_are_pinned(parts: dict[str, str], key: str) -> None:
+    """A key that changed would make every user pay again for what is stored."""
+    assert build_cache_key(**parts) == key
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_keys_are_the_same_on_every_interpreter(version: str) -> None:
+    """Other Pythons, alone with their standard library, compute the pinned keys."""
+    interpreter = find_interpreter(version)
+    if interpreter is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    source = Path(keys_module.__file__).parents[2]
+    result = subprocess.run(
+        [interpreter, "-I", "-c", ECHO, str(source)],
+        input=json.dumps([parts for parts, _ in CASES]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(result.stdout) == [key for _, key in CASES]
+
+
+def find_interpreter(version: str) -> str | None:
+    """Return a Python of this version: this one, one on the path, or one beside this one's installation."""
+    if sys.version_info[:2] == tuple(int(part) for part in version.split(".")):
+        return sys.executable
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"{version}.*/bin/python{version}"))
+    on_path = shutil.which(f"python{version}")
+    return next((str(p) for p in [*beside, on_path] if p is not None and _runs(str(p))), None)
+
+
+def _runs(interpreter: str) -> bool:
+    return subprocess.run([interpreter, "-I", "-c", ""], capture_output=True, check=False).returncode == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(body=st.dictionaries(st.text(), JSON, max_size=4))
+def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
+    """Order and spacing of the body do not matter, and the JSON is the one the rest of the house hashes."""
+    turned = json.dumps(dict(reversed(body.items())), indent=2, ensure_ascii=False)
+    parts: dict[str, Any] = {"endpoint": "e", "path": "p", "reply": "r"}
+    assert build_cache_key(body=turned, call_id="s", **parts) == digest_json(
+        {**parts, "sample": "s", "body": body}
+    )
+
+
+@pytest.mark.parametrize("part", ["endpoint", "path", "body", "call_id", "reply"])
+def test_every_part_of_a_request_is_in_its_key(part: str) -> None:
+    """Changing any one part changes the key."""
+    parts = dict(CASES[0][0])
+    parts[part] = json.dumps({"model": "other"}) if part == "body" else parts[part] + "x"
+    assert build_cache_key(**parts) != CASES[0][1]
+
+
+def test_addresses_lose_their_secrets() -> None:
+    """Credentials, queries and fragments are in no endpoint and in no message."""
+    url = "https://user:secret@host:8443/v1/chat?key=secret#secret"
+    assert strip_to_endpoint(url) == "https://host:8443"
+    assert strip_credentials(url) == "https://host:8443/v1/chat"
+
+
+def test_seeds_are_pinned_and_fit_31_bits() -> None:
+    """A sample's seed is a function of its label alone."""
+    seeds = [derive_seed(call_id(part=str(n)).label) for n in range(100)]
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert derive_seed("target/rollout/step=1/part=/trial=0/attempt=0") == 1211934195
+
+
+# ------------------------------------------------------------------------------------------------- order
+
+
+class Watched(InMemoryRunStore):
+    """A store that writes down what happens to it, and how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.reservations: list[CallReservation] = []
+        self.replies: list[StoredResponse] = []
+
+    async def reserve(self, reservation: CallReservation) -> None:
+        self.seen.append("reserved")
+        self.reservations.append(reservation)
+        await super().reserve(reservation)
+
+    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+        await super().store_response(response, reservation)
+        self.replies.append(response)
+        self.seen.append("stored")
+
+    async def release(self, reservation: CallReservation) -> None:
+        await super().release(reservation)
+        self.seen.append("released")
+
+
+async def watched() -> Watched:
+    """Return a watched store in which the run is open."""
+    store = Watched()
+    await store.open_run(RUN, {}, {})
+    return store
+
+
+async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:
+    """Killed between any two of these, a run repeats nothing that had finished."""
+    store = await watched()
+
+    def answer(body: Any) -> httpx.Response:
+        store.seen.append("sent")
+        return GOOD
+
+    def check(word: Word) -> None:
+        store.seen.append("seen")
+
+    async with connected(Endpoint(answer), store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id(), check=check)
+    assert store.seen == ["reserved", "sent", "stored", "seen"]
+
+
+async def test_an_intent_says_who_asks_for_what() -> None:
+    """The ledger knows role, purpose, endpoint and model of a call in flight."""
+    store = await watched()
+    async with connected(Endpoint(GOOD), store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id(purpose="rank"))
+    (call,) = store.reservations
+    assert (call.run_id, call.role, call.purpose) == (RUN, "optimizer", "rank")
+    assert (call.endpoint, call.model) == ("http://endpoint.test", "m")
+    assert call.call_id == call_id(purpose="rank").label
+
+
+async def test_a_second_process_repeats_nothing() -> None:
+    """Stored answers are validated again, the bad one and the one that mended it; nothing is sent."""
+    store = await opened()
+    answers = Endpoint(completion("no"), GOOD)
+    async with connected(answers, store=store) as client:
+        first = await client.ask(PROMPT, Word, call_id=call_id())
+    silent = Endpoint(RuntimeError("nothing may be sent"))
+    async with connected(silent, store=store) as client:
+        second = await client.ask(PROMPT, Word, call_id=call_id())
+    assert second == first
+    assert second.attempts == 2
+    assert len(answers.requests) == 2
+    assert silent.requests == []
+    (spent,) = await store.spend(RUN)
+    assert spent.usage == first.usage
+
+
+async def test_samples_are_asked_apart() -> None:
+    """The same prompt at two places of the plan is two calls."""
+    endpoint = Endpoint(GOOD)
+    async with connected(endpoint) as client:
+        for part in ("a", "b"):
+            await client.ask(PROMPT, Word, call_id=call_id(part))
+    assert len(endpoint.requests) == 2
+    assert endpoint.bodies[0] == endpoint.bodies[1]
+
+
+async def test_a_raised_reply_version_is_a_new_call() -> None:
+    """Replies to an older declaration of a type are not used for the new one."""
+    store = await opened()
+    endpoint = Endpoint(GOOD)
+    newer = type("Word", (Word,), {"version": 2, "__doc__": Word.__doc__})
+    async with connected(endpoint, store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id())
+        await client.ask(PROMPT, newer, call_id=call_id())
+    assert len(endpoint.requests) == 2
+
+
+# ---------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(401, json={"error": {"message": "no"}}), AccessDenied),
+        (httpx.Response(503, text="busy"), ProviderDown),
+        (httpx.Response(500, content=GOOD.content, headers=GOOD.headers), ProviderDown),
+        (httpx.ConnectError("no route"), ProviderDown),
+        (httpx.ConnectTimeout("no route"), ProviderDown),
+    ],
+)
+async def test_a_failure_that_costs_nothing_leaves_nothing_behind(
+    answer: httpx.Response | Exception, error: type[Exception]
+) -> None:
+    """An error status is no answer and not charged: its intent is dropped, and the next start asks again."""
+    store = await watched()
+    async with connected(Endpoint(answer), config(max_retries=0), store=store) as client:
+        with pytest.raises(error):
+            await client.ask(PROMPT, Word, call_id=call_id())
+    assert store.seen == ["reserved", "released"]
+    assert await store.spend(RUN) == ()
+    async with connected(Endpoint(GOOD), store=store) as client:
+        assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.ReadTimeout("slow"),
+        httpx.ReadError("reset"),
+        httpx.RemoteProtocolError("cut"),
+        httpx.WriteError("reset"),
+        httpx.Response(200, text="<html>log in</html>", headers={"content-type": "text/html"}),
+        httpx.Response(200, text='{"choi', headers={"content-type": "application/json"}),
+        httpx.Response(200, text="data: {}", headers={"content-type": "text/event-stream"}),
+        httpx.Response(200, json={"error": {"message": "upstream"}}),
+        httpx.Response(200, json={"choices": []}),
+        httpx.Response(200, json={"choices": [{"index": 0}]}),
+        httpx.Response(200, json=[1]),
+        httpx.Response(200, text="[" * 100_000, headers={"content-type": "application/json"}),
+    ],
+)
+async def test_a_failure_that_may_be_charged_counts_at_its_worst_case(
+    answer: httpx.Response | Exception,
+) -> None:
+    """What was cut off is not stored and asked again; the attempt stays booked when the next one succeeds."""
+    store = await watched()
+    settings = config(max_retries=0, max_tokens=50)
+    async with connected(Endpoint(answer), settings, store=store) as client:
+        with pytest.raises(ProviderDown):
+            await client.ask(PROMPT, Word, call_id=call_id())
+    assert store.seen == ["reserved"]
+    async with connected(Endpoint(GOOD), settings, store=store) as client:
+        assert (await client.ask(PROMPT, Word, call_id=call_id())).value == Word(word="yes")
+    (spent,) = await store.spend(RUN)
+    assert (spent.usage.calls, spent.unsettled, spent.worst_case.calls, spent.worst_case.output_tokens) == (
+        1,
+        1,
+        1,
+        50,
+    )
+    assert spent.worst_case.input_tokens > 50
+
+
+async def test_a_cancelled_call_stays_open() -> None:
+    """Cut off in flight it may be charged: the next start books it as unsettled."""
+    store = await watched()
+    reached = anyio.Event()
+
+    class Waiting(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            reached.set()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    async with connected(Waiting(), store=store) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
+        await reached.wait()
+        tasks.cancel_scope.cancel()
+    assert store.seen == ["reserved"]
+    await store.open_run(RUN, {}, {})
+    (spent,) = await store.spend(RUN)
+    assert (spent.unsettled, spent.usage.calls) == (1, 0)
+
+
+async def test_an_answer_that_has_come_is_stored_whoever_leaves() -> None:
+    """Cancelled between its arrival and its storing, a paid answer is kept."""
+    store = await watched()
+    storing = anyio.Event()
+
+    class Slow:
+        find_response, reserve, release = store.find_response, store.reserve, store.release
+
+        async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
+            storing.set()
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            await store.store_response(response, reservation)
+
+    async with connected(Endpoint(GOOD), responses=Slow()) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
+        await storing.wait()
+        tasks.cancel_scope.cancel()
+    assert store.seen == ["reserved", "stored"]
+
+
+# ------------------------------------------------------------------------------------------- single flight
+
+
+class Held(httpx.AsyncBaseTransport):
+    """Answers when told to; counts what arrives and what is cancelled."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.cancelled = 0
+        self.reached = anyio.Event()
+        self.released = anyio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.arrived += 1
+        self.reached.set()
+        try:
+            await self.released.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled += 1
+            raise
+        return completion('{"word": "yes"}')
+
+
+async def joined(held: Held, tasks: TaskGroup, calls: Sequence[Callable[[], Awaitable[Any]]]) -> None:
+    """Start one call, and the others once its request is in flight; return when all wait."""
+    first, *others = calls
+    tasks.start_soon(first)
+    await held.reached.wait()
+    for call in others:
+        tasks.start_soon(call)
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_equal_calls_in_flight_are_one_request() -> None:
+    """Five callers of the same place get the same answer for one price."""
+    held = Held()
+    store = await opened()
+    words: list[str] = []
+    async with connected(held, store=store) as client, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            words.append((await client.ask(PROMPT, Word, call_id=call_id())).value.word)
+
+        await joined(held, tasks, [ask] * 5)
+        held.released.set()
+    assert words == ["yes"] * 5
+    assert held.arrived == 1
+    (spent,) = await store.spend(RUN)
+    assert spent.usage.calls == 1
+
+
+async def test_a_slow_look_up_does_not_pay_again() -> None:
+    """A caller whose look-up began before the answer was stored, and ends after it, sends nothing."""
+
+    class Slow(InMemoryRunStore):
+        looked = 0
+
+        async def find_response(self, key: str) -> StoredResponse | None:
+            found = await super().find_response(key)
+            self.looked += 1
+            for _ in range(100 if self.looked == 2 else 0):
+                await anyio.lowlevel.checkpoint()
+            return found
+
+    store = Slow()
+    await store.open_run(RUN, {}, {})
+    endpoint = Endpoint(GOOD)
+    async with connected(endpoint, store=store) as client, anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
+    assert len(endpoint.requests) == 1
+
+
+async def test_two_trials_of_one_text_are_two_effects() -> None:
+    """At temperature 1 each trial draws for itself: same body, two requests, two stored answers."""
+    endpoint = Endpoint(completion("heads"), completion("tails"))
+    store = await watched()
+    places = [CallId(role="target", purpose="rollout", rollout=f"skill/item/trial={n}") for n in (0, 1)]
+    for _ in range(2):
+        async with connected(endpoint, config(temperature=1.0), store=store) as client:
+            said = [(await client.ask(PROMPT, Text, call_id=place)).value.text for place in places]
+        assert said == ["heads", "tails"]
+    assert len(endpoint.requests) == 2
+    assert len({reply.key for reply in store.replies}) == 2
+
+
+async def test_a_waiter_that_leaves_does_not_take_the_others_along() -> None:
+    """The request is cancelled only when nobody waits for it any more."""
+    held = Held()
+    leaving = anyio.CancelScope()
+    async with connected(held) as client, anyio.create_task_group() as tasks:
+
+        async def leave() -> None:
+            with leaving:
+                await client.ask(PROMPT, Word, call_id=call_id())
+
+        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id()), leave])
+        leaving.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert held.cancelled == 0
+        held.released.set()
+    assert held.arrived == 1
+
+
+async def test_the_last_waiter_to_leave_cancels_the_request() -> None:
+    """Nothing goes on being paid for that nobody waits for."""
+    held = Held()
+    async with connected(held) as client, anyio.create_task_group() as tasks:
+        await joined(held, tasks, [lambda: client.ask(PROMPT, Word, call_id=call_id())] * 2)
+        tasks.cancel_scope.cancel()
+    assert (held.arrived, held.cancelled) == (1, 1)
+
+
+# --------------------------------------------------------------------------------------------- the request
+
+
+async def test_our_headers_stay_here() -> None:
+    """The endpoint sees neither the sample nor the reply type."""
+    endpoint = Endpoint(GOOD)
+    async with connected(endpoint) as client:
+        await client.ask(PROMPT, Word, call_id=call_id())
+    (request,) = endpoint.requests
+    assert not [name for name in request.headers if "reflact" in name]
+
+
+async def test_the_sample_can_be_forwarded_in_a_header() -> None:
+    """A proxy may see the label of each call, where asked for; it is not part of the key."""
+    endpoint = Endpoint(GOOD)
+    store = await opened()
+    async with connected(endpoint, config(call_id_header="X-Call"), store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id())
+    assert endpoint.requests[0].headers["x-call"] == call_id().label
+    async with connected(endpoint, store=store) as client:
+        await client.ask(PROMPT, Word, call_id=call_id())
+    assert len(endpoint.requests) == 1
+
+
+async def test_each_attempt_has_its_own_label() -> None:
+    """A reply that is sent back is a place of its own, counted on from the sample's attempt."""
+    endpoint = Endpoint(completion("no"), GOOD)
+    async with connected(endpoint, config(call_id_header="X-Call")) as client:
+        await client.ask(PROMPT, Word, call_id=call_id(attempt=2))
+    labels = [request.headers["x-call"] for request in endpoint.requests]
+    assert labels == [call_id(attempt=2).label, call_id(attempt=3).label]
+
+
+async def test_a_redirected_call_keeps_its_identity() -> None:
+    """Behind a redirect two samples of the same text are still two calls, each stored."""
+    moved = httpx.Response(307, headers={"location": "http://elsewhere.test/v1/chat/completions"})
+
+    class Moved(Endpoint):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            answer = await super().handle_async_request(request)
+            return answer if request.url.host == "elsewhere.test" else moved
+
+    endpoint = Moved(GOOD)
+    store = await opened()
+    for _ in range(2):
+        async with connected(endpoint, store=store) as client:
+            for part in ("a", "b"):
+                reply = await client.ask(PROMPT, Word, call_id=call_id(part))
+                assert reply.value == Word(word="yes")
+    served = [request for request in endpoint.requests if request.url.host == "elsewhere.test"]
+    assert len(served) == 2
+    assert not [name for request in endpoint.requests for name in request.headers if "reflact" in name]
+
+
+async def test_a_streamed_answer_is_kept_in_its_pieces() -> None:
+    """A body that came in pieces is stored and given back in the same pieces."""
+    pieces = ['data: {"choices": []}\n\n', 'data: "ü', '"\n\ndata: [DONE]\n\n']
+
+    class Streaming(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            async def body() -> Any:
+                for piece in pieces:
+                    yield piece.encode()
+
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
+
+    store = await watched()
+    async with connected(Streaming(), store=store) as client:
+        with pytest.raises(ProviderDown, match="no chat completion"):
+            await client.ask(PROMPT, Text, call_id=call_id())
+    assert list(store.replies[0].chunks) == pieces

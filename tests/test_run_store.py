@@ -1,0 +1,440 @@
+"""The SQLite store: what it keeps, what it refuses, and what it says when the file is no good."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.errors import RunConflict, StoreError
+from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
+from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import RunStore
+from reflact.records import FaultCount, RunState, RunSummary, SkillVersion, Spend, StepRecord, Usage
+from reflact.store.database import Tables
+from reflact.store.lock import lock_run
+from reflact.store.responses import _settle, _sum_spend
+from reflact.store.runs import SQLiteRunStore, open_store
+from reflact.store.schema import SCHEMA
+from reflact.types import (
+    AggregateResult,
+    Candidate,
+    Measurement,
+    Rollout,
+    Score,
+    SelectResult,
+    Skill,
+    Split,
+    Verdict,
+)
+
+pytestmark = pytest.mark.anyio
+
+FIRST = Skill(text="# Skill\n")
+SECOND = Skill(text="# Skill\n\nUse {braces}, $dollars and \x00.\n")
+IDENTITY = {"seed": 42, "train.batch_size": 40}
+
+
+def initial() -> RunState:
+    version = SkillVersion(number=0, skill_hash=FIRST.hash, origin="initial", score=0.25)
+    return RunState(commits=1, current=version, best=version)
+
+
+def made_by(step: int, skill: Skill = SECOND, score: float | None = 0.0) -> SkillVersion:
+    return SkillVersion(number=step, skill_hash=skill.hash, origin=f"step {step}", score=score)
+
+
+def after(step: int, skill: Skill, score: float | None = 0.5) -> RunState:
+    version = made_by(step, skill, score)
+    return RunState(step=step, commits=step + 1, current=version, best=version, latest_version=step)
+
+
+def record(step: int, reason: str = "greater") -> StepRecord:
+    return StepRecord(
+        step=step,
+        epoch=1,
+        step_in_epoch=step,
+        skill_before=FIRST.hash,
+        item_ids=("a", "b"),
+        rollout=Measurement(skill_hash=FIRST.hash, split=Split.train, n=2, hard=0.5, soft=0.1 + 0.2),
+        n_failures=1,
+        reports=(),
+        merged=AggregateResult(),
+        chosen=SelectResult(),
+        edits=Candidate(skill=SECOND).results,
+        candidate_hash=SECOND.hash,
+        verdict=Verdict(action="accept_new_best", reason=reason),
+        created_versions=(made_by(step),),
+        current=made_by(step),
+        best=made_by(step),
+    )
+
+
+def reserved_call(
+    key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout"
+) -> CallReservation:
+    return CallReservation(
+        key=key, run_id=run_id, call_id="s", role=role, purpose=purpose, endpoint="http://x", model="m"
+    )
+
+
+def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredResponse:
+    usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2, usd=usd)
+    return StoredResponse(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+
+
+async def pay(store: SQLiteRunStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
+    await store.reserve(reserved_call(key, run_id))
+    await store.store_response(reply(key, usd), reserved_call(key, run_id))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
+    async with open_store(path) as opened:
+        await opened.open_run("r", IDENTITY, {"seed": 42})
+        yield opened
+
+
+# ------------------------------------------------------------------------------------------- effects
+
+
+async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteRunStore) -> None:
+    """A stored reply equals the one that was kept, chunks and absent price included."""
+    kept = reply("k").model_copy(update={"chunks": ("data: {\n", "", "é\u2028\U0001f600")})
+    await store.reserve(reserved_call("k"))
+    assert await store.find_response("k") is None
+    await store.store_response(kept, reserved_call("k"))
+    assert await store.find_response("k") == kept
+
+
+async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRunStore) -> None:
+    """Two runs that pay for one key share the first answer, and each is charged for its own call."""
+    await store.reserve(reserved_call("k", "r"))
+    await store.reserve(reserved_call("k", "other"))
+    await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
+    await store.store_response(reply("k", 0.25, "second"), reserved_call("k", "other"))
+    found = await store.find_response("k")
+    assert found is not None
+    assert found.chunks == ("first",)
+    assert [row.usage.usd for row in await store.spend("r")] == [0.5]
+    assert [row.usage.usd for row in await store.spend("other")] == [0.25]
+
+
+async def test_an_unreadable_reply_is_a_miss_and_is_replaced(store: SQLiteRunStore, path: Path) -> None:
+    """A reply that no longer validates is not found, and the next one under its key takes its place."""
+    await pay(store, "k")
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE responses SET response = '{\"key\": 1}'")
+    other.close()
+    assert await store.find_response("k") is None
+    await pay(store, "k")
+    assert await store.find_response("k") == reply("k")
+
+
+async def test_spend_is_summed_by_role_and_purpose(store: SQLiteRunStore) -> None:
+    """Spend is sorted by role and purpose, and a price is None only where no call had one."""
+    for key, role, purpose, usd in [
+        ("a", "target", "rollout", 0.1),
+        ("b", "target", "rollout", 0.2),
+        ("c", "target", "rollout", None),
+        ("d", "optimizer", "merge", None),
+    ]:
+        booked = reserved_call(key, role=role, purpose=purpose)
+        await store.reserve(booked)
+        await store.store_response(reply(key, usd), booked)
+    usage = Usage(calls=3, input_tokens=30, cached_tokens=9, output_tokens=6, usd=0.1 + 0.2)
+    assert await store.spend("r") == (
+        Spend(role="optimizer", purpose="merge", usage=reply("d").usage),
+        Spend(role="target", purpose="rollout", usage=usage),
+    )
+    assert await store.spend("unknown") == ()
+
+
+@given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))
+def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: int) -> None:
+    """The sum of the prices is the same to the last bit in whatever order the answers came."""
+    tables = Tables(memory=True)
+    SCHEMA.apply(tables)
+    for run_id in ("one", "two"):
+        for price in prices:
+            _settle(tables, reserved_call("k", run_id), Usage(calls=1, usd=price))
+        random.Random(seed).shuffle(prices)
+    one, two = _sum_spend(tables, "one"), _sum_spend(tables, "two")
+    tables.close()
+    assert one == two
+
+
+async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRunStore) -> None:
+    """A later success does not erase the reopened run's open calls, and settles those of other runs."""
+    await store.reserve(reserved_call("k"))
+    await store.reserve(reserved_call("k", "other"))
+    await store.open_run("r", IDENTITY, {})
+    for run_id, unsettled in (("r", 1), ("other", 0)):
+        await store.store_response(reply("k"), reserved_call("k", run_id))
+        (spend,) = await store.spend(run_id)
+        assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
+
+
+async def test_faults_add_up_over_starts(path: Path) -> None:
+    """Failed attempts are counted by run and kind, and a later start goes on counting."""
+    for _ in range(2):
+        async with open_store(path) as store:
+            await store.open_run("r", IDENTITY, {"seed": 42})
+            await store.count_fault("r", "timeout")
+            await store.count_fault("r", "429")
+            await store.count_fault("other", "429")
+            counted = await store.faults("r")
+    assert counted == (FaultCount(kind="429", count=2), FaultCount(kind="timeout", count=2))
+
+
+async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
+    """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
+    worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)
+    calls = [reserved_call(key).model_copy(update={"worst_case": worst}) for key in ("a", "b", "c", "d")]
+    for call in calls:
+        await store.reserve(call)
+    await store.settle(calls[0], Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03))
+    await store.settle(calls[1], Usage(calls=1, uncounted=1))
+    await store.release(calls[2])
+    (spend,) = await store.spend("r")
+    assert spend.usage == Usage(calls=2, input_tokens=10, output_tokens=5, usd=0.03, uncounted=1)
+    assert spend.unsettled == 1
+    assert spend.worst_case == Usage(calls=1, input_tokens=200, output_tokens=100, usd=0.5)
+    await store.open_run("r", IDENTITY, {})
+    assert await store.spend("r") == (spend,)
+
+
+async def test_a_reply_settles_one_intent_only(store: SQLiteRunStore) -> None:
+    """Of two intents under one key an answer closes one; the other stays open and is booked later."""
+    await store.reserve(reserved_call("k"))
+    await store.reserve(reserved_call("k"))
+    await store.store_response(reply("k"), reserved_call("k"))
+    await store.open_run("r", IDENTITY, {})
+    (spend,) = await store.spend("r")
+    assert (spend.unsettled, spend.usage.calls) == (1, 1)
+
+
+async def test_a_dropped_intent_leaves_no_trace(store: SQLiteRunStore) -> None:
+    """A call that is known to have cost nothing is neither settled nor unsettled."""
+    await store.reserve(reserved_call("k"))
+    await store.release(reserved_call("k"))
+    await store.open_run("r", IDENTITY, {})
+    assert await store.spend("r") == ()
+
+
+async def test_rollouts_are_found_by_key(store: SQLiteRunStore) -> None:
+    """Stored rollouts come back in the order asked for; the first under a key stands; others are absent."""
+    kept = [
+        Rollout(key=f"k{n}", item_id=f"i{n}", skill_hash=FIRST.hash, score=Score.of(n % 2)) for n in range(9)
+    ]
+    for rollout in kept:
+        await store.store_rollout(rollout)
+    await store.store_rollout(kept[0].model_copy(update={"answer": "another"}))
+    found = await store.find_rollouts(["k3", "missing", "k0"])
+    assert list(found.items()) == [("k3", kept[3]), ("k0", kept[0])]
+    assert await store.find_rollouts([]) == {}
+
+
+async def test_an_unmeasured_rollout_is_refused(store: SQLiteRunStore) -> None:
+    """A failure is not a result: it cannot be stored as a rollout."""
+    with pytest.raises(StoreError, match="was not measured"):
+        await store.store_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, error="no answer"))
+
+
+# ---------------------------------------------------------------------------------------------- runs
+
+
+async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
+    """After closing and opening, records, state, skills and versions are those that were committed."""
+    async with open_store(path) as store:
+        assert await store.open_run("r", IDENTITY, {}) is None
+        await store.commit("r", None, initial(), [FIRST])
+        await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    async with open_store(path) as store:
+        assert await store.open_run("r", IDENTITY, {}) == after(1, SECOND)
+        assert await store.records("r") == (record(1),)
+        assert await store.skill(SECOND.hash) == SECOND
+        assert await store.versions("r") == (initial().current, after(1, SECOND).current)
+
+
+async def test_a_database_that_lost_commits_is_refused(tmp_path: Path) -> None:
+    """A folder that has seen more commits than its database holds says so, and goes on with the right files.
+
+    Left behind without its write-ahead log, a database is whole, older and silent; nothing is written to it.
+    """
+    path, log = tmp_path / "run.db", tmp_path / "run.db-wal"
+    with lock_run(tmp_path) as lock:
+        async with open_store(path, run_lock=lock) as store:
+            assert await store.open_run("r", IDENTITY, None) is None
+            await store.commit("r", None, initial(), [FIRST])
+            older, parts = path.read_bytes(), log.read_bytes()
+            await store.commit("r", record(1), after(1, SECOND), [SECOND])
+            newer = (path.read_bytes(), log.read_bytes())
+        for left, part in ((older, parts), (older, b""), (b"", b"")):
+            path.write_bytes(left)
+            log.write_bytes(part)
+            with pytest.raises(StoreError, match=r"has \d of the 2 commits of run r: .*run.db-wal"):
+                async with open_store(path, run_lock=lock):
+                    pass
+            assert path.read_bytes() == left
+        path.write_bytes(newer[0])
+        log.write_bytes(newer[1])
+        async with open_store(path, run_lock=lock) as store:
+            assert await store.open_run("r", IDENTITY, None) == after(1, SECOND)
+        path.unlink()
+        async with open_store(path, run_lock=lock) as store:
+            assert await store.open_run("r", IDENTITY, None) is None
+
+
+async def test_versions_carry_their_latest_score(store: SQLiteRunStore) -> None:
+    """A version that was measured after it was made is listed once, with the score."""
+    await store.commit("r", None, after(0, FIRST, None), [FIRST])
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    again = after(1, SECOND, 0.75).model_copy(update={"step": 2, "commits": 3})
+    await store.commit("r", record(2).model_copy(update={"created_versions": ()}), again, [])
+    assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
+
+
+async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> None:
+    """A run's folder refuses other settings and names each changed key with both values."""
+    with pytest.raises(RunConflict) as refusal:
+        await store.open_run("r", {"seed": 43, "target.kind": "chat", "train.batch_size": 40}, {})
+    message = str(refusal.value)
+    assert "seed was 42 and is now 43" in message
+    assert 'target.kind was absent and is now "chat"' in message
+    assert "batch_size" not in message
+    assert "out_dir" in message
+
+
+async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:
+    """A start under another identity leaves config, status and open calls as they were."""
+    await store.reserve(reserved_call("k"))
+    await store.finish("r", "budget", "spent", "{}")
+    with pytest.raises(RunConflict):
+        await store.open_run("r", {}, {"changed": True})
+    (row,) = await store.runs()
+    assert (row.config, row.status) == ({"seed": 42}, "budget")
+    await store.store_response(reply("k"), reserved_call("k"))
+    (spend,) = await store.spend("r")
+    assert spend.unsettled == 0
+
+
+async def test_the_order_of_identity_keys_is_no_change(store: SQLiteRunStore) -> None:
+    """An identity is a mapping: the order of its keys means nothing."""
+    assert await store.open_run("r", dict(reversed(IDENTITY.items())), {}) is None
+
+
+async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
+    """The same bytes again are harmless; other bytes for a committed step are refused and change nothing."""
+    await store.commit("r", None, initial(), [FIRST])
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) exists"):
+        await store.commit("r", record(1, "another"), after(1, SECOND), [])
+    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) exists"):
+        await store.commit("r", None, after(0, SECOND), [])
+    assert await store.records("r") == (record(1),)
+
+
+async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
+    """A commit that names a skill it does not bring leaves neither record, state nor skills behind."""
+    extra = Skill(text="extra")
+    with pytest.raises(StoreError, match="not stored"):
+        await store.commit("r", record(1), after(1, SECOND), [extra])
+    assert await store.records("r") == ()
+    with pytest.raises(StoreError, match="has no skill"):
+        await store.skill(extra.hash)
+
+
+async def test_record_and_state_must_agree(store: SQLiteRunStore) -> None:
+    """A record of one step with the state of another is refused."""
+    with pytest.raises(StoreError, match="record is of step 2 and the state of step 1"):
+        await store.commit("r", record(2), after(1, SECOND), [SECOND])
+
+
+async def test_an_unreadable_record_is_named(store: SQLiteRunStore, path: Path) -> None:
+    """A stored record that no longer validates is an error that names step and field."""
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE commits SET record = json_remove(record, '$.verdict')")
+    other.close()
+    with pytest.raises(StoreError, match=r"record of step at step 1 of run r .* at verdict"):
+        await store.records("r")
+
+
+async def test_events_are_stored_once_and_in_order(store: SQLiteRunStore, path: Path) -> None:
+    """An event that the run has already is not stored again; order and content survive reopening."""
+    started = RunStarted(run_id="r", steps_per_epoch=1, n_train=3, n_val=2, n_test=1)
+    events: list[Event] = [started]
+    for step in (2, 1):
+        events.append(StepStarted(run_id="r", step=step, epoch=1, item_ids=("a",)))
+        events.append(CandidateJudged(run_id="r", step=step, verdict=Verdict(action="reject", reason="")))
+    assert [await store.append_event(event) for event in events] == [True] * 5
+    assert [await store.append_event(event) for event in events] == [False] * 5
+    await store.open_run("r2", {}, {})
+    assert await store.append_event(started.model_copy(update={"run_id": "r2"}))
+    async with open_store(path) as other:
+        assert await other.events("r") == tuple(events)
+
+
+async def test_the_first_note_stands(store: SQLiteRunStore) -> None:
+    """A journal keeps the first value under (step, label), apart for each run."""
+    journal = store.decision_log("r")
+    assert await journal.get(1, "merge") is None
+    await journal.put(1, "merge", {"fallback": ["a", None, 0.1]})
+    await journal.put(1, "merge", "another")
+    await journal.put(2, "merge", False)
+    await store.open_run("other", {}, {})
+    assert await journal.get(1, "merge") == {"fallback": ["a", None, 0.1]}
+    assert await journal.get(2, "merge") is False
+    assert await store.decision_log("other").get(1, "merge") is None
+
+
+async def test_the_time_and_the_end_of_a_run(store: SQLiteRunStore) -> None:
+    """Seconds add up; a finished run lists its status until it is started again."""
+    assert [await store.add_seconds("r", 0.5) for _ in range(2)] == [0.5, 1.0]
+    assert await store.summary("r") is None
+    summary = RunSummary(run_id="r", status="budget", reason="max_calls", config={"a": [1]})
+    await store.finish("r", "budget", "max_calls", summary.model_dump_json())
+    assert await store.summary("r") == summary
+    (row,) = await store.runs()
+    assert (row.run_id, row.status, row.reason, row.steps, row.config) == (
+        "r",
+        "budget",
+        "max_calls",
+        0,
+        {"seed": 42},
+    )
+    await store.open_run("r", IDENTITY, {"seed": 42, "out_dir": "x"})
+    await store.commit("r", record(1), after(1, SECOND), [SECOND])
+    (row,) = await store.runs()
+    assert (row.status, row.steps, row.config) == (None, 1, {"seed": 42, "out_dir": "x"})
+    assert row.created.tzinfo is not None
+
+
+async def test_an_unknown_run_is_named(store: SQLiteRunStore) -> None:
+    """What needs a run refuses one that was never opened."""
+    with pytest.raises(StoreError, match="no run nobody"):
+        await store.add_seconds("nobody", 1.0)
+    with pytest.raises(StoreError, match="no run nobody"):
+        await store.commit("nobody", None, initial(), [FIRST])
+    with pytest.raises(StoreError, match="contradicts what is stored"):
+        await store.append_event(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))
+
+
+async def test_the_store_is_a_run_store(store: SQLiteRunStore) -> None:
+    """The store has every method of the port."""
+    port: RunStore = store
+    names = {name for base in RunStore.__mro__ for name in vars(base) if not name.startswith("_")}
+    assert {"find_response", "find_rollouts", "open_run", "finish"} <= names
+    assert all(hasattr(port, name) for name in names)

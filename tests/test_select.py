@@ -1,0 +1,250 @@
+"""Stage 4: the edit budget of each step, the optimizer's own step size, and all edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.messages import ReplyModel
+from reflact.stages.reply_models import AnalystReply, MergeReply
+from reflact.stages.select import SchedulerName, StepSizeReply, edit_budget
+from reflact.testing import ToyEnvironment, append_reply
+from reflact.testing.llm import ScriptedAnswer
+from toy_runs import Part, Ran, playing, run
+
+schedulers: st.SearchStrategy[SchedulerName] = st.sampled_from(("constant", "linear", "cosine"))
+bounds = st.integers(0, 50).flatmap(lambda top: st.tuples(st.just(top), st.integers(0, top)))
+
+
+def _budgets(total: int, scheduler: SchedulerName, max_edits: int, floor: int) -> list[int]:
+    steps = range(1, total + 1)
+    return [edit_budget(s, total, scheduler=scheduler, max_edits=max_edits, floor=floor) for s in steps]
+
+
+@given(st.integers(1, 200), schedulers, bounds)
+def test_budgets_fall_from_the_largest_to_the_floor(
+    total: int, scheduler: SchedulerName, bounds: tuple[int, int]
+) -> None:
+    """The first step has max_edits, the last the floor, and no step has more than the one before."""
+    max_edits, floor = bounds
+    budgets = _budgets(total, scheduler, max_edits, floor)
+    assert budgets[0] == max_edits
+    assert budgets[-1] == (max_edits if scheduler == "constant" or total == 1 else floor)
+    assert budgets == sorted(budgets, reverse=True)
+
+
+@given(st.integers(0, 60), schedulers, bounds)
+def test_middle_steps_have_the_middle_budget_rounded_up(
+    half: int, scheduler: SchedulerName, bounds: tuple[int, int]
+) -> None:
+    """Half-way, both falling schedules stand at the mean of the ends, halves rounded upward."""
+    max_edits, floor = bounds
+    middle = edit_budget(half + 2, 2 * half + 3, scheduler=scheduler, max_edits=max_edits, floor=floor)
+    assert middle == (max_edits if scheduler == "constant" else (max_edits + floor + 1) // 2)
+
+
+@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
+def test_budgets_of_one_and_none_stay_as_they_are(scheduler: SchedulerName) -> None:
+    """A budget of 1 is 1 in every step and a budget of 0 is none; neither is raised to a default."""
+    assert _budgets(5, scheduler, 1, 1) == [1] * 5
+    assert _budgets(5, scheduler, 0, 0) == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("constant", [7, 7, 7, 7, 7, 7]),
+        ("linear", [7, 6, 5, 4, 3, 2]),
+        ("cosine", [7, 7, 5, 4, 2, 2]),
+    ],
+)
+def test_known_schedules(scheduler: SchedulerName, expected: list[int]) -> None:
+    """Six steps from 7 to 2, worked out by hand."""
+    assert _budgets(6, scheduler, 7, 2) == expected
+
+
+def test_exact_halves_are_rounded_upward() -> None:
+    """Halves are known as such, although binary arithmetic may put them a digit below."""
+    assert edit_budget(6, 7, scheduler="linear", max_edits=3, floor=0) == 1
+    assert _budgets(4, "cosine", 6, 0) == [6, 5, 2, 0]
+    assert _budgets(4, "cosine", 2, 0) == [2, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "max_edits", "floor"),
+    [(0, 4, 4, 2), (5, 4, 4, 2), (1, 0, 4, 2), (1, 4, 1, 2), (1, 4, 4, -1)],
+)
+def test_arguments_out_of_range_are_errors(step: int, total: int, max_edits: int, floor: int) -> None:
+    """Steps are counted from 1, and a floor lies between none and the largest budget."""
+    with pytest.raises(ValueError, match="is not within"):
+        edit_budget(step, total, scheduler="linear", max_edits=max_edits, floor=floor)
+
+
+pytestmark = pytest.mark.anyio
+
+AUTONOMOUS: dict[str, Any] = {"select": {"lr_control": "autonomous", "max_edits": 2, "min_edits": 2}}
+SMALL: dict[str, Any] = {"reflect": {"minibatch_size": 1}}
+UNMERGED: Part = (MergeReply, "no")
+"""Without merges every proposal stays in the pool."""
+
+
+def numbered() -> Part:
+    """Play an analyst whose every proposal is another one, as many as it may make."""
+    number = iter(range(1000))
+
+    def propose(wanted: type[ReplyModel], _: str) -> ScriptedAnswer:
+        return append_reply(wanted, *(f"- nonsense {next(number)}" for _ in range(9)))
+
+    return AnalystReply, propose
+
+
+def sized(*counts: int) -> Part:
+    """Play decisions on the step size, one after the other, and the last one from then on."""
+    left = list(counts)
+
+    def give(*_: object) -> ScriptedAnswer:
+        count = left.pop(0) if len(left) > 1 else left[0]
+        return {"reasoning": "Few are sound.", "count": count, "confidence": 0.5, "risks": "Some."}
+
+    return StepSizeReply, give
+
+
+def taken(done: Ran) -> list[tuple[int, int]]:
+    """Return how many edits each step had in its pool, and how many it took."""
+    return [(r.chosen.pool_size, len(r.chosen.patch.edits)) for r in done.records]
+
+
+# ------------------------------------------------------------------------------------------- autonomous
+
+
+async def test_the_optimizer_decides_how_many_edits(tmp_path: Path) -> None:
+    """Its count is the budget, above or below the schedule's, and its reasons are in the record."""
+    script = playing(numbered(), UNMERGED, sized(5, 1))
+    done = await run(tmp_path, script=script, **AUTONOMOUS, **SMALL)
+    assert taken(done) == [(8, 5), (8, 1)]
+    for record, count in zip(done.records, (5, 1), strict=True):
+        decision = record.chosen.decision
+        assert decision is not None
+        assert (decision.count, record.chosen.budget, record.chosen.ranked) == (count, count, True)
+        assert (decision.reasoning, decision.confidence, decision.risks) == ("Few are sound.", 0.5, "Some.")
+        assert record.chosen.fallbacks == ()
+
+
+async def test_the_optimizer_is_shown_what_is_offered(tmp_path: Path) -> None:
+    """It sees all proposals and, from the second step on, the epoch's attempts."""
+    done = await run(tmp_path, script=playing(numbered(), UNMERGED, sized(1)), **AUTONOMOUS, **SMALL)
+    first, second = done.shown("step_size")
+    assert all(f"<proposal_{n}>" in first for n in range(1, 9))
+    assert "Earlier attempts in this round" not in first
+    assert "step 1: 4 of 4 cases failed; outcome reject" in second
+
+
+async def test_more_than_is_offered_is_refused_and_asked_for_again(tmp_path: Path) -> None:
+    """A count beyond the pool is no decision; the next attempt may be one."""
+    script = playing(numbered(), UNMERGED, sized(9, 8))
+    done = await run(
+        tmp_path, script=script, train={"batch_size": 8}, **AUTONOMOUS, reflect={"minibatch_size": 2}
+    )
+    (record,) = done.records
+    assert [call.call_id.attempt for call in done.asked("step_size")] == [0, 1]
+    assert taken(done) == [(8, 8)]
+    assert not record.chosen.ranked
+
+
+@pytest.mark.parametrize("count", [99, -1])
+async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, count: int) -> None:
+    """The fallback takes what the schedule gives, and record and events say so."""
+    script = playing(numbered(), UNMERGED, sized(count))
+    done = await run(tmp_path, script=script, **AUTONOMOUS, **SMALL)
+    assert taken(done) == [(8, 2), (8, 2)]
+    for record in done.records:
+        (fallback,) = record.chosen.fallbacks
+        assert (fallback.label, fallback.replacement) == ("step_size", "at most 2 edits")
+        assert record.chosen.decision is None
+    assert sum(e.kind == "fallback_taken" and e.fallback.label == "step_size" for e in done.events) == 2
+
+
+async def test_a_decision_for_none_changes_nothing(tmp_path: Path) -> None:
+    """A step size of 0 takes no edit, costs no ranking and no evaluation."""
+    done = await run(tmp_path, script=playing(numbered(), UNMERGED, sized(0)), **AUTONOMOUS, **SMALL)
+    assert taken(done) == [(8, 0), (8, 0)]
+    assert done.actions == ["no_change", "no_change"]
+    assert done.asked("ranking") == []
+
+
+async def test_an_empty_pool_needs_no_decision(tmp_path: Path) -> None:
+    """Where no analyst proposed anything nobody is asked how many to take."""
+    done = await run(tmp_path, script=playing((AnalystReply, "nothing")), **AUTONOMOUS)
+    assert done.actions == ["no_patches", "no_patches"]
+    assert done.asked("step_size") == []
+
+
+@pytest.mark.parametrize("mode", ["patch", "rewrite"])
+async def test_suggestions_are_counted_like_edits(tmp_path: Path, mode: str) -> None:
+    """The decision holds in both modes that have a pool."""
+    script = playing(numbered(), UNMERGED, sized(3))
+    done = await run(tmp_path, script=script, update={"mode": mode}, **AUTONOMOUS, **SMALL)
+    assert taken(done) == [(8, 3), (8, 3)]
+
+
+# ---------------------------------------------------------------------------------------- fixed and none
+
+
+async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:
+    """Without control every proposal is applied: no schedule, no ranking, no decision."""
+    script = playing(numbered(), UNMERGED)
+    done = await run(
+        tmp_path, script=script, select={"lr_control": "none", "max_edits": 2, "min_edits": 1}, **SMALL
+    )
+    assert taken(done) == [(8, 8), (8, 8)]
+    assert [r.chosen.budget for r in done.records] == [None, None]
+    assert (done.asked("ranking"), done.asked("step_size")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "budgets"),
+    [("constant", [4, 4, 4, 4]), ("linear", [4, 3, 2, 1]), ("cosine", [4, 3, 2, 1])],
+)
+async def test_the_schedule_bounds_analysts_and_pool(
+    tmp_path: Path, scheduler: str, budgets: list[int]
+) -> None:
+    """Each step's budget is the most that an analyst may propose, and the most that is taken of the pool."""
+    done = await run(
+        tmp_path,
+        script=playing(numbered(), UNMERGED),
+        train={"batch_size": 2},
+        select={"scheduler": scheduler, "max_edits": 4, "min_edits": 1},
+        **SMALL,
+    )
+    assert [r.chosen.budget for r in done.records] == budgets
+    assert [len(r.reports[0].patch.edits) for r in done.records] == budgets
+    assert taken(done) == [(2 * n, n) for n in budgets]
+    assert all(r.chosen.ranked for r in done.records)
+
+
+async def test_one_means_one_and_none_means_none(tmp_path: Path) -> None:
+    """A largest budget of 1 is 1 in every step, one of 0 takes nothing, whatever the default floor."""
+    one = await run(tmp_path / "a", script=playing(numbered(), UNMERGED), select={"max_edits": 1}, **SMALL)
+    assert taken(one) == [(4, 1), (4, 1)]
+    select = {"max_edits": 0, "min_edits": 0}
+    none = await run(tmp_path / "b", script=playing(numbered(), UNMERGED), select=select, **SMALL)
+    assert taken(none) == [(0, 0), (0, 0)]
+    assert none.current == ""
+
+
+async def test_an_extension_schedules_the_steps_that_are_left(tmp_path: Path) -> None:
+    """Committed steps keep their budgets, and the others follow the longer schedule."""
+    sections: dict[str, Any] = {
+        "select": {"scheduler": "linear", "max_edits": 5, "min_edits": 1},
+        "environment": ToyEnvironment(train=4, val=4, test=4),
+    }
+    script = playing(numbered(), UNMERGED)
+    short = await run(tmp_path, script=script, train={"batch_size": 2}, **sections)
+    longer = await run(tmp_path, script=script, train={"batch_size": 2, "num_epochs": 2}, **sections)
+    assert [r.chosen.budget for r in short.records] == [5, 1]
+    assert longer.records[:2] == short.records
+    assert [r.chosen.budget for r in longer.records[2:]] == [2, 1]

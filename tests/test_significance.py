@@ -1,0 +1,234 @@
+"""The replay test: what a batch of pairs has to show on held-out traces, and what keeps it out."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact.calibration.metrics import ScoredStep
+from reflact.calibration.significance import (
+    NotEnoughTraces,
+    ReplayTestResult,
+    UnscoredStep,
+    assign_fold,
+    bound_unscored_effect,
+    count_needed_traces,
+    decide_replay_test,
+    describe_test_power,
+    sign_flip_p_value,
+)
+from reflact.data import make_rng
+from reflact.memory.cards import TOTAL_ALPHA, compute_alpha
+from reflact.memory.models import Evaluation, Label
+
+TRACES = 24
+
+
+def step(trace: int, number: int, gold: float, said: float, *, before: float = 0) -> ScoredStep:
+    """Return a step that was scored with ``said`` and came to ``gold``."""
+    return ScoredStep(
+        trace_id=f"t{trace:03}",
+        step=number,
+        label=Label(progress_before=0, progress_after=gold, source="program"),
+        evaluation=Evaluation(progress_before=before, progress_after=said, reasoning="r"),
+    )
+
+
+def side(*said: float, traces: int = TRACES) -> list[ScoredStep]:
+    """Return steps of traces, all of which came to 4, scored alike in each trace."""
+    return [step(trace, n, 4, phi) for trace in range(traces) for n, phi in enumerate(said)]
+
+
+def decided(without: list[ScoredStep], with_: list[ScoredStep], **options: object) -> ReplayTestResult:
+    """Return the outcome of a test that has enough traces."""
+    found = decide_replay_test(without, with_, **{"n_earlier_tests": 0, **options})  # type: ignore[arg-type]
+    assert isinstance(found, ReplayTestResult)
+    return found
+
+
+def test_a_batch_that_takes_errors_away_passes() -> None:
+    """The effect is the error that is gone, and the evidence says on what it rests."""
+    found = decided(side(7, 4), side(4, 4))
+    assert (found.outcome, found.has_passed) == ("better", True)
+    assert (found.n_traces, found.n_transitions) == (TRACES, 2 * TRACES)
+    assert (found.effect.value, found.effect.low, found.effect.high) == (1.5, 1.5, 1.5)
+    assert found.p_value == 2**-TRACES
+
+
+@pytest.mark.parametrize("changed", [(7.0, 4.0), (9.0, 4.0)], ids=["placebo", "harmful"])
+def test_a_batch_that_changes_nothing_or_harms_does_not_pass(changed: tuple[float, float]) -> None:
+    """Nothing gained is nothing shown."""
+    assert decided(side(7, 4), side(*changed)).outcome == "not_shown"
+
+
+def test_too_few_traces_decide_nothing() -> None:
+    """Nineteen traces are not enough, however many steps they have and however large the effect."""
+    found = decide_replay_test(side(*[9.0] * 50, traces=19), side(*[4.0] * 50, traces=19), n_earlier_tests=0)
+    assert found == NotEnoughTraces(n_traces=19)
+    assert "19 held-out traces" in found.explanation
+
+
+def test_steps_of_a_trace_are_one_witness() -> None:
+    """A gain in one long trace is no evidence, since the test flips traces and not steps."""
+    without = [*side(4), *(step(0, n, 4, 9) for n in range(1, 100))]
+    with_ = [*side(4), *(step(0, n, 4, 4) for n in range(1, 100))]
+    assert decided(without, with_).outcome == "not_shown"
+
+
+def test_accuracy_that_falls_blocks_a_smaller_error() -> None:
+    """A critic that says the same of everything may err less and is still no critic."""
+    without = [
+        step(trace, n, gold, said)
+        for trace in range(TRACES)
+        for n, (gold, said) in enumerate([(2, 5), (3, 6), (4, 7)])
+    ]
+    with_ = [step(trace, n, gold, 3) for trace in range(TRACES) for n, gold in enumerate((2, 3, 4))]
+    found = decided(without, with_)
+    assert found.effect.low > 0
+    assert found.accuracy_change is not None
+    assert found.accuracy_change < -0.02
+    assert (found.outcome, found.has_passed) == ("accuracy_fell", False)
+
+
+def test_accuracy_that_falls_over_all_comparisons_blocks_too() -> None:
+    """Long traces that lose their order block a batch, although on average over traces order is gained."""
+    short = [step(trace, n, gold, 5) for trace in range(30) for n, gold in enumerate((2, 3))]
+    better = [step(trace, n, gold, gold) for trace in range(30) for n, gold in enumerate((2, 3))]
+    golds = range(10)
+    long = [step(trace, n, gold, 2 + gold / 2) for trace in range(30, 40) for n, gold in enumerate(golds)]
+    flat = [step(trace, n, gold, 4.5) for trace in range(30, 40) for n, gold in enumerate(golds)]
+    found = decided([*short, *long], [*better, *flat])
+    assert found.effect.low > 0
+    assert found.accuracy_change is not None
+    assert found.accuracy_change < -0.02
+    assert found.outcome == "accuracy_fell"
+
+
+def test_what_was_promoted_and_harms_goes() -> None:
+    """A later measurement looks the other way: only harm that is shown demotes."""
+    assert decided(side(4, 4), side(6, 4), use="demote").outcome == "worse"
+    assert decided(side(4, 4), side(4, 4), use="demote").outcome == "no_harm_shown"
+    assert decided(side(6, 4), side(4, 4), use="demote").outcome == "no_harm_shown"
+
+
+def test_levels_of_all_batches_sum_to_the_level() -> None:
+    """However many batches are tested on the same traces, their levels add up to at most 2.5%."""
+    levels = [compute_alpha(before) for before in range(10_000)]
+    assert levels == sorted(levels, reverse=True)
+    assert TOTAL_ALPHA - 1e-5 < sum(levels) <= TOTAL_ALPHA
+
+
+def test_a_later_batch_needs_more() -> None:
+    """The same evidence passes as the first batch and not as the thousandth."""
+    signs = make_rng(1, "later")
+    with_ = [step(t, 0, 4, 5 if signs.random() < 0.85 else 9) for t in range(TRACES)]
+    assert decided(side(7), with_).outcome == "better"
+    assert decided(side(7), with_, n_earlier_tests=999).outcome == "not_shown"
+
+
+def test_a_step_without_a_score_stays_in_the_test() -> None:
+    """Twenty traces of one step each, one without a score: a batch that helps the others passes."""
+    found = decided(side(7, traces=19), side(4, traces=19), unscored=[UnscoredStep("t019", 0.0)])
+    assert (found.outcome, found.n_traces, found.n_transitions, found.n_unscored) == ("better", 20, 20, 1)
+
+
+def test_a_batch_that_makes_the_critic_fall_silent_does_not_pass() -> None:
+    """What it takes from the errors that are left does not make up for steps without a score."""
+    scores = [step(trace, 0, 4, 7) for trace in range(TRACES)]
+    gone = [UnscoredStep(one.trace_id, bound_unscored_effect(one.label, one, None)) for one in scores[:8]]
+    found = decided(scores[8:], [step(t, 0, 4, 6.5) for t in range(8, TRACES)], unscored=gone)
+    assert (found.outcome, found.n_unscored) == ("not_shown", 8)
+    assert found.effect.value < 0
+    assert decided(scores[8:], scores[8:], unscored=gone, use="demote").outcome == "worse"
+
+
+@pytest.mark.parametrize(("gold", "farthest"), [(0, 10), (4, 6), (5, 5), (10, 10)])
+def test_silence_is_as_far_off_as_a_score_can_be(gold: float, farthest: float) -> None:
+    """On either side alike; on both nothing has changed."""
+    score = step(0, 0, gold, 5)
+    error = abs(5 - gold)
+    assert bound_unscored_effect(score.label, score, None) == error - farthest <= 0
+    assert bound_unscored_effect(score.label, None, score) == farthest - error
+    assert bound_unscored_effect(score.label, None, None) == 0
+
+
+PHI = st.one_of(st.none(), st.integers(0, 10))
+
+
+@pytest.mark.parametrize("use", ["promote", "demote"])
+@given(st.lists(st.tuples(st.integers(0, 10), PHI, PHI), min_size=1, max_size=7))
+def test_silence_keeps_the_error_probability(
+    use: Literal["promote", "demote"], steps: list[tuple[int, int | None, int | None]]
+) -> None:
+    """A batch that changes nothing gets no p-value more often than it says, over all swaps of sides."""
+
+    def effect(trace: int, gold: float, old: float | None, new: float | None) -> float:
+        without, with_ = (None if phi is None else step(trace, 0, gold, phi) for phi in (old, new))
+        if without is None or with_ is None:
+            found = bound_unscored_effect(
+                Label(progress_before=0, progress_after=gold, source="program"), without, with_
+            )
+        else:
+            found = abs(without.error) - abs(with_.error)
+        return found if use == "promote" else -found
+
+    values = []
+    for swapped in product((False, True), repeat=len(steps)):
+        sides = ((g, b, a) if swap else (g, a, b) for swap, (g, a, b) in zip(swapped, steps, strict=True))
+        values.append(sign_flip_p_value([effect(trace, *one) for trace, one in enumerate(sides)]))
+    for value in values:
+        assert sum(other <= value for other in values) <= value * len(values)
+
+
+def test_both_sides_are_the_same_steps() -> None:
+    """Scores of other steps, or in another order, are refused."""
+    with pytest.raises(ValueError, match="same steps"):
+        decide_replay_test(side(4, 4), list(reversed(side(4, 4))), n_earlier_tests=0)
+
+
+@given(st.lists(st.integers(-20, 20), max_size=9))
+def test_the_test_counts_all_signs(some: list[int]) -> None:
+    """The p-value is the share of sign patterns that do at least as well: enumerated, it is the same.
+
+    The sizes add up to what makes them whole steps of the grid.
+    """
+    effects = [*some, 200 - sum(map(abs, some))]
+    sums = [
+        sum(s * abs(e) for s, e in zip(signs, effects, strict=True))
+        for signs in product((1, -1), repeat=len(effects))
+    ]
+    expected = sum(total >= sum(effects) for total in sums) / len(sums)
+    assert sign_flip_p_value([float(effect) for effect in effects]) == expected
+
+
+def test_equal_sizes_are_the_binomial_test() -> None:
+    """Of twenty equal effects fifteen that are positive have the tail of a fair coin."""
+    assert sign_flip_p_value([1.0] * 15 + [-1.0] * 5) == 21700 / 2**20
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_a_p_value_is_a_share_and_looks_one_way(effects: list[float]) -> None:
+    """It lies in (0, 1], and the two directions together make at least 1."""
+    here, there = sign_flip_p_value(effects), sign_flip_p_value([-effect for effect in effects])
+    assert 0 < here <= 1
+    assert here + there >= 1
+
+
+def test_planning() -> None:
+    """Traces needed are about 13 over the squared ratio, at least twenty, and more for later batches."""
+    assert count_needed_traces(0.5, alpha=TOTAL_ALPHA) == 52
+    assert count_needed_traces(3.0) == 20
+    assert count_needed_traces(0.5) < count_needed_traces(0.5, n_earlier_tests=3)
+    assert "as batch 1" in describe_test_power(60)
+    assert "at least 20" in describe_test_power(12)
+
+
+def test_slices_are_stable_and_even() -> None:
+    """A trace's slice follows from its id, and slices are about equally large."""
+    slices = [assign_fold(f"trace {n}", n_folds=4) for n in range(4000)]
+    assert slices[:6] == [assign_fold(f"trace {n}", n_folds=4) for n in range(6)]
+    assert all(900 < slices.count(number) < 1100 for number in range(4))

@@ -1,0 +1,329 @@
+"""Which traces are held out: by their ids or purposes, never one that was learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration_memory import NOW, ListMemory
+from flattered_world import flattered, flattered_traces
+from reflact import Calibrator, Trace
+from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.replay import list_labeled_steps
+from reflact.calibration.significance import is_level_used_up
+from reflact.calibration.splits import (
+    HoldoutRule,
+    HoldoutSplit,
+    TrainingHistory,
+    deduplicate_traces,
+    list_labeled_events,
+    list_tested_marks,
+    split_by_caller,
+    split_by_rule,
+)
+from reflact.errors import DataError
+from reflact.memory.cards import MIN_TRACES
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Provenance, Transition
+from reflact.memory.protocols import BatchTest, count_tests
+
+pytestmark = pytest.mark.anyio
+
+SLICES = 4
+
+
+def trace(name: str, *sources: LabelSource | None, purpose: str = "Wait.") -> Trace:
+    """Return a trace with a step for each source of gold, or for none."""
+    made = Trace(purpose, id=name)
+    for source in sources or ("program",):
+        gold = None if source is None else Label(progress_before=0, progress_after=1, source=source)
+        step = Transition(before=name, action=Action(name="wait"), after=f"{name} later")
+        made.record(step, Evaluation(progress_before=0, progress_after=1, reasoning="r"), label=gold)
+    return made
+
+
+NAMES = [f"t{n}" for n in range(200)]
+BY_TRACE = HoldoutRule(SLICES, "trace")
+LEARNED = {name for name in NAMES if not BY_TRACE.is_held_out(name, "p")}
+
+
+def test_only_gold_from_outside_counts() -> None:
+    """Steps whose gold is the critic's own agreement, or missing, test nothing."""
+    found = list_labeled_events(trace("t", "program", "agreement", None, "human"))
+    assert [event.step for event in found] == [0, 3]
+
+
+def copy_of(recording: Trace, name: str, steps: int) -> Trace:
+    """Return the first steps of a trace under another name; only of the first it is known what is right."""
+    made = Trace(recording.purpose, id=name)
+    for event in recording.events[:steps]:
+        made.record(event.transition, label=event.label if event.step == 0 else None)
+    return made
+
+
+def test_copies_of_a_recording_are_one_trace() -> None:
+    """Of equal ones that counts of which most is known, whatever it is called; beginnings are parts."""
+    whole, other = trace("whole", "program", "program", "human"), trace("other")
+    copies = [copy_of(whole, name, steps) for name, steps in (("a", 3), ("b", 2), ("c", 1))]
+    unknown = trace("unknown", None)
+    assert deduplicate_traces([*copies, other, whole, unknown]) == (other, whole)
+    assert deduplicate_traces([copies[0], copies[2]]) == (copies[0],)
+    assert {step.trace_id for step in list_labeled_steps([*copies, whole])} == {"whole"}
+
+
+def dealt(
+    traces: Sequence[Trace],
+    taught: Iterable[str] = (),
+    *,
+    tests: Sequence[BatchTest] = (),
+    slices: HoldoutRule = BY_TRACE,
+    most: int = 100,
+) -> HoldoutSplit:
+    """Return the parts of traces, of which some were learned from."""
+    return split_by_rule(
+        traces, training=TrainingHistory(frozenset(taught)), tests=tests, rule=slices, limit=most
+    )
+
+
+@given(st.sets(st.sampled_from(NAMES), max_size=60))
+def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None:
+    """No trace is in both parts, none that was learned from is held out, and order changes nothing."""
+    traces = [trace(name) for name in NAMES[:120]]
+    parts = dealt(traces, learned, most=50)
+    held, learn = ({t.id for t in part} for part in (parts.held_out, parts.training))
+    assert not held & learn
+    assert not held & learned
+    turned = dealt(list(reversed(traces)), learned, most=50)
+    assert (turned.held_out, set(turned.training), turned.held_out_name) == (
+        parts.held_out,
+        set(parts.training),
+        parts.held_out_name,
+    )
+
+
+def test_a_trace_keeps_its_part_while_others_come() -> None:
+    """What was held out stays so when more traces are there, and what was learned from never is."""
+    few = dealt([trace(n) for n in NAMES[:100]])
+    learned = {t.id for t in few.training}
+    more = dealt([trace(n) for n in NAMES], learned)
+    assert {t.id for t in few.held_out} <= {t.id for t in more.held_out}
+    assert learned <= {t.id for t in more.training}
+    assert {t.id for t in more.training} == LEARNED
+
+
+def test_at_most_so_many_are_scored() -> None:
+    """The others of the slice are not learned from instead."""
+    parts = dealt([trace(n) for n in NAMES], most=7)
+    assert len(parts.held_out) == 7
+    assert {t.id for t in parts.training} == LEARNED
+
+
+def test_copies_of_a_recording_are_on_one_side() -> None:
+    """Whatever they are called: none of what tests is learned from, in this call or an earlier one."""
+    originals = [trace(name) for name in NAMES[:100]]
+    copies = [copy_of(one, f"copy of {one.id}", 1) for one in originals]
+    parts = dealt([*copies, *originals])
+    held, learn = ({t.recording.fingerprint for t in part} for part in (parts.held_out, parts.training))
+    assert not held & learn
+    assert len(parts.held_out) == len(held) >= MIN_TRACES
+    again = dealt([*copies, *originals], [one.id for one in copies])
+    assert again.held_out == ()
+
+
+def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
+    """A copy of a given held-out trace teaches nothing, and one of what taught tests nothing."""
+    held, taught, other = trace("held"), trace("taught"), trace("other")
+    copies = [copy_of(one, f"copy of {one.id}", 1) for one in (held, taught)]
+    parts = split_by_caller(
+        [other, taught, copies[0]], [held, copies[1]], training=TrainingHistory(frozenset({"taught"}))
+    )
+    assert parts.training == (other, taught)
+    assert parts.held_out == (held,)
+
+
+# ------------------------------------------------------------------------------------------- purposes
+
+
+def of_purpose(purpose: int, run: int) -> Trace:
+    """Return a run of a task."""
+    return trace(f"run {run} of {purpose}", purpose=f"Purpose {purpose}.")
+
+
+def test_a_purpose_is_on_one_side() -> None:
+    """By purpose, no purpose that is learned from is tested on, now or after an earlier round."""
+    traces = [of_purpose(n % 24, n) for n in range(240)]
+    slices = HoldoutRule.choose(24, n_folds=SLICES, holdout_by=None)
+    parts = dealt(traces, slices=slices)
+    held, learn = ({t.purpose for t in part} for part in (parts.held_out, parts.training))
+    assert len(parts.held_out) >= MIN_TRACES
+    assert learn
+    assert not held & learn
+    assert parts.held_out_name.endswith(", by purpose")
+    spoilt = next(iter(held))
+    later = split_by_rule(
+        traces, training=TrainingHistory(purposes=frozenset({spoilt})), tests=(), rule=slices, limit=100
+    )
+    assert spoilt not in {t.purpose for t in later.held_out}
+
+
+def test_one_purpose_is_dealt_by_traces() -> None:
+    """An agent with one aim has traces on both sides; which way is taken follows from the purposes alone."""
+    assert HoldoutRule.choose(1, n_folds=SLICES, holdout_by=None) == BY_TRACE
+    assert HoldoutRule.choose(2 * SLICES - 1, n_folds=SLICES, holdout_by=None) == BY_TRACE
+    assert HoldoutRule.choose(2 * SLICES, n_folds=SLICES, holdout_by=None) == HoldoutRule(SLICES, "purpose")
+    assert HoldoutRule.choose(1, n_folds=SLICES, holdout_by="purpose").holdout_by == "purpose"
+    assert HoldoutRule.choose(99, n_folds=SLICES, holdout_by="trace") == BY_TRACE
+
+
+# ------------------------------------------------------------------------------------- fresh traces
+
+
+def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ()) -> BatchTest:
+    """Return the next test on traces."""
+    return BatchTest(
+        number=len(before) + 1,
+        holdout_id=name,
+        n_earlier_tests=count_tests(before, [t.recording for t in traces]),
+        unit_ids=("u",),
+        content_fingerprints=tuple(t.recording.fingerprint for t in traces),
+        at=NOW,
+    )
+
+
+def use_up(traces: Sequence[Trace]) -> list[BatchTest]:
+    """Return tests on traces, as many as use up their error probability."""
+    tests: list[BatchTest] = []
+    while not is_level_used_up(len(traces), len(tests)):
+        tests.append(a_test(traces, BY_TRACE.held_out_name, tests))
+    return tests
+
+
+def test_the_same_traces_test_until_their_error_probability_is_used_up() -> None:
+    """After that fresh traces test, if there are enough of them."""
+    traces = [trace(name) for name in NAMES[:100]]
+    first = dealt(traces, most=20).held_out
+    assert len(first) == MIN_TRACES
+    tests = use_up(first)
+    assert dealt(traces, most=20, tests=tests[:-1]).held_out == first
+    assert dealt(traces[:100], most=20, tests=tests).held_out == first
+    fresh = dealt([*traces, *(trace(f"f{n}") for n in range(200))], most=20, tests=tests).held_out
+    assert len(fresh) == MIN_TRACES
+    assert {t.id for t in fresh}.isdisjoint(t.id for t in first)
+
+
+def test_measuring_again_leaves_traces_fresh() -> None:
+    """A test that can only take back does not count."""
+    traces = [trace(name) for name in NAMES]
+    again = a_test(traces, "given").model_copy(update={"kind": "demote"})
+    assert list_tested_marks([again]) == frozenset()
+    assert list_tested_marks([a_test(traces[:1], "given")]) == {traces[0].recording.fingerprint}
+
+
+# ---------- calibration ready
+
+
+def settings(**contrast: object) -> CalibratorSettings:
+    """Return settings without judges."""
+    return CalibratorSettings(
+        contrast=PairSettings.model_validate({"n_judges": 0, "candidates_per_event": 1, **contrast})
+    )
+
+
+def still(name: str) -> Trace:
+    """Return a trace in which nothing gets anywhere."""
+    trace = Trace("Count to ten", id=name)
+    trace.record(Transition(before="0", action=Action(name="wait"), after="0"))
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("learn", "held_out", "how", "words"),
+    [
+        (
+            2,
+            flattered_traces("h", 19),
+            {},
+            "19 held-out traces have steps with a gold score; .* so 1 more is missing",
+        ),
+        (2, flattered_traces("h", 12), {}, "so 8 more are missing: hold out more traces with gold"),
+        (
+            2,
+            flattered_traces("h", 15) + flattered_traces("u", 3, gold=False),
+            {},
+            "15 held-out traces .* beside 3 without a gold score; .* so 5 more",
+        ),
+        (0, flattered_traces("h", 20), {}, "no trace to learn from"),
+    ],
+    ids=["one", "eight", "some without gold", "nothing to learn from"],
+)
+async def test_what_is_missing_is_said_and_nothing_is_asked(
+    learn: int, held_out: list[Trace], how: dict[str, object], words: str
+) -> None:
+    """The error names the count that is missing and what to do; no call is made and no event is told."""
+    llm, told = flattered(), list[object]()
+    calibrator = Calibrator(llm, ListMemory(), settings=settings(**how), on_event=told.append)
+    with pytest.raises(DataError, match=words):
+        await calibrator.calibrate(flattered_traces("learn", learn), heldout=held_out)
+    assert (llm.calls, told) == ([], [])
+    estimate = await calibrator.estimate_cost(flattered_traces("learn", learn), heldout=held_out)
+    assert estimate.missing_reason is not None
+
+
+async def test_it_is_said_how_many_more_traces_the_rule_takes() -> None:
+    """If one slice of the traces is too small, the error names how many to label or record."""
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings())
+    with pytest.raises(DataError, match=r"of 8 traces 8 have gold .* record about \d+ more with gold"):
+        await calibrator.calibrate(flattered_traces("any", 8))
+    with pytest.raises(DataError, match=r"0 held-out traces .* so 20 more are missing: .* 0 have gold"):
+        await calibrator.calibrate(flattered_traces("any", 60, gold=False))
+
+
+async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:
+    """If 20 traces cannot reach the level of the next test, nothing is asked; fresh ones can."""
+    memory, held_out = ListMemory(), flattered_traces("h", 20)
+    while not is_level_used_up(20, len(memory.booked)):
+        await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held_out])
+    llm = flattered()
+    calibrator = Calibrator(llm, memory, settings=settings())
+    with pytest.raises(DataError, match=r"of the 20 held-out traces is used up: 126 batches .* fresh traces"):
+        await calibrator.calibrate(flattered_traces("learn", 4), heldout=held_out)
+    assert llm.calls == []
+    report = await calibrator.calibrate(flattered_traces("learn", 4), heldout=flattered_traces("fresh", 20))
+    assert report.tests[0].n_earlier_tests == 0
+
+
+async def test_steps_that_teach_nothing_are_told() -> None:
+    """Traces in which nothing moves, or all steps are anchors, are not paid for."""
+    held_out = flattered_traces("h", 20)
+    calibrator = Calibrator(flattered(), ListMemory(), settings=settings(include_no_change=False))
+    with pytest.raises(DataError, match=r"none of 2 steps of 2 traces .* set a smaller contrast.min_delta"):
+        await calibrator.calibrate([still("a"), still("b")], heldout=held_out)
+    memory, one = ListMemory(), still("a")
+    said = Evaluation(progress_before=0, progress_after=0, reasoning="Nothing happened.")
+    memory.kept = (
+        ContrastPair(
+            purpose=one.purpose,
+            transition=one.events[0].transition,
+            right=said,
+            wrong=said.model_copy(update={"progress_after": 9.0}),
+            reason="Nothing happened.",
+            mistake="inflated_score",
+            construction="written",
+            label_source="human",
+            provenance=Provenance(trace_id="a", step=0),
+        ),
+    )
+    with pytest.raises(DataError, match=r"none of 1 steps of 1 trace .* all of them are of anchors' traces"):
+        await Calibrator(flattered(), memory, settings=settings()).calibrate([one], heldout=held_out)
+
+
+async def test_pairs_that_wait_can_be_tested_without_a_trace_to_learn_from() -> None:
+    """What was made earlier for want of held-out traces is tested once there are enough of them."""
+    memory, learn = ListMemory(), flattered_traces("learn", 4)
+    calibrator = Calibrator(flattered(), memory, settings=settings())
+    first = await calibrator.calibrate(learn, heldout=flattered_traces("h", 19), allow_untested=True)
+    assert (first.tests, len(memory.stored)) == ((), sum(kind.n_pairs for kind in first.pairs))
+    second = await calibrator.calibrate([], heldout=flattered_traces("h", 20))
+    assert [test.outcome for test in second.tests] == ["better"]

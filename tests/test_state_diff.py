@@ -1,0 +1,174 @@
+"""What differs between two states, and texts that are cut to a number of tokens."""
+
+from __future__ import annotations
+
+import re
+from time import perf_counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from reflact.calibration.rendering import estimate_tokens, truncate_to_tokens
+from reflact.calibration.state_diff import (
+    NO_CHANGE_TEXT,
+    TransitionView,
+    list_changes,
+    show_change,
+    show_state,
+    view_transition,
+)
+from reflact.memory.cards import compute_subject_hash
+from reflact.memory.models import Action, Transition
+
+VALUES: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "b\nc", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["a", "b c", "state"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        ({"a": 1}, {"a": 1.5}, ["a: 1 -> 1.5"]),
+        ({"a": 1}, {"b": 2}, ["a: 1 -> (not there)", "b: (not there) -> 2"]),
+        ({"a": {"b c": [1]}}, {"a": {"b c": [2]}}, ['a["b c"][0]: 1 -> 2']),
+        ({"state": {"x": 1}}, {"state": {"x": 2}}, ["state.x: 1 -> 2"]),
+        ([1, 2, 3], [0, 1, 2, 3], ["[0]: (not there) -> 0"]),
+        ([1, 2, 3], [1, 3], ["[1]: 2 -> (not there)"]),
+        ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 3}], ["[1].a: 2 -> 3"]),
+        ({"a": True}, {"a": 1}, ["a: true -> 1"]),
+        ({"a": None}, {}, ["a: null -> (not there)"]),
+        ({"a": 1}, "text", ['state: {"a": 1} -> "text"']),
+        ({}, [], ["state: {} -> []"]),
+        ("a\nb\nc", "a\nx\nc", ["@@", " a", "-b", "+x", " c"]),
+        ("", "new", ["@@", "+new"]),
+        ("a", "a\n", ['"a" -> "a\\n"']),
+        ("a\r\nb", "a\nb", ['"a\\r\\nb" -> "a\\nb"']),
+        ({"b": 1, "a": 2}, {"a": 2, "b": 1}, [NO_CHANGE_TEXT]),
+        ("same", "same", [NO_CHANGE_TEXT]),
+    ],
+)
+def test_what_differs_is_shown(before: JsonValue, after: JsonValue, lines: list[str]) -> None:
+    """Fields stand with both sides, text as a unified diff without line numbers."""
+    assert show_change(before, after).splitlines() == lines
+
+
+@given(before=VALUES, after=VALUES)
+def test_states_differ_where_a_change_is_shown(before: JsonValue, after: JsonValue) -> None:
+    """A change is shown exactly where the states differ, long form and short form, and each path once."""
+    found = [*list_changes(before, after)]
+    same = not found
+    assert len({change.path for change in found}) == len(found)
+    assert all(change.before != change.after for change in found)
+    for brief in (False, True):
+        text = show_change(before, after, shorten=brief)
+        assert (text == NO_CHANGE_TEXT) is same
+        text.encode("utf-8")
+
+
+def test_a_short_form_leaves_out_what_long_texts_share() -> None:
+    """What is equal at both ends is counted, not shown."""
+    before, after = ({"log": "x" * 5000 + side + "y" * 5000, "n": 1} for side in ("open", "paid"))
+    text = show_change(before, after, shorten=True)
+    assert len(text) < 600
+    assert re.search(r"equal characters \.\.\.\]x+openy+\[", text)
+    assert re.search(r"equal characters \.\.\.\]x+paidy+\[", text)
+
+
+def test_large_texts_are_compared_at_once() -> None:
+    """A live loop does not wait for twenty thousand lines that all differ."""
+    before, after = ("\n".join(f"{side} {n}" for n in range(20_000)) for side in ("a", "b"))
+    began = perf_counter()
+    text = show_change(before, after)
+    assert perf_counter() - began < 2
+    assert text.splitlines()[0] == "-a 0"
+    assert text.splitlines()[-1] == "+b 19999"
+
+
+def test_a_state_is_shown_the_same_whatever_the_order_of_its_fields() -> None:
+    """Equal states are equal text; text is shown as it is."""
+    assert (
+        show_state({"b": 1, "a": "\u5b8c"})
+        == show_state({"a": "\u5b8c", "b": 1})
+        == '{\n "a": "\u5b8c",\n "b": 1\n}'
+    )
+    assert show_state("as it is\n") == "as it is\n"
+    assert show_state("half \ud83d") == "half \\ud83d"
+
+
+# --------------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 0),
+        ("abc", 1),
+        ("abcd", 2),
+        ("a b c", 2),
+        ("12", 2),
+        ("\u5b8c", 3),
+        ("\U0001f389", 4),
+        ("\u00e9", 2),
+        ("\n", 1),
+    ],
+)
+def test_tokens_are_estimated_high(text: str, tokens: int) -> None:
+    """Letters and spaces count a third each, other ASCII one, the rest its bytes."""
+    assert estimate_tokens(text) == tokens
+
+
+@given(st.text(), st.text())
+def test_longer_texts_take_no_fewer_tokens(some: str, more: str) -> None:
+    """Joining texts never counts less than one of them, nor more than both."""
+    assert (
+        max(estimate_tokens(some), estimate_tokens(more))
+        <= estimate_tokens(some + more)
+        <= estimate_tokens(some) + estimate_tokens(more)
+    )
+
+
+@given(st.text(alphabet="ab \n\u5b8c\U0001f3891", max_size=400), st.integers(0, 300))
+def test_a_cut_fits_and_says_what_is_missing(text: str, room: int) -> None:
+    """A text that fits is whole; else both ends and a mark with the number of characters missing fit."""
+    short = truncate_to_tokens(text, room)
+    if estimate_tokens(text) <= room:
+        assert short == text
+        return
+    mark = re.search(r"\n?\[\.\.\. ([\d,]+) characters cut \.\.\.\]\n?", short)
+    assert mark is not None
+    head, tail = short[: mark.start()], short[mark.end() :]
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert len(head) + len(tail) + int(mark[1].replace(",", "")) >= len(text) - 2
+    assert estimate_tokens(short) <= room or (head, tail) == ("", "")
+
+
+# ---------- seen
+
+STATES: st.SearchStrategy[JsonValue] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(before=STATES, after=STATES, name=st.text(), arguments=STATES)
+def test_what_is_made_in_parts_is_what_is_made_at_once(
+    before: JsonValue, after: JsonValue, name: str, arguments: JsonValue
+) -> None:
+    """Hashes and texts are those of the transition, made once."""
+    step = Transition(before=before, action=Action(name=name, arguments=arguments), after=after)
+    texts = TransitionView(step)
+    assert texts.canonical_json == step.canonical_json
+    assert texts.subject_hash("p") == compute_subject_hash("p", step)
+    assert (texts.before_text, texts.after_text) == (show_state(before), show_state(after))
+    assert texts.change_text == show_change(before, after)
+    assert texts.short_change_text == show_change(before, after, shorten=True)
+    assert view_transition(texts) is texts
+    assert view_transition(step).transition is step

@@ -1,0 +1,159 @@
+"""Anchors made of recorded steps: right by gold, wrong by the critic's own mistake or a careless one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflact import Trace
+from reflact.calibration.trace_sources import (
+    build_anchors,
+    label_replies,
+    label_reply,
+    last_messages,
+    list_transitions,
+)
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
+from reflact.memory.store import MemoryStore
+from reflact.types import Rollout, Score, Turn
+
+pytestmark = pytest.mark.anyio
+
+PHI = st.floats(0, 10)
+
+
+def pairs(gold: Label | None, said: float | None = None) -> tuple[ContrastPair, ...]:
+    """Return the anchors of one step."""
+    trace = Trace("Sort the mail.", id="t")
+    own = (
+        None
+        if said is None
+        else Evaluation(progress_before=0, progress_after=said, reasoning="It looks done.")
+    )
+    trace.record(Transition(before="2 left", action=Action(name="sort"), after="1 left"), own, label=gold)
+    return build_anchors([trace])
+
+
+@given(before=PHI, after=PHI, said=st.none() | PHI)
+def test_right_and_wrong_are_a_point_apart_at_least(before: float, after: float, said: float | None) -> None:
+    """Whatever gold is, the right side is gold, and the wrong one is on the scale and clearly off."""
+    (pair,) = pairs(Label(progress_before=before, progress_after=after, source="program"), said)
+    assert (pair.right.progress_before, pair.right.progress_after) == (before, after)
+    assert 0 <= pair.wrong.progress_after <= 10
+    assert abs(pair.wrong.progress_after - pair.right.progress_after) >= 1
+    assert (pair.label_source, pair.provenance.trace_id, pair.provenance.step) == ("program", "t", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "wrong", "construction", "mistake"),
+    [
+        (0, 4, 9, 9, "observed", "inflated_score"),
+        (0, 4, 3, 3, "observed", "ignored_evidence"),
+        (0, 4, 4.5, 0, "written", "ignored_evidence"),
+        (0, 4, None, 0, "written", "ignored_evidence"),
+        (4, 4, None, 7, "written", "credit_for_intention"),
+        (4, 2, None, 5, "written", "credit_for_intention"),
+        (9.5, 10, None, 7, "written", "ignored_evidence"),
+    ],
+)
+def test_the_critics_own_mistake_is_the_wrong_side(  # noqa: PLR0917
+    before: float, after: float, said: float | None, wrong: float, construction: str, mistake: str
+) -> None:
+    """Where it made one; else progress is overlooked, or credit is given where there was none."""
+    (pair,) = pairs(Label(progress_before=before, progress_after=after, source="human"), said)
+    assert (pair.wrong.progress_after, pair.construction, pair.mistake) == (wrong, construction, mistake)
+
+
+@pytest.mark.parametrize(("before", "source"), [(None, "program"), (None, "human"), (1, "agreement")])
+def test_only_whole_gold_that_is_no_opinion_makes_one(before: float | None, source: LabelSource) -> None:
+    """What samples agree on measures nothing, and half a label is no right side."""
+    assert pairs(Label(progress_before=before, progress_after=4, source=source)) == ()
+    assert pairs(None) == ()
+
+
+async def test_a_memory_keeps_them_once(tmp_path: Path) -> None:
+    """Made again of the same traces they are the same, so that a program can be run again."""
+    found = pairs(Label(progress_before=0, progress_after=4, source="program"))
+    async with MemoryStore(tmp_path / "memory.db") as memory:
+        assert await memory.add_anchors(found) == 1
+        assert await memory.add_anchors(found) == 0
+        assert await memory.anchors() == found
+
+
+# ---------- rollout traces
+
+
+def rollout(*said: str, score: float | None = None) -> Rollout:
+    """Return a conversation; each line begins with the role's first letter."""
+    roles = {"u": "user", "a": "assistant", "t": "tool"}
+    turns = [Turn.model_validate({"role": roles[line[0]], "content": line}) for line in said]
+    return Rollout(
+        key="k",
+        item_id="i",
+        skill_hash="s",
+        turns=tuple(turns),
+        score=None if score is None else Score(hard=0, soft=score),
+        feedback="Half of it.",
+    )
+
+
+def reply(before: str, said: str, after: str) -> Transition:
+    """Return the transition of a reply."""
+    return Transition(before=before, action=Action(name="reply", arguments=said), after=after)
+
+
+@pytest.mark.parametrize(
+    ("said", "steps"),
+    [
+        ((), []),
+        (("u1",), []),
+        (("u1", "a1"), [("u1", "a1", "a1")]),
+        (("u1", "a1", "u2", "a2"), [("u1", "a1", "u2"), ("u2", "a2", "a2")]),
+        (("u1", "a1", "t1", "t2", "a2", "u3"), [("u1", "a1", "t1\n\nt2"), ("t1\n\nt2", "a2", "u3")]),
+        (("a1", "u1"), [("", "a1", "u1")]),
+        (("u1", "a1", "a2"), [("u1", "a1", "a1"), ("a1", "a2", "a2")]),
+    ],
+)
+def test_each_reply_is_a_transition(said: tuple[str, ...], steps: list[tuple[str, str, str]]) -> None:
+    """Before is what the agent had to answer, after is what came of it, or its last word."""
+    assert list_transitions(rollout(*said)) == tuple(reply(*step) for step in steps)
+
+
+def test_the_caller_may_say_what_a_state_is() -> None:
+    """Any rendering of the turns so far serves."""
+    (first, last) = list_transitions(
+        rollout("u1", "a1", "u2", "a2"), state=lambda turns: {"turns": len(turns)}
+    )
+    assert (first.before, first.after) == ({"turns": 1}, {"turns": 3})
+    assert (last.before, last.after) == ({"turns": 3}, {"turns": 4})
+
+
+def test_nothing_was_heard_of_no_conversation() -> None:
+    """Without turns there is no text."""
+    assert last_messages([]) == ""
+
+
+def test_a_score_is_gold_for_a_single_reply() -> None:
+    """The program's soft score is the phi after; several replies share it, and none has it alone."""
+    assert label_reply(rollout("u1", "a1", score=0.5)) == Label(
+        progress_before=0, progress_after=5, source="program", reasoning="Half of it."
+    )
+    assert label_reply(rollout("u1", "a1")) is None
+    assert label_reply(rollout("u1", "a1", "u2", "a2", score=1)) is None
+
+
+def test_of_several_replies_the_last_one_has_the_score() -> None:
+    """What came out is worth what the program says; what the state before was worth nobody knows."""
+    said = rollout("u1", "a1", "u2", "a2", score=0.5)
+    golds = label_replies(said)
+    assert golds == (None, Label(progress_after=5, source="program", reasoning="Half of it."))
+    trace = Trace("Answer the user.")
+    for transition, gold in zip(list_transitions(said), golds, strict=True):
+        trace.record(transition, label=gold)
+    assert [event.label for event in trace.events] == list(golds)
+    assert label_replies(rollout("u1", "a1", score=0.5)) == (label_reply(rollout("u1", "a1", score=0.5)),)
+    assert label_replies(rollout("u1", "a1", "u2", "a2")) == (None, None)
+    assert label_replies(rollout("u1", score=0.5)) == ()
