@@ -46,11 +46,14 @@ from reflact.targets import ChatTarget
 from reflact.testing import ScriptedLLM, append_reply
 
 def answer(prompt, reply_type, call_id):
-    title = prompt.messages[-1].content
-    return title.lower().replace(" ", "-") if "slug" in prompt.messages[0].content else title
+    words = prompt.messages[-1].content
+    return words.replace(" ", "-") if "hyphens" in prompt.messages[0].content else words
+
+def propose(prompt, reply_type, call_id):
+    return append_reply(reply_type, "Write hyphens.") if "edits" in reply_type.model_fields else None
 
 target = ChatTarget(ScriptedLLM(answer))
-optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "Write a slug."))
+optimizer = ScriptedLLM(propose)
 """
 SERVICES = {"service.py"}
 """Examples that run until they are stopped; tests/test_service.py covers them."""
