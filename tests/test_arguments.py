@@ -137,15 +137,15 @@ def refused(*arguments: object) -> str:
     [
         (
             [HEADER, '{"type":"trace","tr'],
-            "line 2 is not one of an exported memory: it is no whole JSON; if",
+            "line 2 is not part of an exported memory: it is not complete JSON; if",
         ),
         (
             [HEADER, '{"type":"trace","trace":{"id":"t"}}'],
             "line 2 .*: `trace.purpose`: field required; export",
         ),
         (['{"type":"reflact_memory","version":9}'], "line 1 .*: its version is 9, .*; upgrade reflact"),
-        (['{"purpose":"p"}'], "line 1 .* names files of traces"),
-        (["not JSON"], "line 1 .* no whole JSON"),
+        (['{"purpose":"p"}'], "line 1 .* files of traces belong to a calibration's `traces`"),
+        (["not JSON"], "line 1 .* not complete JSON"),
     ],
 )
 def test_a_file_that_is_no_export_is_named(tmp_path: Path, lines: list[str], said: str) -> None:
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_export_is_named(tmp_path: Path, lines: list[str], sai
     (tmp_path / "export.jsonl").write_text("\n".join(lines), encoding="utf-8")
     message = refused("memory", "import", tmp_path / "memory.db", tmp_path / "export.jsonl")
     assert re.search(rf"export\.jsonl: {said}", message)
-    assert message.endswith("nothing was brought in\n")
+    assert message.endswith("nothing was imported\n")
 
 
 def configured(folder: Path, **more: JsonValue) -> Path:
@@ -223,7 +223,7 @@ def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:
     Trace("p", id="t", path=path).record(STEP, SAID)
     path.write_bytes(path.read_bytes()[:-9])
     config = configured(tmp_path, traces=str(tmp_path / "traces"))
-    said = r"trace t: \d+ bytes of its file are not whole, left out\n"
+    said = r"trace t: left out \d+ incomplete bytes of its file\n"
     foreseen = CliRunner().invoke(app, ["calibrate", str(config), "--dry-run"])
     assert foreseen.exit_code == 0
     assert re.fullmatch(said, foreseen.stderr)

@@ -456,8 +456,9 @@ async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -
     assert second[: len(first)] == first
     again = second[-1]
     assert again["role"] == "user"
-    lead = r"Correct your JSON ONLY RESPONSE, based on the following errors:\n"
-    assert re.fullmatch(rf"{lead}.{{1,1000}}", again["content"])
+    assert re.fullmatch(
+        r"This reply cannot be used: .{1,500}\. Reply again, whole and corrected\.", again["content"]
+    )
 
 
 async def test_plain_text_is_no_fence() -> None:

@@ -122,7 +122,7 @@ async def opened() -> InMemoryRunStore:
 
 def notes_of(store: InMemoryRunStore) -> Notes:
     """Return what the run's journal holds."""
-    return dict(store._runs[RUN].notes)
+    return dict(store._runs[RUN].outcomes)
 
 
 def analyst(store: InMemoryRunStore, waits: Waits) -> Analyst:

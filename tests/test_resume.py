@@ -400,7 +400,7 @@ def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
     if mode == "full_rewrite":
         assert kinds >= {"analyst_failure", "analyst_success", "draft_merge"}
     else:
-        assert kinds >= {"analyst_failure", "analyst_success", "merge", "ranking", "note refusal"}
+        assert kinds >= {"analyst_failure", "analyst_success", "merge", "ranking", "note no_reply"}
     assert ("step_size" in kinds, "rewrite" in kinds) == ((mode == "rewrite"),) * 2
     assert set(map(kind_of, killed.points)) == kinds
     assert sum(POINTS.values()) >= 50

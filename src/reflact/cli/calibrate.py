@@ -439,20 +439,20 @@ async def _calibrate(
     from reflact.prompts import load_prompts
     from reflact.training.shutdown import GracefulStop, StoppableLLM
 
-    prompts, brake = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(STOP_SECONDS)
+    prompts, graceful_stop = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(STOP_SECONDS)
     async with MemoryStore(config.memory) as memory, open_model(config, on_limit) as model:
         traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:
             await memory.add_anchors(read_pairs(config.anchors))
         before, report = await model.spend(), None
-        llm = StoppableLLM(model.llm, brake)
+        llm = StoppableLLM(model.llm, graceful_stop)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(
             llm, memory, critic=critic, settings=config.calibrator, prompts=prompts, on_event=on_event
         )
         with anyio.CancelScope() as scope:
-            interrupts.bind(stop=brake.request, cancel=scope.cancel)
-            with brake.cancel_scope():
+            interrupts.bind(stop=graceful_stop.request, cancel=scope.cancel)
+            with graceful_stop.cancel_scope():
                 report = await calibrator.calibrate(
                     traces, heldout=heldout, allow_untested=options.anyway, ignore_finished=options.again
                 )

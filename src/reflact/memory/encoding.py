@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, JsonValue
 
-from reflact.errors import DataError, StoreError
+from reflact.errors import DataError
 from reflact.memory.models import ContrastPair, ScoreEvent
 from reflact.memory.protocols import StoredTrace
+from reflact.store.database import parse_stored
 from reflact.types import canonical_json, join_canonical_json
 
-T = TypeVar("T")
 Value = TypeVar("Value", bound=BaseModel)
 
 
@@ -94,21 +93,3 @@ def decode_value(kind: type[Value], text: str, what: str) -> Value:
         StoreError: The text does not validate.
     """
     return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
-
-
-def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
-    """Return the value of a stored text.
-
-    Raises:
-        StoreError: The text does not validate; names ``what`` it is and the first problem.
-    """
-    try:
-        return validate(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        place = f" at {where}" if where else ""
-        raise StoreError(
-            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
-            "use the version that wrote it, or choose another out_dir"
-        ) from None

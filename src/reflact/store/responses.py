@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.errors import StoreError
-from reflact.memory.encoding import parse_stored
+from reflact.store.database import parse_stored
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables

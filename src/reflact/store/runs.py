@@ -15,7 +15,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.memory.encoding import parse_stored
+from reflact.store.database import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
     EpochRecord,

@@ -39,7 +39,7 @@ from reflact.llm.budget import (
 )
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
-from reflact.memory.encoding import parse_stored
+from reflact.store.database import parse_stored
 from reflact.memory.models import ContrastPair
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (

@@ -65,7 +65,7 @@ class GracefulStop:
 
     @asynccontextmanager
     async def track_work(self) -> AsyncIterator[None]:
-        """Hold a piece of work back where the brake is pulled, else count it as under way."""
+        """Count a piece of work as running; if the run stops, the work never begins."""
         if self.reason is not None:
             self._is_blocked = True
             self._end_if_idle()
@@ -87,7 +87,7 @@ class GracefulStop:
             self._is_blocked = self.reason is not None
 
     async def stop_after_commit(self) -> None:
-        """Halt here where the brake is pulled."""
+        """Stop here if the run is to stop; call it after each commit."""
         if self.reason is not None:
             self._end_within(0.0)
             await checkpoint()
@@ -102,7 +102,7 @@ class GracefulStop:
 
 
 def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> Approver:
-    """Return an approver that is not waited for once the brake is pulled."""
+    """Return an approver for which a stopping run does not wait."""
 
     async def ask(review: CandidateReview) -> bool | str:
         with graceful_stop.wait_for_person():
