@@ -19,15 +19,7 @@ from reflact.stages.aggregate import aggregate, join_edits
 from reflact.stages.select import select, sort_by_support
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import (
-    AggregateResult,
-    AnalystReport,
-    Edit,
-    Patch,
-    RolloutSource,
-    SelectResult,
-    Skill,
-)
+from reflact.types import AggregateResult, AnalystReport, Edit, Patch, RolloutSource, SelectResult, Skill
 
 pytestmark = pytest.mark.anyio
 

@@ -24,11 +24,7 @@ from permissions import open_to_all
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
 from reflact.errors import StoreError
-from reflact.memory.models import (
-    Action,
-    Label,
-    Transition,
-)
+from reflact.memory.models import Action, Label, Transition
 from reflact.store.database import copy_database
 
 pytestmark = pytest.mark.anyio

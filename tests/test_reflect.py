@@ -19,17 +19,7 @@ from reflact.stages.reflect import Analyst, deal_minibatches, make_edit_analysis
 from reflact.store.runs import open_store
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import (
-    AnalystReport,
-    Item,
-    Patch,
-    Rollout,
-    Score,
-    Skill,
-    Split,
-    Turn,
-    is_failure,
-)
+from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
 from toy_runs import Ran, run
 
 pytestmark = pytest.mark.anyio

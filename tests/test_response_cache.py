@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reflact.llm.cache_keys as keys_module
+import reflact.llm.cache as keys_module
 from doubles import PROMPT, RUN, Endpoint, call_id, completion, config, connected, opened
 from reflact.errors import AccessDenied, ProviderDown
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_credentials, strip_to_endpoint
@@ -86,7 +86,7 @@ CASES: list[tuple[dict[str, str], str]] = [
 ]
 
 ECHO = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache_keys import build_cache_key; "
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache import build_cache_key; "
     "print(json.dumps([build_cache_key(**case) for case in json.load(sys.stdin)]))"
 )
 

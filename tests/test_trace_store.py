@@ -14,7 +14,6 @@ from reflact.calibration.promotion import PromotionTester
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory.cards import AnchorExclusions, subject_hash
-from reflact.memory.encoding import encode_value
 from reflact.memory.models import (
     Action,
     ContrastPair,
@@ -25,7 +24,7 @@ from reflact.memory.models import (
     ScoreEvent,
     Transition,
 )
-from reflact.memory.rows import add_origins
+from reflact.memory.rows import add_origins, encode_value
 from reflact.memory.store import ImportResult
 from reflact.store.database import Tables
 from reflact.testing import ScriptedLLM

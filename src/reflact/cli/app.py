@@ -13,9 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
-from reflact.cli.cassettes import record, replay
+from reflact.cli.cassettes import demo, record, replay
 from reflact.cli.common import print_error
-from reflact.cli.demo import demo
 from reflact.cli.import_skillopt import import_skillopt
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import runs, show

@@ -439,7 +439,10 @@ async def _calibrate(
     from reflact.prompts import load_prompts
     from reflact.training.shutdown import GracefulStop, StoppableLLM
 
-    prompts, graceful_stop = load_prompts(config.prompts.versions, config.prompts.folder), GracefulStop(STOP_SECONDS)
+    prompts, graceful_stop = (
+        load_prompts(config.prompts.versions, config.prompts.folder),
+        GracefulStop(STOP_SECONDS),
+    )
     async with MemoryStore(config.memory) as memory, open_model(config, on_limit) as model:
         traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:

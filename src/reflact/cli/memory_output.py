@@ -87,7 +87,7 @@ def resolve_id(name: str, ids: Sequence[str], *, noun: str, store: Path) -> str:
 
 def format_json_line(value: FrozenModel) -> str:
     """Return a value as a line of JSON."""
-    from reflact.memory.encoding import encode_value
+    from reflact.memory.rows import encode_value
 
     return encode_value(value)
 

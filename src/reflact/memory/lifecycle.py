@@ -16,10 +16,19 @@ from reflact.memory.cards import (
     check_status_change,
     subject_hash,
 )
-from reflact.memory.encoding import encode_value, format_time
 from reflact.memory.models import CardStatus, Origin, PromotionEvidence
 from reflact.memory.protocols import ForgetResult, Submission
-from reflact.memory.rows import FROM_TRACE, PAIR_UNIT, CardText, Unit, UnitRow, read_units, select_rows
+from reflact.memory.rows import (
+    FROM_TRACE,
+    PAIR_UNIT,
+    CardText,
+    Unit,
+    UnitRow,
+    encode_value,
+    format_time,
+    read_units,
+    select_rows,
+)
 from reflact.memory.search import build_index_text, build_tags
 from reflact.store.database import Tables
 

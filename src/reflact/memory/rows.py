@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, JsonValue
 
 from reflact.errors import DataError
 from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units, subject_hash
-from reflact.memory.encoding import decode_value, encode_value, parse_time, require_pair_id, to_json_object
 from reflact.memory.models import (
     Action,
     CardKind,
@@ -22,12 +24,94 @@ from reflact.memory.models import (
     Origin,
     Provenance,
     Scope,
+    ScoreEvent,
     Transition,
 )
-from reflact.memory.protocols import CardQuery, StatusChange, StoredPair
+from reflact.memory.protocols import CardQuery, StatusChange, StoredPair, StoredTrace
 from reflact.memory.search import compute_relevances
-from reflact.store.database import Tables
-from reflact.types import FrozenModel
+from reflact.store.database import Tables, parse_stored
+from reflact.types import FrozenModel, canonical_json, join_canonical_json
+
+Value = TypeVar("Value", bound=BaseModel)
+
+
+def format_time(at: datetime) -> str:
+    """Return a time as stored text: UTC with microseconds, so texts sort in the order of times."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> datetime:
+    """Return the time of a stored text."""
+    return datetime.fromisoformat(text)
+
+
+def encode_value(value: BaseModel, what: str = "a value") -> str:
+    """Return a value as stored text; lone surrogates are escaped, since SQLite cannot store them.
+
+    Raises:
+        DataError: A number has more digits than Python reads from JSON; names ``what`` the value is.
+    """
+    try:
+        if not isinstance(value, ContrastPair | ScoreEvent):
+            return canonical_json(to_json_object(value))
+        texts = {
+            name: canonical_json(field)
+            for name, field in to_json_object(value).items()
+            if name != "transition"
+        }
+        return join_canonical_json({**texts, "transition": value.transition.canonical_json})
+    except ValueError as error:
+        raise _build_number_error(what, error) from None
+
+
+def require_pair_id(pair: ContrastPair) -> str:
+    """Return a pair's id.
+
+    Raises:
+        DataError: A number in the pair has more digits than Python reads from JSON.
+    """
+    try:
+        return pair.id
+    except ValueError as error:
+        origin = pair.provenance
+        raise _build_number_error(
+            f"a pair made of step {origin.step} of trace {origin.trace_id}", error
+        ) from None
+
+
+def _build_number_error(subject: str, error: ValueError) -> DataError:
+    reason = str(error).partition(";")[0]
+    return DataError(f"{subject} cannot be stored: {reason}; write the number as a text")
+
+
+def to_json_object(value: BaseModel) -> dict[str, JsonValue]:
+    """Return a value as a JSON object that shares its states.
+
+    pydantic would visit each value of a state, and would replace lone surrogates in field names.
+    """
+    if isinstance(value, StoredTrace):
+        return {
+            "id": value.id,
+            "purpose": value.purpose,
+            "events": [to_json_object(event) for event in value.events],
+        }
+    if isinstance(value, ContrastPair | ScoreEvent):
+        rest = {
+            **value.model_dump(mode="json", exclude={"transition"}),
+            "transition": value.transition.json_object,
+        }
+        return {name: rest[name] for name in type(value).model_fields}
+    return value.model_dump(mode="json")
+
+
+def decode_value(kind: type[Value], text: str, what: str) -> Value:
+    """Return a stored value.
+
+    Raises:
+        StoreError: The text does not validate.
+    """
+    return parse_stored(lambda stored: kind.model_validate(json.loads(stored)), text, what)
+
 
 FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
 """Units or anchors that came from a trace."""
@@ -101,12 +185,10 @@ def read_anchors(tables: Tables) -> list[ContrastPair]:
 PAIR_UNIT = "pair"
 """The kind of a unit that is a pair; its cards have two kinds."""
 
-
 RANK_QUERY = """
 SELECT number, id, trust, utility, changed_at FROM memory_units
 WHERE number IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR kind = ?2)
 """
-
 
 PAIR_FIELD_NAMES = frozenset(
     name

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
+from pydantic import ValidationError
 from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 

@@ -15,7 +15,6 @@ from pydantic import JsonValue, TypeAdapter
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.store.database import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
     EpochRecord,
@@ -27,7 +26,7 @@ from reflact.records import (
     StageTime,
     StepRecord,
 )
-from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
+from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables, parse_stored
 from reflact.store.lock import RunLock
 from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA

@@ -39,7 +39,6 @@ from reflact.llm.budget import (
 )
 from reflact.llm.middleware import compose
 from reflact.llm.pricing import usd_of
-from reflact.store.database import parse_stored
 from reflact.memory.models import ContrastPair
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
@@ -55,6 +54,7 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend
 from reflact.skills.document import check_document
 from reflact.store.artifacts import resolve_inside
+from reflact.store.database import parse_stored
 from reflact.training.cost_estimate import RunCostEstimate, estimate_run_cost
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
