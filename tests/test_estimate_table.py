@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from reflact.cli.train import build_estimate_table
-from reflact.llm.estimates import CostEstimate, EstimateRange, EstimateRow
+from reflact.llm.pricing import CostEstimate, EstimateRange, EstimateRow
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Long JSON values: their size, their equality, and writing them in chunks.
+"""JSON values: their size and equality, writing long ones in chunks, and reading stored ones.
 
 A function of C blocks other threads until it returns, the event loop's thread too. So these functions never
 pass it a long value as a whole.
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
+from reflact.errors import StoreError
 from reflact.types import canonical_json
 
 T = TypeVar("T")
@@ -108,3 +109,21 @@ def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         total += added
     if group:
         yield group
+
+
+def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
+    """Return the value of a stored text.
+
+    Raises:
+        StoreError: The text does not validate; names ``what`` it is and the first problem.
+    """
+    try:
+        return validate(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        place = f" at {where}" if where else ""
+        raise StoreError(
+            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
+            "use the version that wrote it, or choose another out_dir"
+        ) from None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from reflact.config.training import TrainerConfig
-    from reflact.llm.estimates import CostEstimate, EstimateRange
+    from reflact.llm.pricing import CostEstimate, EstimateRange
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, SkillScore, Spend
     from reflact.reporting.live import RunView

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, JsonValue
 
 from reflact.errors import DataError
+from reflact.jsonutil import parse_stored
 from reflact.memory.cards import RankedUnit, build_cards, iter_texts, rank_units, subject_hash
 from reflact.memory.models import (
     Action,
@@ -29,7 +30,7 @@ from reflact.memory.models import (
 )
 from reflact.memory.protocols import CardQuery, StatusChange, StoredPair, StoredTrace
 from reflact.memory.search import compute_relevances
-from reflact.store.database import Tables, parse_stored
+from reflact.store.database import Tables
 from reflact.types import FrozenModel, canonical_json, join_canonical_json
 
 Value = TypeVar("Value", bound=BaseModel)

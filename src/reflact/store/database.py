@@ -24,7 +24,6 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
-from pydantic import ValidationError
 from sqlite_utils import Database as Tables
 from sqlite_utils import Migrations
 
@@ -426,21 +425,3 @@ def copy_database(path: Path, target: Path) -> None:
 def _stat_files(path: Path) -> list[tuple[int, int]]:
     files = [one.stat() for one in (path, wal_path(path)) if one.exists()]
     return [(found.st_size, found.st_mtime_ns) for found in files]
-
-
-def parse_stored(validate: Callable[[str], T], text: str, what: str) -> T:
-    """Return the value of a stored text.
-
-    Raises:
-        StoreError: The text does not validate; names ``what`` it is and the first problem.
-    """
-    try:
-        return validate(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        place = f" at {where}" if where else ""
-        raise StoreError(
-            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
-            "use the version that wrote it, or choose another out_dir"
-        ) from None

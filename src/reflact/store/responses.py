@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from reflact.errors import StoreError
+from reflact.jsonutil import parse_stored
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
-from reflact.store.database import Database, Tables, parse_stored
+from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
 
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)

@@ -15,6 +15,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
+from reflact.jsonutil import parse_stored
 from reflact.protocols import CommitRecord
 from reflact.records import (
     EpochRecord,
@@ -26,7 +27,7 @@ from reflact.records import (
     StageTime,
     StepRecord,
 )
-from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables, parse_stored
+from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.lock import RunLock
 from reflact.store.responses import JSON_ADAPTER, SQLiteDecisionLog, SQLiteResponseStore, mark_unsettled
 from reflact.store.schema import SCHEMA

@@ -29,6 +29,7 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, check_dataset
 from reflact.errors import ConfigError, SkillError
 from reflact.events import Event
+from reflact.jsonutil import parse_stored
 from reflact.llm.budget import (
     Budget,
     BudgetedEnvironment,
@@ -54,7 +55,6 @@ from reflact.protocols import (
 from reflact.records import CriticAccuracy, CriticDescription, Spend
 from reflact.skills.document import check_document
 from reflact.store.artifacts import resolve_inside
-from reflact.store.database import parse_stored
 from reflact.training.cost_estimate import RunCostEstimate, estimate_run_cost
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
 from reflact.types import Skill, Split, canonical_json, digest_json
