@@ -86,7 +86,7 @@ CASES: list[tuple[dict[str, str], str]] = [
 ]
 
 ECHO = (
-    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache import build_cache_key; "
+    "import json, sys; sys.path.insert(0, sys.argv[1]); from reflact.llm.cache_keys import build_cache_key; "
     "print(json.dumps([build_cache_key(**case) for case in json.load(sys.stdin)]))"
 )
 
