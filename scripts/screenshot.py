@@ -25,7 +25,7 @@ from reflact.reporting.live_state import LiveState, update_state
 from reflact.types import Edit, EditResult, GateAction, Verdict
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"
-RUN = "r8362d55cec8c"
+RUN = "ra0cb29af99c2"
 NAME = "weather-sql"
 WIDTH, HEIGHT = 80, 24
 Moment = tuple[float, events.Event]

@@ -219,7 +219,7 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
             process.send_signal(number)
             assert process.stderr is not None
             said = ""
-            while "goes on" not in said:
+            while "to resume" not in said:
                 said = process.stderr.readline()
             hold.go_on.set()
             out, errors = process.communicate(timeout=HANGS)

@@ -49,7 +49,7 @@ def assert_in_order(process: subprocess.Popen[str], errors: str, code: int) -> N
     assert process.returncode == code, errors
     assert errors.count("\n") == 1, errors
     assert "work under way may finish" in errors
-    assert "goes on" in errors
+    assert "to resume" in errors
 
 
 @BOTH
