@@ -157,14 +157,14 @@ def test_a_signal_while_the_store_is_being_opened(tmp_path: Path) -> None:
 BLOCKED = """
     import time
     import anyio
-    from reflact.cli.common import Interrupts
+    from reflact.cli.common import InterruptHandler
 
     async def main(interrupts):
         interrupts.bind(stop=print, cancel=print)
         print("ready", flush=True)
         time.sleep(600)
 
-    with Interrupts(0.0) as interrupts:
+    with InterruptHandler(0.0) as interrupts:
         anyio.run(main, interrupts)
 """
 

@@ -118,7 +118,7 @@ def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
     assert ids(told) == logged(tmp_path / "demo-run")
     assert {event.data["run_id"] for event in told} == {"ra0cb29af99c2"}
     drafts = [event.data for event in told if event.kind == "drafted"]
-    assert len({draft["sample"] for draft in drafts}) > 10
+    assert len({draft["call_id"] for draft in drafts}) > 10
     assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("finished", "completed")
 
 
