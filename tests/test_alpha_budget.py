@@ -87,7 +87,7 @@ async def test_an_extension_opens_another_one_and_states_it(tmp_path: Path) -> N
     assert longer.state.alphas == (*short.state.alphas, AlphaBudget(alpha=0.2, decisions=5, until_step=6))
     assert [e.level for e in evidence(longer)] == [pytest.approx(x) for x in [0.2 / 3] * 2 + [0.2 / 5] * 4]
     assert longer.records[:2] == short.records
-    assert len([e for e in longer.events if e.kind == "outlook"]) == 2
+    assert len([e for e in longer.events if e.kind == "gate_power_estimated"]) == 2
     again = await run(tmp_path, script=script, train={"num_epochs": 3}, **NOISY)
     assert again.state.alphas == longer.state.alphas
 

@@ -104,8 +104,8 @@ async def test_a_kill_at_any_write_loses_and_repeats_no_event(tmp_path: Path) ->
     await start(unbroken, tmp_path / "unbroken")
     whole = await log_of(unbroken)
     kinds = [json.loads(line)["kind"] for line in whole]
-    assert kinds.count("epoch_closed") >= 1
-    assert kinds.count("skill_made") >= 3
+    assert kinds.count("epoch_committed") >= 1
+    assert kinds.count("skill_version_created") >= 3
     assert len(set(whole)) == len(whole)
     for write in range(1, unbroken.writes):
         store = Mortal(write)

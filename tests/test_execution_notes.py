@@ -207,7 +207,7 @@ async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Scrip
     assert read_notes(done.current) == ("One.", "Two.", "Three.")
     (fallback,) = done.records[0].fallbacks
     assert fallback.label == "consolidate"
-    assert [e.fallback for e in done.events if e.kind == "fallback_taken"] == [fallback]
+    assert [e.fallback for e in done.events if e.kind == "fallback_used"] == [fallback]
     assert any(fallback.reason in line for line in format_step(done.records[0]))
 
 

@@ -62,7 +62,7 @@ async def test_the_best_skill_needs_no_promotion(tmp_path: Path) -> None:
     done = await run(tmp_path)
     assert done.promotions == ()
     assert done.summary.best == done.summary.final
-    assert not any(e.kind == "promoted" for e in done.events)
+    assert not any(e.kind == "promotion_judged" for e in done.events)
 
 
 async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ async def test_every_opening_is_counted(tmp_path: Path) -> None:
         done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": epochs}, **TEST)
         counts.append(done.summary.test_openings)
     assert counts == [1, 1, 2, 2]
-    assert [e.count for e in done.events if e.kind == "test_opened"] == [1, 2]
+    assert [e.count for e in done.events if e.kind == "test_split_opened"] == [1, 2]
     placebo: dict[str, Any] = {"test": {"enabled": True, "placebo": True}}
     done = await run(tmp_path, script=playing(IDLE), train={"num_epochs": 2}, **placebo)
     assert done.summary.test_openings == 3

@@ -200,7 +200,7 @@ async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) ->
             if event.kind == "step_started":
                 stopped.stop("seen enough")
     last = happened[-1]
-    assert last.kind == "finished"
+    assert last.kind == "run_finished"
     assert (last.summary.status, last.summary.reason) == ("cancelled", "seen enough")
 
 

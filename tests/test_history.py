@@ -33,8 +33,8 @@ async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
     assert found.summary is not None
     assert (found.run_id, found.status, found.summary.steps) == (run.run_id, "completed", len(found.steps))
     assert found.summary.best in found.versions
-    assert [event for event in told if event.durable and event.kind != "finished"] == [
-        event for event in found.events if event.kind != "finished"
+    assert [event for event in told if event.durable and event.kind != "run_finished"] == [
+        event for event in found.events if event.kind != "run_finished"
     ]
 
 

@@ -96,7 +96,7 @@ async def test_guidance_and_promotion_are_reviewed(tmp_path: Path) -> None:
     closed = done.epochs[-1]
     assert closed.slow_update is not None
     assert closed.slow_update.verdict is not None
-    assert (closed.slow_update.action, closed.slow_update.verdict.veto) == ("kept", "Not that.")
+    assert (closed.slow_update.action, closed.slow_update.verdict.veto) == ("unchanged", "Not that.")
     assert closed.created_versions == ()
 
     forced = {**gated, "slow_update": {"enabled": True, "gated": False}}

@@ -165,7 +165,7 @@ async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, cou
         (fallback,) = record.chosen.fallbacks
         assert (fallback.label, fallback.replacement) == ("step_size", "at most 2 edits")
         assert record.chosen.decision is None
-    assert sum(e.kind == "fallback_taken" and e.fallback.label == "step_size" for e in done.events) == 2
+    assert sum(e.kind == "fallback_used" and e.fallback.label == "step_size" for e in done.events) == 2
 
 
 async def test_a_decision_for_none_changes_nothing(tmp_path: Path) -> None:

@@ -117,9 +117,9 @@ def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
             told = list(events)
     assert ids(told) == logged(tmp_path / "demo-run")
     assert {event.data["run_id"] for event in told} == {"ra0cb29af99c2"}
-    drafts = [event.data for event in told if event.kind == "drafted"]
+    drafts = [event.data for event in told if event.kind == "draft_updated"]
     assert len({draft["call_id"] for draft in drafts}) > 10
-    assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("finished", "completed")
+    assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("run_finished", "completed")
 
 
 def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
             with listening(url, "mine", after=after) as events:
                 told = list(events)
             assert ids(told) == whole[missed:]
-            assert told[-1].kind == "finished"
+            assert told[-1].kind == "run_finished"
 
 
 def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
             *_, finished = events
     assert failed.kind == "failed"
     assert "is in use by process" in failed.data
-    assert finished.kind == "finished"
+    assert finished.kind == "run_finished"
 
 
 def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
     end = done.epochs[-1]
     assert (end.comparisons, end.meta_skill) == ((), None)
     assert end.slow_update is not None
-    assert end.slow_update.action == "kept"
+    assert end.slow_update.action == "unchanged"
     assert [f.label for f in end.fallbacks] == ["comparison"]
     assert (done.asked("slow_update"), done.asked("meta_skill")) == ([], [])
 
@@ -254,7 +254,7 @@ async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path:
     script = playing(IDLE, guided(good, "Be kind.", "Be brief."))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
     actions = [epoch.slow_update.action for epoch in done.epochs if epoch.slow_update]
-    assert actions == ["accepted", "kept", "kept"]
+    assert actions == ["accepted", "unchanged", "unchanged"]
     assert read_guidance(done.current) == good
     shown = done.shown("slow_update")
     assert "There is no guidance yet." in shown[0]
@@ -270,11 +270,11 @@ async def test_a_reply_that_cannot_be_had_is_not_done(tmp_path: Path) -> None:
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
     refused = done.epochs[2]
     assert refused.slow_update is not None
-    assert refused.slow_update.action == "refused"
+    assert refused.slow_update.action == "no_reply"
     assert [f.label for f in refused.fallbacks] == ["slow_update"]
     assert (refused.created_versions, refused.current) == ((), done.epochs[1].current)
     assert {call.call_id.step for call in done.asked("slow_update")} == {4, 6, 8}
-    closed = [e for e in done.events if e.kind == "epoch_closed"]
+    closed = [e for e in done.events if e.kind == "epoch_committed"]
     assert closed[2].fallbacks == refused.fallbacks
 
 

@@ -79,7 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
     told = anyio.run(kinds)
     assert len(told) > 2 * BUFFER
-    assert told[-1] == "finished"
+    assert told[-1] == "run_finished"
     return Whole(world, left_by(folder / "run"))
 
 
@@ -122,7 +122,7 @@ class Consumer:
         await self.breaks(happenings)
 
 
-@pytest.mark.parametrize("kind", ["run_started", "model_called", "decided"])
+@pytest.mark.parametrize("kind", ["run_started", "model_call_finished", "candidate_judged"])
 @pytest.mark.parametrize("leave", [Consumer.breaks, Consumer.drops, Consumer.fails, Consumer.deserts])
 async def test_a_consumer_that_leaves_ends_the_run(
     leave: Callable[[Consumer, Stream[events.Event]], Awaitable[None]],

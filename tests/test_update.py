@@ -131,7 +131,7 @@ async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
     assert [f.label for f in first.fallbacks] == ["rewrite"]
     assert first.fallbacks[0].reason in first.verdict.reason
     assert (first.verdict.candidate, first.candidate_hash) == (None, first.skill_before)
-    assert any(e.kind == "fallback_taken" and e.fallback == first.fallbacks[0] for e in done.events)
+    assert any(e.kind == "fallback_used" and e.fallback == first.fallbacks[0] for e in done.events)
     val = {str(i.input) for i in ToyEnvironment(train=8, val=4, test=4).items(Split.val)}
     assert done.actor.asked[8][1] not in val
     assert done.summary.skips == 1
@@ -224,4 +224,4 @@ async def test_a_merge_that_cannot_be_had_joins_the_proposals(tmp_path: Path, mo
     assert len(first.merged.patch.edits) == 3
     assert sum(edit.support_count for edit in first.merged.patch.edits) == 4
     (fallback,) = first.merged.fallbacks
-    assert any(e.kind == "fallback_taken" and e.fallback == fallback for e in done.events)
+    assert any(e.kind == "fallback_used" and e.fallback == fallback for e in done.events)

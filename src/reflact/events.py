@@ -88,7 +88,7 @@ class GatePowerEstimated(_Event):
     guarantees none. ``rollouts`` is the largest number of rollouts for one decision.
     """
 
-    kind: Literal["outlook"] = "outlook"
+    kind: Literal["gate_power_estimated"] = "gate_power_estimated"
     description: str
     effect: float | None
     trials: int
@@ -114,7 +114,7 @@ class StepStarted(_Event):
 class RolloutsFinished(_Event):
     """The batch was rolled out."""
 
-    kind: Literal["rollouts_done"] = "rollouts_done"
+    kind: Literal["rollouts_finished"] = "rollouts_finished"
     n: int
     failures: int
     unmeasured: int
@@ -123,14 +123,14 @@ class RolloutsFinished(_Event):
 class AnalystReported(_Event):
     """One analyst's report, in the plan's order."""
 
-    kind: Literal["report_done"] = "report_done"
+    kind: Literal["analyst_reported"] = "analyst_reported"
     report: AnalystReport
 
 
 class FallbackUsed(_Event):
     """A model call gave no valid decision; names the replacement."""
 
-    kind: Literal["fallback_taken"] = "fallback_taken"
+    kind: Literal["fallback_used"] = "fallback_used"
     fallback: Fallback
 
 
@@ -151,7 +151,7 @@ class TrialRequested(_Event):
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("part",)
-    kind: Literal["gate_looked"] = "gate_looked"
+    kind: Literal["trial_requested"] = "trial_requested"
     part: str
     trial: int
     n: int
@@ -160,7 +160,7 @@ class TrialRequested(_Event):
 class CandidateJudged(_Event):
     """The gate's verdict."""
 
-    kind: Literal["decided"] = "decided"
+    kind: Literal["candidate_judged"] = "candidate_judged"
     verdict: Verdict
 
 
@@ -177,7 +177,7 @@ class StepCommitted(_Event):
 class EpochCommitted(_Event):
     """The end of an epoch is in the store: slow update, meta skill and the skill afterwards."""
 
-    kind: Literal["epoch_closed"] = "epoch_closed"
+    kind: Literal["epoch_committed"] = "epoch_committed"
     epoch: int
     slow_update: SlowUpdate | None
     meta_skill: str | None
@@ -189,7 +189,7 @@ class EpochCommitted(_Event):
 class PromotionJudged(_Event):
     """The last skill was compared with the best one after the last step."""
 
-    kind: Literal["promoted"] = "promoted"
+    kind: Literal["promotion_judged"] = "promotion_judged"
     verdict: Verdict
     best: SkillVersion
 
@@ -198,14 +198,14 @@ class TestSplitOpened(_Event):
     """The sealed test split is opened, for the ``count``-th time in this run."""
 
     __test__ = False
-    kind: Literal["test_opened"] = "test_opened"
+    kind: Literal["test_split_opened"] = "test_split_opened"
     count: int
 
 
 class FinalScoreMeasured(_Event):
     """A score of the final report."""
 
-    kind: Literal["final_score"] = "final_score"
+    kind: Literal["final_score_measured"] = "final_score_measured"
     score: SkillScore
 
 
@@ -221,7 +221,7 @@ class StageProgressed(_Event):
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
-    kind: Literal["progress"] = "progress"
+    kind: Literal["stage_progressed"] = "stage_progressed"
     stage: Stage
     done: int
     total: int
@@ -231,7 +231,7 @@ class StageProgressed(_Event):
 class SkillVersionCreated(_Event):
     """A skill version is in the store; version 0 is the initial document."""
 
-    kind: Literal["skill_made"] = "skill_made"
+    kind: Literal["skill_version_created"] = "skill_version_created"
     version: SkillVersion
 
 
@@ -271,7 +271,7 @@ class ModelCallFinished(_ModelEvent):
     ``from_store`` is true if nothing was sent.
     """
 
-    kind: Literal["model_called"] = "model_called"
+    kind: Literal["model_call_finished"] = "model_call_finished"
     outcome: Literal["reply", "failed"]
     attempts: int
     usage: Usage
@@ -285,7 +285,7 @@ class DraftUpdated(_ModelEvent):
     The draft is not validated; only the reply of the call counts. ``attempt`` is a number from 1.
     """
 
-    kind: Literal["drafted"] = "drafted"
+    kind: Literal["draft_updated"] = "draft_updated"
     attempt: int
     draft: JsonValue
 
@@ -293,7 +293,7 @@ class DraftUpdated(_ModelEvent):
 class DraftDiscarded(_ModelEvent):
     """Live: discard the draft; another attempt begins, or the call has failed."""
 
-    kind: Literal["draft_reset"] = "draft_reset"
+    kind: Literal["draft_discarded"] = "draft_discarded"
     attempt: int
     reason: str
 
@@ -302,7 +302,7 @@ class BudgetUpdated(_Event):
     """Live: the consumption of all starts of the run, without reservations, and the limits."""
 
     durable: ClassVar[bool] = False
-    kind: Literal["budget_moved"] = "budget_moved"
+    kind: Literal["budget_updated"] = "budget_updated"
     usage: Usage
     seconds: float
     max_usd: float | None = None
@@ -320,7 +320,7 @@ class RateLimited(_Event):
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("endpoint",)
-    kind: Literal["backed_off"] = "backed_off"
+    kind: Literal["rate_limited"] = "rate_limited"
     endpoint: str
     status: int | None
     seconds: float
@@ -332,7 +332,7 @@ class StepRetried(_Event):
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("step", "reason")
-    kind: Literal["repeated"] = "repeated"
+    kind: Literal["step_retried"] = "step_retried"
     reason: str
 
 
@@ -341,7 +341,7 @@ class WarningIssued(_Event):
 
     durable: ClassVar[bool] = False
     subject_fields: ClassVar[tuple[str, ...]] = ("message",)
-    kind: Literal["warned"] = "warned"
+    kind: Literal["warning_issued"] = "warning_issued"
     message: str
 
 
@@ -349,7 +349,7 @@ class RunFinished(_Event):
     """Live: the run has ended; always the last event."""
 
     durable: ClassVar[bool] = False
-    kind: Literal["finished"] = "finished"
+    kind: Literal["run_finished"] = "run_finished"
     summary: RunSummary
 
 

@@ -103,7 +103,7 @@ class SlowUpdate(FrozenModel):
     ``guidance`` is None if the model gave none. ``verdict`` is None if the update was not gated.
     """
 
-    action: Literal["reserved", "forced", "accepted", "kept", "refused"]
+    action: Literal["reserved", "forced", "accepted", "unchanged", "no_reply"]
     helped: Literal["helped", "hurt", "unclear", "none"] = "none"
     reasoning: str = ""
     guidance: str | None = None

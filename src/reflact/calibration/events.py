@@ -124,7 +124,7 @@ class PairBatchTested(ShortReprModel):
 class BatchTestPostponed(ShortReprModel):
     """A batch waits: there are too few held-out traces to decide on it."""
 
-    kind: Literal["test_postponed"] = "test_postponed"
+    kind: Literal["batch_test_postponed"] = "batch_test_postponed"
     n_pairs: int
     n_traces: int
     n_needed_traces: int

@@ -21,7 +21,7 @@ class StatusFault(FrozenModel):
         body: The response's text.
     """
 
-    kind: Literal["refused"] = "refused"
+    kind: Literal["status"] = "status"
     status: int = Field(ge=100, le=599)
     headers: tuple[tuple[str, str], ...] = ()
     body: str = '{"error": {"message": "injected"}}'
@@ -30,13 +30,13 @@ class StatusFault(FrozenModel):
 class ConnectFault(FrozenModel):
     """No connection can be made; the server never sees the request."""
 
-    kind: Literal["unreachable"] = "unreachable"
+    kind: Literal["connect"] = "connect"
 
 
 class TimeoutFault(FrozenModel):
     """The server does the work, but its answer does not arrive in time."""
 
-    kind: Literal["timed_out"] = "timed_out"
+    kind: Literal["timeout"] = "timeout"
 
 
 class TruncationFault(FrozenModel):
@@ -47,7 +47,7 @@ class TruncationFault(FrozenModel):
         silent: Whether the body then ends like a complete one, without a connection error.
     """
 
-    kind: Literal["cut_short"] = "cut_short"
+    kind: Literal["truncation"] = "truncation"
     after: int = Field(0, ge=0)
     silent: bool = False
 

@@ -94,7 +94,7 @@ class EpochFinalizer:
                 reason="no item has an outcome of the selected kind",
                 replacement="nothing changes",
             )
-            slow = SlowUpdate(action="kept") if self._config.slow_update.enabled else None
+            slow = SlowUpdate(action="unchanged") if self._config.slow_update.enabled else None
             return EpochOutcome(
                 record=record.model_copy(update={"slow_update": slow, "fallbacks": (fallback,)})
             )
@@ -189,11 +189,11 @@ class EpochFinalizer:
         if isinstance(reply, NoReply):
             record = _with_fallback(record, "slow_update", reply, "the guidance stays unchanged")
             return EpochOutcome(
-                record=record.model_copy(update={"slow_update": SlowUpdate(action="refused")})
+                record=record.model_copy(update={"slow_update": SlowUpdate(action="no_reply")})
             )
         skill = replace_guidance(current, reply.guidance)
         slow = SlowUpdate(
-            action="kept",
+            action="unchanged",
             helped=reply.helped,
             reasoning=reply.reasoning,
             guidance=reply.guidance,

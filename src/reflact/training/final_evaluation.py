@@ -102,11 +102,11 @@ class FinalEvaluator:
     async def open_test_split(self, reason: str) -> None:
         """Count an opening of the sealed test split; the same reason counts once."""
         reasons: list[str] = []
-        while (logged := await self._decision_log.get(0, f"opening/{len(reasons) + 1}")) is not None:
+        while (logged := await self._decision_log.get(0, f"test_opening/{len(reasons) + 1}")) is not None:
             reasons.append(str(logged))
         if reason not in reasons:
             reasons.append(reason)
-            await self._decision_log.put(0, f"opening/{len(reasons)}", reason)
+            await self._decision_log.put(0, f"test_opening/{len(reasons)}", reason)
         self.openings = len(reasons)
         await self._on_event(
             events.TestSplitOpened(run_id=self._plan.run_id, count=reasons.index(reason) + 1)

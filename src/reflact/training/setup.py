@@ -72,7 +72,7 @@ PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[Contras
 PAIRS_LABEL = "critic_pairs"
 
 
-ACCURACY_LABEL = "critic_measured"
+ACCURACY_LABEL = "critic_accuracy"
 
 
 class RunCritic:

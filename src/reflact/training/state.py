@@ -154,7 +154,7 @@ def apply_epoch(
     if slow is not None:
         if slow.verdict is not None:
             deterministic = deterministic and slow.verdict.deterministic
-        if slow.candidate_hash is not None and slow.action == "kept" and undecided is None:
+        if slow.candidate_hash is not None and slow.action == "unchanged" and undecided is None:
             seen.add(slow.candidate_hash)
     return state.model_copy(
         update={
